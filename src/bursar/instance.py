@@ -1,0 +1,38 @@
+"""Opening Bursar: a store, and the ledger on it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from bursar.ledger import Ledger
+from bursar.ports import Ports, SystemPorts
+from bursar.store import connect
+
+
+class Bursar:
+    """An open database. Use it as `async with bursar.open(url) as b:`."""
+
+    def __init__(self, url: str, *, ports: Ports | None = None, split: bool = False, migrate: bool = False) -> None:
+        self.url = url
+        self._ports = SystemPorts() if ports is None else ports
+        self._split = split
+        self._migrate = migrate
+
+    async def __aenter__(self) -> Self:
+        self.store = connect(self.url, self._ports, split=self._split)
+        await self.store.open(migrate=self._migrate)
+        self.ledger = Ledger(self.store)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.ledger.writer.close()
+        await self.store.close()
+
+
+def open(url: str, *, migrate: bool = False) -> Bursar:  # noqa: A001 (bursar.open reads as it should)
+    """Open `sqlite:///funds.db` or `postgresql://…`. A new database is set up; an older one is refused, unless
+    `migrate` is given or `bursar migrate` was run."""
+    return Bursar(url, migrate=migrate)

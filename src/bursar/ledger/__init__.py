@@ -1,0 +1,5 @@
+"""Entries: commit, reverse, hold, query, recover."""
+
+from bursar.ledger.ledger import Ledger
+
+__all__ = ["Ledger"]

@@ -1,0 +1,244 @@
+"""Reads: balances now, at a moment and by prefix; history, envelopes, postings, events. Nothing here writes value."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from bursar.ledger.rules import RuleBook
+from bursar.model.accounts import Account, check_path
+from bursar.model.envelope import decode_ids, decode_legs, decode_pins
+from bursar.model.errors import BursarError, UnknownAsset, UnknownEnvelope
+from bursar.model.money import Asset, Money
+from bursar.model.records import Event, StoredEnvelope, StoredPosting
+from bursar.model.views import EnvelopeView, HistoryLine, MovementView, PostingView, microseconds, moment
+from bursar.store.rows import parse_cursor
+from bursar.store.tables import FOREVER_US
+
+WIDE = 1_000  # live postings of one asset from which an account's balance is kept in the cache
+PAGE = 500
+POLL_S = 0.2  # how often a follower looks for events of other processes
+
+
+class Reads(RuleBook):
+    """The reading half of the ledger."""
+
+    async def balance(
+        self, account: str | None = None, asset: str = "", *, prefix: str | None = None, at: datetime | None = None
+    ) -> Money:
+        """What an account has of an asset; with `prefix`, an account and all below it; with `at`, what it had then."""
+        kind = await self.asset(asset)
+        if (account is None) == (prefix is None):
+            raise ValueError("give either an account or a prefix")
+        if account is not None:
+            head = await self.account(account)
+            minor = await self._now(head, kind) if at is None else await self._then(head, kind, at)
+        elif prefix is not None and at is None:
+            minor = (await self.store.read.balances.by_prefix(check_path(prefix))).get(kind.id, 0)
+        else:
+            minor = 0
+            async for head in self._below(str(prefix)):
+                minor += await self._then(head, kind, at)  # type: ignore[arg-type]
+        return kind.of_minor(minor)
+
+    async def balances(self, account: str) -> dict[str, Money]:
+        """What an account has, by asset code; assets it never had are missing."""
+        head = await self.account(account)
+        assets = {a.id: a for a in (await self.assets()).values()}
+        sums = await self._sums(head)
+        return {assets[i].code: assets[i].of_minor(minor) for i, minor in sorted(sums.items())}
+
+    async def _now(self, head: Account, asset: Asset) -> int:
+        return (await self._sums(head)).get(asset.id, 0)
+
+    async def _sums(self, head: Account) -> dict[int, int]:
+        """From the cache where there is one, else from the live postings."""
+        if not head.selects or head.id in await self.store.read.balances.wide():
+            return await self.store.read.balances.cached(head.id)
+        found = await self.store.read.balances.of(head.id)
+        if any(count > WIDE for _, count in found.values()):
+            with contextlib.suppress(BursarError):  # a cache that can't be made is only slow
+                await self.widen(head)
+        return {asset: amount for asset, (amount, _) in found.items()}
+
+    async def _then(self, head: Account, asset: Asset, at: datetime) -> int:
+        return await self.store.read.balances.at(head.id, asset.id, microseconds(at))
+
+    async def _below(self, prefix: str) -> AsyncIterator[Account]:
+        after = ""
+        while page := await self.accounts(check_path(prefix), after=after, limit=PAGE):
+            for head in page:
+                if head.path == prefix or head.path.startswith(prefix + ":"):
+                    yield head
+            after = page[-1].path
+
+    async def history(
+        self,
+        account: str,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+    ) -> list[HistoryLine]:
+        """Envelopes an account took part in, newest first; `before` is the last number of the page before."""
+        head = await self.account(account)
+        rows = await self.store.read.envelopes.of_account(
+            head.id,
+            before=FOREVER_US if before is None else before,
+            since_us=0 if since is None else microseconds(since),
+            until_us=FOREVER_US // 32 if until is None else microseconds(until),
+            limit=limit,
+        )
+        names = await self._names(rows)
+        return [names.line(row, head.id) for row in rows]
+
+    async def envelope(self, envelope: int | str) -> EnvelopeView:
+        """One envelope whole: by number, or by content hash (which looks at all of them)."""
+        seq = await self._seq(envelope)
+        rows = await self.store.read.envelopes.get([seq])
+        if not rows:
+            raise UnknownEnvelope(str(envelope))
+        names = await self._names(rows)
+        consumes = await self.store.read.postings.get(decode_ids(rows[0].consumes))
+        creates = await self.store.read.postings.of_envelopes(seq, seq)
+        return names.envelope(rows[0], consumes, creates)
+
+    async def envelope_by_key(self, key: str, *, scope: str = "user") -> EnvelopeView:
+        """The envelope that a key stands for."""
+        taken = await self.store.read.envelopes.taken([(scope, key)])
+        if not taken:
+            raise UnknownEnvelope(f"with key {key!r}")
+        return await self.envelope(taken[scope, key].seq)
+
+    async def envelopes(self, *, after: int = 0, book: str | None = None, limit: int = 100) -> list[EnvelopeView]:
+        """Envelopes in order of creation; of one book if given."""
+        number = 0 if book is None else (await self.books())[book].id
+        rows = await self.store.read.envelopes.after(after, book=number, limit=limit)
+        return [await self.envelope(row.seq) for row in rows]
+
+    async def _seq(self, envelope: int | str) -> int:
+        if isinstance(envelope, int):
+            return envelope
+        try:
+            data = bytes.fromhex(envelope)
+        except ValueError:
+            data = b""
+        found = await self.store.read.envelopes.by_hash(data) if len(data) == 32 else None
+        if found is None:
+            raise UnknownEnvelope(envelope)
+        return found
+
+    async def postings(
+        self, account: str, asset: str | None = None, *, live_only: bool = True, after: int = 0, limit: int = 100
+    ) -> list[PostingView]:
+        """Postings of an account by number; spent ones too if asked for."""
+        head = await self.account(account)
+        kinds = await self.assets()
+        if asset is not None and asset not in kinds:
+            raise UnknownAsset(asset)
+        rows = await self.store.read.postings.of_account(
+            head.id, asset=0 if asset is None else kinds[asset].id, live_only=live_only, after=after, limit=limit
+        )
+        names = Names({head.id: head}, {a.id: a for a in kinds.values()}, {})
+        return [names.posting(row) for row in rows]
+
+    async def events(self, after: str = "", *, limit: int = 100) -> list[Event]:
+        """Events after a cursor, in order. An event is never skipped, however late its commit."""
+        parse_cursor(after)
+        return await self.store.read.events.since(after, limit)
+
+    async def follow(self, after: str = "") -> AsyncIterator[Event]:
+        """All events after a cursor, and then those to come: `async for event in ledger.follow(cursor)`."""
+        while True:
+            page = await self.events(after, limit=PAGE)
+            for event in page:
+                yield event
+                after = event.cursor
+            if not page:
+                await self.store.ports.sleep(POLL_S)
+
+    async def _names(self, rows: Iterable[StoredEnvelope]) -> Names:
+        rows = list(rows)
+        ids = {account for row in rows for account, _ in decode_pins(row.pins)}
+        heads, assets, books = await asyncio.gather(
+            self.store.read.accounts.heads_by_id(sorted(ids)), self.assets(), self.books()
+        )
+        return Names(heads, {a.id: a for a in assets.values()}, {b.id: b.name for b in books.values()})
+
+
+class Names:
+    """Turns row numbers into names."""
+
+    def __init__(self, accounts: dict[int, Account], assets: dict[int, Asset], books: dict[int, str]) -> None:
+        self.accounts = accounts
+        self.assets = assets
+        self.books = books
+
+    def movements(self, row: StoredEnvelope) -> tuple[MovementView, ...]:
+        """The movements of an envelope."""
+        return tuple(
+            MovementView(
+                source=self.accounts[leg.source].path,
+                target=self.accounts[leg.target].path,
+                amount=self.assets[leg.asset].of_minor(leg.minor),
+            )
+            for leg in decode_legs(row.legs)
+        )
+
+    def line(self, row: StoredEnvelope, account: int) -> HistoryLine:
+        """An envelope as one account sees it."""
+        net: dict[int, int] = {}
+        for leg in decode_legs(row.legs):
+            for who, sign in ((leg.source, -1), (leg.target, 1)):
+                if who == account:
+                    net[leg.asset] = net.get(leg.asset, 0) + sign * leg.minor
+        return HistoryLine(
+            envelope=row.seq,
+            key=row.key,
+            kind=row.kind,
+            at=moment(row.at_us),
+            changes=tuple(self.assets[asset].of_minor(minor) for asset, minor in sorted(net.items())),
+            movements=self.movements(row),
+            metadata=_metadata(row),
+        )
+
+    def posting(self, stored: StoredPosting) -> PostingView:
+        """A posting with names."""
+        p = stored.posting
+        return PostingView(
+            id=p.id,
+            account=self.accounts[p.account].path,
+            amount=self.assets[p.asset].of_minor(p.amount),
+            state=stored.state,
+            created_by=p.envelope,
+            spent_by=stored.spender,
+        )
+
+    def envelope(
+        self, row: StoredEnvelope, consumes: Iterable[StoredPosting], creates: Iterable[StoredPosting]
+    ) -> EnvelopeView:
+        """An envelope whole."""
+        return EnvelopeView(
+            envelope=row.seq,
+            id=row.id.hex(),
+            key=row.key,
+            scope=row.scope,
+            book=self.books[row.book],
+            kind=row.kind,
+            reverses=row.reverses or None,
+            at=moment(row.at_us),
+            metadata=_metadata(row),
+            movements=self.movements(row),
+            consumes=tuple(self.posting(p) for p in consumes),
+            creates=tuple(self.posting(p) for p in creates),
+        )
+
+
+def _metadata(row: StoredEnvelope) -> dict[str, Any]:
+    return msgspec.json.decode(row.metadata, type=dict[str, Any])

@@ -1,0 +1,294 @@
+"""Assets, books and accounts: what may move, and who may move it.
+
+Every change of a rule bumps the rules' generation in the unit that writes it. Commits in flight hold that row; those
+validated before the bump fail and are decided again. So a freeze that has returned is a freeze that holds (L1).
+"""
+
+from __future__ import annotations
+
+from bursar.model.accounts import (
+    HELD,
+    Account,
+    AccountStatus,
+    Book,
+    CappedOverdraft,
+    NoOverdraft,
+    Policy,
+    check_name,
+    check_path,
+    floor_minor,
+)
+from bursar.model.errors import (
+    AccountClosed,
+    AccountNotEmpty,
+    AlreadyExists,
+    Conflict,
+    InvalidName,
+    UnknownAccount,
+    UnknownAsset,
+    UnknownBook,
+)
+from bursar.model.money import Amount, Asset, AssetStatus, check_asset
+from bursar.model.records import EventKind, StoredVersion
+from bursar.store import Store
+from bursar.store.tables import Tables
+
+
+class RuleBook:
+    """Creates and changes assets, books and accounts."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._assets: dict[str, Asset] = {}
+
+    # --- assets ------------------------------------------------------------------------------------------------
+
+    async def create_asset(
+        self,
+        code: str,
+        precision: int,
+        *,
+        min_transfer: Amount | None = None,
+        max_transfer: Amount | None = None,
+        internal_transfer_enabled: bool = True,
+    ) -> Asset:
+        """Create an asset, or return it if it is there with the same precision."""
+        check_asset(code, precision)
+        asset = Asset(code=code, precision=precision, internal_transfer_enabled=internal_transfer_enabled)
+        asset = _limits(asset, min_transfer, max_transfer)
+        async with self.store.unit() as unit:
+            created = await unit.rules.create_asset(asset)
+            found = (await unit.rules.assets())[code]
+            if created:
+                await unit.events.append(EventKind.ASSET_CREATED, found.id)
+                await unit.rules.bump()
+        if found.precision != precision:
+            raise AlreadyExists("asset", code)
+        self._assets = {}
+        return found
+
+    async def change_asset(
+        self,
+        code: str,
+        *,
+        status: AssetStatus | None = None,
+        min_transfer: Amount | None = None,
+        max_transfer: Amount | None = None,
+        internal_transfer_enabled: bool | None = None,
+    ) -> Asset:
+        """Suspend or resume an asset, or move its transfer limits."""
+        async with self.store.unit() as unit:
+            generation = await unit.rules.bump()
+            old = (await unit.rules.assets()).get(code)
+            if old is None:
+                raise UnknownAsset(str(code))
+            asset = _limits(
+                Asset(
+                    id=old.id,
+                    code=code,
+                    precision=old.precision,
+                    min_transfer=old.min_transfer,
+                    max_transfer=old.max_transfer,
+                    status=old.status if status is None else AssetStatus(status),
+                    internal_transfer_enabled=(
+                        old.internal_transfer_enabled if internal_transfer_enabled is None else internal_transfer_enabled
+                    ),
+                ),
+                min_transfer,
+                max_transfer,
+            )
+            await unit.rules.update_asset(asset)
+            await unit.events.append(EventKind.ASSET_CHANGED, asset.id, generation % 2**31)
+        self._assets = {}
+        return asset
+
+    async def assets(self) -> dict[str, Asset]:
+        """All assets by code."""
+        return await self.store.read.rules.assets()
+
+    async def known_assets(self, *codes: str) -> dict[str, Asset]:
+        """Assets from memory, if these are among them. Code and precision never change, so memory is good enough."""
+        if not all(code in self._assets for code in codes):
+            self._assets = await self.store.read.rules.assets()
+        return self._assets
+
+    async def asset(self, code: str) -> Asset:
+        """One asset, as it is now."""
+        found = (await self.assets()).get(code)
+        if found is None:
+            raise UnknownAsset(str(code))
+        return found
+
+    # --- books -------------------------------------------------------------------------------------------------
+
+    async def create_book(self, name: str, *, assets: tuple[str, ...] = (), accounts: tuple[str, ...] = ()) -> Book:
+        """Create a book that admits only these assets and accounts (with all below them); empty: all."""
+        check_name("book name", name)
+        for path in accounts:
+            check_path(path)
+        wanted = Book(name=name, assets=tuple(assets), accounts=tuple(accounts))
+        async with self.store.unit() as unit:
+            known = await unit.rules.assets()
+            for code in wanted.assets:
+                if code not in known:
+                    raise UnknownAsset(str(code))
+            created = await unit.rules.create_book(wanted)
+            found = (await unit.rules.books())[name]
+            if created:
+                await unit.events.append(EventKind.BOOK_CREATED, found.id)
+                await unit.rules.bump()
+        if (found.assets, found.accounts) != (wanted.assets, wanted.accounts):
+            raise AlreadyExists("book", name)
+        return found
+
+    async def books(self) -> dict[str, Book]:
+        """All books by name."""
+        return await self.store.read.rules.books()
+
+    # --- accounts ----------------------------------------------------------------------------------------------
+
+    async def create_account(self, path: str, *, policy: Policy | None = None, book: str = "") -> Account:
+        """Create an account, or return it if it is there with the same policy and book."""
+        check_path(path)
+        policy = NoOverdraft() if policy is None else policy
+        async with self.store.unit() as unit:
+            await _check_policy(unit, policy, book)
+            found = (await unit.accounts.heads([path])).get(path)
+            if found is None:
+                number = await unit.accounts.take_number()
+                account = Account(id=number, path=path, policy=policy, book=book)
+                if await unit.accounts.append(account):
+                    await unit.events.append(EventKind.ACCOUNT_CREATED, number, 1)
+                    return account
+        if found is None:  # somebody else created it at the same moment
+            found = await self.account(path)
+        if (found.policy, found.book) != (policy, book):
+            raise AlreadyExists("account", path)
+        return found
+
+    async def account(self, path: str) -> Account:
+        """The newest version of an account."""
+        found = (await self.store.read.accounts.heads([check_path(path)])).get(path)
+        if found is None:
+            raise UnknownAccount(path)
+        return found
+
+    async def accounts(self, prefix: str = "", *, after: str = "", limit: int = 100) -> list[Account]:
+        """Accounts by path, those that start with `prefix`, after a path."""
+        return await self.store.read.accounts.list(prefix, after, limit)
+
+    async def account_history(self, path: str) -> list[StoredVersion]:
+        """Every version of an account, oldest first."""
+        found = await self.store.read.accounts.history(check_path(path))
+        if not found:
+            raise UnknownAccount(path)
+        return found
+
+    async def freeze(self, path: str) -> Account:
+        """From the moment this returns nothing moves out or in, except what is given back."""
+        return await self._change(path, status=AccountStatus.FROZEN)
+
+    async def unfreeze(self, path: str) -> Account:
+        """Undo a freeze."""
+        return await self._change(path, status=AccountStatus.ACTIVE)
+
+    async def change_policy(self, path: str, policy: Policy) -> Account:
+        """A new policy. One that forbids owing is refused while the account owes."""
+        return await self._change(path, policy=policy)
+
+    async def _change(self, path: str, *, status: AccountStatus | None = None, policy: Policy | None = None) -> Account:
+        if check_path(path) == HELD:
+            raise InvalidName("account path", path, "this account belongs to holds")
+        async with self.store.unit() as unit:
+            await unit.rules.bump()  # first: from here on no commit is between its check and its write
+            head = (await unit.accounts.heads([path])).get(path)
+            if head is None:
+                raise UnknownAccount(path)
+            if head.status is AccountStatus.CLOSED:
+                raise AccountClosed(path)
+            if status is AccountStatus.CLOSED:
+                await _check_empty(unit, head)
+            new = Account(
+                id=head.id,
+                path=path,
+                version=head.version + 1,
+                policy=head.policy if policy is None else policy,
+                status=head.status if status is None else status,
+                book=head.book,
+            )
+            if (new.policy, new.status) == (head.policy, head.status):
+                return head
+            if policy is not None:
+                await _check_policy(unit, policy, head.book)
+                await _change_guards(unit, head, new)
+            if not await unit.accounts.append(new):
+                raise Conflict(f"account {path} was changed by somebody else", 1)
+            await unit.events.append(EventKind.ACCOUNT_CHANGED, new.id, new.version)
+            return new
+
+    async def close_empty(self, path: str) -> Account:
+        """Close an account whose balances are all zero."""
+        return await self._change(path, status=AccountStatus.CLOSED)
+
+    async def widen(self, account: Account) -> None:
+        """Give an account with many postings a balance cache, starting from its sum."""
+        async with self.store.unit() as unit:
+            await unit.rules.bump()
+            await _start_cache(unit, account.id)
+
+
+def _limits(asset: Asset, low: Amount | None, high: Amount | None) -> Asset:
+    least = asset.min_transfer if low is None else asset.minor(low)
+    most = asset.max_transfer if high is None else asset.minor(high)
+    if not 0 < least <= most:
+        raise InvalidName("transfer limit", f"{low} to {high}", "the lower one is above zero and not above the upper one")
+    return Asset(
+        id=asset.id,
+        code=asset.code,
+        precision=asset.precision,
+        min_transfer=least,
+        max_transfer=most,
+        status=asset.status,
+        internal_transfer_enabled=asset.internal_transfer_enabled,
+    )
+
+
+async def _check_policy(unit: Tables, policy: Policy, book: str) -> None:
+    if isinstance(policy, CappedOverdraft):
+        asset = (await unit.rules.assets()).get(policy.asset)
+        if asset is None:
+            raise UnknownAsset(str(policy.asset))
+        floor_minor(policy, asset)
+    if book and book not in await unit.rules.books():
+        raise UnknownBook(book)
+
+
+async def _check_empty(unit: Tables, head: Account) -> None:
+    """No value, no holds, nothing under way. The rules' row is ours, so nothing can arrive in between."""
+    if await unit.sagas.count():
+        raise AccountNotEmpty(head.path, "commits are under way; run `bursar recover` or try again")
+    if any(amount for amount, _ in (await unit.balances.of(head.id)).values()):
+        raise AccountNotEmpty(head.path, "it still has a balance")
+    if await unit.holds.open_of(head.id):
+        raise AccountNotEmpty(head.path, "it still has open holds")
+
+
+async def _change_guards(unit: Tables, head: Account, new: Account) -> None:
+    """What guards the new policy must be true from its first moment."""
+    if await unit.sagas.count():
+        raise AccountNotEmpty(head.path, "commits are under way; run `bursar recover` or try again")
+    sums = await unit.balances.of(head.id)
+    assets = {a.id: a for a in (await unit.rules.assets()).values()}
+    for number in sums:
+        if not new.may_owe(assets[number]) and await unit.postings.candidates("most_negative", head.id, number, 1):
+            raise AccountNotEmpty(head.path, f"it has negative postings of {assets[number].code}; pay them off first")
+    if isinstance(new.policy, CappedOverdraft):
+        asset = next(a for a in assets.values() if a.code == new.policy.asset)
+        await unit.balances.put_heads([(head.id, asset.id, sums.get(asset.id, (0, 0))[0])])
+    if head.selects != new.selects:
+        await _start_cache(unit, head.id)
+
+
+async def _start_cache(unit: Tables, account: int) -> None:
+    sums = await unit.balances.of(account)
+    await unit.balances.start_cache(account, {asset: amount for asset, (amount, _) in sums.items()})

@@ -1,0 +1,176 @@
+"""Accounts: who owns postings, under which policy, in which state.
+
+An account is a path (`user:1001:funding`). A child is a full account of its own; nothing is inherited and nothing is
+summed unless asked. Accounts are never modified: freeze, close or a new policy append a version. An entry never bumps
+a version, because balances are derived from postings. The hash of a version is what a *pin* compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from functools import cached_property
+
+import msgspec
+
+from bursar.model.errors import InvalidName, PrecisionOverflow
+from bursar.model.money import Asset, _from_decimal
+
+PATH_LENGTH_MAX = 128
+NAME_LENGTH_MAX = 64
+HELD = "held"  # the account where held money sits; only holds move it, each its own posting
+MAIN_BOOK = "main"
+
+_PATH = re.compile(r"[a-z0-9_-]+(?::[a-z0-9_-]+)*")
+_NAME = re.compile(r"[a-z0-9_-]+")
+
+
+class AccountStatus(StrEnum):
+    """Whether an account takes part."""
+
+    ACTIVE = "active"
+    FROZEN = "frozen"
+    CLOSED = "closed"
+
+
+class NoOverdraft(msgspec.Struct, frozen=True, tag="no_overdraft", tag_field="policy"):
+    """Pays only with what it has. Guarded by the postings themselves: one can only spend what is live."""
+
+
+class CappedOverdraft(msgspec.Struct, frozen=True, tag="capped_overdraft", tag_field="policy"):
+    """May go negative in one asset, down to `floor` (text in units of the asset, such as "-500.00")."""
+
+    floor: str
+    asset: str
+
+
+class UncappedOverdraft(msgspec.Struct, frozen=True, tag="uncapped_overdraft", tag_field="policy"):
+    """May go negative without bound."""
+
+
+class SystemAccount(msgspec.Struct, frozen=True, tag="system", tag_field="policy"):
+    """Ours: fees, transit, markets. Pays with negative postings and never selects."""
+
+
+class ExternalAccount(msgspec.Struct, frozen=True, tag="external", tag_field="policy"):
+    """The outside world: carries the other side of what came in. Pays with negative postings and never selects."""
+
+
+Policy = NoOverdraft | CappedOverdraft | UncappedOverdraft | SystemAccount | ExternalAccount
+
+_policies: msgspec.json.Decoder[Policy] = msgspec.json.Decoder(Policy)
+
+
+def encode_policy(policy: Policy) -> str:
+    """The policy as stored."""
+    return msgspec.json.encode(policy).decode()
+
+
+def decode_policy(text: str) -> Policy:
+    """The policy as read back."""
+    return _policies.decode(text)
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One version of an account. The newest version is its head."""
+
+    id: int
+    path: str
+    version: int = 1
+    policy: Policy = NoOverdraft()
+    status: AccountStatus = AccountStatus.ACTIVE
+    book: str = ""  # if set, only entries of this book may touch the account
+
+    @cached_property
+    def snapshot(self) -> bytes:
+        """Hash of this version: what pins name. Independent of the row number."""
+        return hashlib.sha256(hashlib.sha256(self.canonical).digest()).digest()
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """Version prefix, then every field with its length in front."""
+        parts = (self.path, str(self.version), encode_policy(self.policy), self.status.value, self.book)
+        return b"\x01" + b"".join(len16(part) for part in parts)
+
+    @cached_property
+    def path_bytes(self) -> bytes:
+        """The path as it stands in canonical bytes; kept because every envelope repeats it."""
+        return len16(self.path)
+
+    @cached_property
+    def selects(self) -> bool:
+        """Whether it pays with postings it owns. System and external accounts never look for any."""
+        return not isinstance(self.policy, SystemAccount | ExternalAccount)
+
+    def may_owe(self, asset: Asset) -> bool:
+        """Whether it may own a negative posting of the asset."""
+        match self.policy:
+            case NoOverdraft():
+                return False
+            case CappedOverdraft(asset=only):
+                return asset.code == only
+            case _:
+                return True
+
+    def floor(self, asset: Asset) -> int | None:
+        """The lowest balance allowed where that needs a lock to guard it (capped overdraft), else None."""
+        if isinstance(self.policy, CappedOverdraft) and self.policy.asset == asset.code:
+            return floor_minor(self.policy, asset)
+        return None
+
+
+def len16(text: str) -> bytes:
+    """Text with its length in two big-endian bytes in front."""
+    data = text.encode()
+    return len(data).to_bytes(2, "big") + data
+
+
+def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
+    """The floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
+    try:
+        value = Decimal(policy.floor)
+    except InvalidOperation:
+        raise InvalidName("floor", policy.floor, 'a number such as "-500.00"') from None
+    if not value.is_finite() or value > 0:
+        raise InvalidName("floor", policy.floor, "zero or a negative number")
+    try:
+        return _from_decimal(value, asset.code, asset.precision)
+    except PrecisionOverflow:
+        raise InvalidName("floor", policy.floor, f"{asset.code} has {asset.precision} decimals") from None
+
+
+def check_path(path: str) -> str:
+    """The same path, or a refusal."""
+    if not isinstance(path, str) or len(path) > PATH_LENGTH_MAX or not _PATH.fullmatch(path):
+        raise InvalidName(
+            "account path",
+            str(path)[:PATH_LENGTH_MAX],
+            f"parts of lower-case letters, digits, '-' and '_' joined by ':', at most {PATH_LENGTH_MAX} characters",
+        )
+    return path
+
+
+def check_name(what: str, name: str) -> str:
+    """The same short name (of a book, a scope), or a refusal."""
+    if not isinstance(name, str) or len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
+        raise InvalidName(what, str(name)[:NAME_LENGTH_MAX], "lower-case letters, digits, '-' and '_'")
+    return name
+
+
+class Book(msgspec.Struct, frozen=True, kw_only=True):
+    """Which assets and accounts may take part in its entries. It never partitions balances."""
+
+    id: int = 0
+    name: str
+    assets: tuple[str, ...] = ()  # asset codes; empty: all
+    accounts: tuple[str, ...] = ()  # paths or prefixes; empty: all
+
+    def admits_asset(self, code: str) -> bool:
+        """Whether the asset may move in this book."""
+        return not self.assets or code in self.assets
+
+    def admits_account(self, path: str) -> bool:
+        """Whether the account, or a parent of it, is listed."""
+        return not self.accounts or any(path == p or path.startswith(p + ":") for p in self.accounts)

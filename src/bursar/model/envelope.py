@@ -1,0 +1,132 @@
+"""Envelopes: entries resolved into postings, named by the hash of their content.
+
+The id is the double SHA-256 of canonical bytes: big-endian, length-prefixed, behind a version byte. It covers who,
+what and why (scope, key, book, movements, metadata), against which account versions it was validated (pins), and both
+sides of the value (postings consumed, with what they were, and created). It does not cover when: the database's clock
+says that. Golden vectors are in tests/unit/golden; a change here that alters them needs CANONICAL_VERSION + 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from bursar.model.accounts import Account, Book, len16
+from bursar.model.entries import Kind
+from bursar.model.money import Asset
+from bursar.model.postings import Posting
+
+CANONICAL_VERSION = 1
+
+
+class BookedLeg(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A movement by row numbers, as stored. Amounts above 63 bits are 16 bytes, since MessagePack ends at 64."""
+
+    source: int
+    target: int
+    asset: int
+    amount: int | bytes
+
+    @property
+    def minor(self) -> int:
+        """The amount in smallest units."""
+        return self.amount if isinstance(self.amount, int) else int.from_bytes(self.amount, "big", signed=True)
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """A resolved entry. `seq` is its number in this database; it is not part of the content."""
+
+    seq: int
+    scope: str
+    key: str
+    book: Book
+    kind: Kind
+    reverses: int
+    legs: tuple[BookedLeg, ...]
+    accounts: tuple[Account, ...]  # every account that takes part, as validated, by path: the pins
+    assets: tuple[Asset, ...]  # every asset that takes part
+    consumes: tuple[Posting, ...]
+    creates: tuple[Posting, ...]
+    metadata: str
+
+    def canonical(self) -> bytes:
+        """The bytes that the id is the hash of."""
+        paths = {a.id: a.path_bytes for a in self.accounts}
+        codes = {a.id: len16(a.code) for a in self.assets}
+        parts = [
+            bytes((CANONICAL_VERSION, self.kind)),
+            self.reverses.to_bytes(8, "big"),
+            len16(self.book.name),
+            len16(self.scope),
+            len16(self.key),
+            len(self.legs).to_bytes(2, "big"),
+        ]
+        for leg in self.legs:
+            parts += (paths[leg.source], paths[leg.target], codes[leg.asset], leg.minor.to_bytes(16, "big", signed=True))
+        parts.append(len(self.accounts).to_bytes(4, "big"))
+        for account in self.accounts:
+            parts += (account.path_bytes, account.snapshot)
+        parts.append(len(self.consumes).to_bytes(2, "big"))
+        for p in self.consumes:
+            parts.append(p.id.to_bytes(8, "big"))
+            parts += (paths[p.account], codes[p.asset], p.amount.to_bytes(16, "big", signed=True))
+        parts.append(len(self.creates).to_bytes(2, "big"))
+        for p in self.creates:
+            parts += (paths[p.account], codes[p.asset], p.amount.to_bytes(16, "big", signed=True))
+        metadata = self.metadata.encode()
+        parts += (len(metadata).to_bytes(4, "big"), metadata)
+        return b"".join(parts)
+
+    def id(self) -> bytes:
+        """The content hash."""
+        return hashlib.sha256(hashlib.sha256(self.canonical()).digest()).digest()
+
+
+def booked_amount(minor: int) -> int | bytes:
+    """An amount as a booked leg carries it."""
+    return minor if minor < 2**63 else minor.to_bytes(16, "big", signed=True)
+
+
+_legs_encoder = msgspec.msgpack.Encoder()
+_legs_decoder = msgspec.msgpack.Decoder(tuple[BookedLeg, ...])
+_pins_decoder = msgspec.msgpack.Decoder(tuple[tuple[int, int], ...])
+
+
+def encode_legs(legs: tuple[BookedLeg, ...]) -> bytes:
+    """Movements as stored; equal bytes mean equal movements."""
+    return _legs_encoder.encode(legs)
+
+
+def decode_legs(data: bytes) -> tuple[BookedLeg, ...]:
+    """Movements as read back."""
+    return _legs_decoder.decode(data)
+
+
+def encode_pins(accounts: tuple[Account, ...]) -> bytes:
+    """The accounts that took part, as (row number, version)."""
+    return _legs_encoder.encode([(a.id, a.version) for a in accounts])
+
+
+def decode_pins(data: bytes) -> tuple[tuple[int, int], ...]:
+    """(row number, version) of the accounts that took part."""
+    return _pins_decoder.decode(data)
+
+
+def encode_ids(postings: tuple[Posting, ...]) -> bytes:
+    """Posting numbers, eight bytes each."""
+    return b"".join([p.id.to_bytes(8, "big") for p in postings])
+
+
+def decode_ids(data: bytes) -> tuple[int, ...]:
+    """Posting numbers as read back."""
+    return tuple(int.from_bytes(data[i : i + 8], "big") for i in range(0, len(data), 8))
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """Proof that an entry is in the ledger."""
+
+    envelope: int  # its number: the handle for show, reverse, history
+    id: str  # its content hash, in hexadecimal
+    key: str
+    replayed: bool = False  # True: it was there already, nothing happened now

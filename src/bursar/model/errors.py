@@ -1,0 +1,397 @@
+"""What can be refused, and why: every error a caller may meet, with its facts in fields.
+
+Three families, because callers do three different things with them:
+
+- `Refusal`: a definite no. Nothing was written; the same request will be refused again until something changes.
+- `Conflict`: somebody else was faster, too often. Nothing was written; the same request may be tried again.
+- `StoreError`: the database is newer, older, read-only, locked, gone or full. Where the outcome is not known, the error
+  says so and names the key with which to ask again.
+
+`code` is stable and machine-readable; `str(error)` is one line a person can act on; `error.facts` is what `--json`
+and the HTTP API print.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+
+@dataclass(eq=False)
+class BursarError(Exception):
+    """The root of all errors that Bursar raises on purpose."""
+
+    code: ClassVar[str] = "ERROR"
+    text: ClassVar[str] = "something went wrong"
+
+    def __str__(self) -> str:
+        return self.text.format(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The error as plain values, for programs."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | bool | None) else str(value)
+
+
+class Refusal(BursarError):
+    """A definite no; nothing was written."""
+
+
+# --- what the caller wrote -------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class InvalidAmount(Refusal):
+    """The amount is not a plain decimal number, or not of a kind that is unambiguous."""
+
+    value: str
+    why: str
+    code = "INVALID_AMOUNT"
+    text = "{value!r} is not an amount: {why}"
+
+
+@dataclass(eq=False)
+class PrecisionOverflow(Refusal):
+    """More decimals than the asset has. Never truncated."""
+
+    value: str
+    asset: str
+    precision: int
+    code = "PRECISION_OVERFLOW"
+    text = "{value} has more decimals than {asset} allows ({precision})"
+
+
+@dataclass(eq=False)
+class AmountTooLarge(Refusal):
+    """Outside ±2^127 smallest units."""
+
+    value: str
+    asset: str
+    code = "AMOUNT_TOO_LARGE"
+    text = "{value} {asset} does not fit: amounts stay below 2^127 smallest units"
+
+
+@dataclass(eq=False)
+class InvalidName(Refusal):
+    """An account path, asset code, book name, key or scope is malformed."""
+
+    what: str
+    value: str
+    why: str
+    code = "INVALID_NAME"
+    text = "{value!r} is not a valid {what}: {why}"
+
+
+@dataclass(eq=False)
+class InvalidEntry(Refusal):
+    """The entry itself makes no sense, whatever the state of the ledger."""
+
+    why: str
+    code = "INVALID_ENTRY"
+    text = "the entry is refused: {why}"
+
+
+@dataclass(eq=False)
+class SelfMovement(Refusal):
+    """From and to are the same account: nothing would move."""
+
+    account: str
+    code = "SAME_ACCOUNT"
+    text = "a movement from {account} to itself moves nothing"
+
+
+@dataclass(eq=False)
+class TooManyPostings(Refusal):
+    """One envelope can't list that many postings."""
+
+    account: str
+    count: int
+    limit: int
+    code = "TOO_MANY_POSTINGS"
+    text = (
+        "an envelope lists at most {limit} postings and this one needs {count} or more; "
+        "run `bursar account compact {account}` or pay in smaller parts"
+    )
+
+
+@dataclass(eq=False)
+class KeyReused(Refusal):
+    """The idempotency key already stands for another intent."""
+
+    scope: str
+    key: str
+    envelope: int
+    code = "DUPLICATE_REQUEST"
+    text = "key {key!r} was used for a different entry (envelope {envelope}); use a new key for a new intent"
+
+
+# --- what is not there, or there already --------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class UnknownAsset(Refusal):
+    """No such asset."""
+
+    asset: str
+    code = "INVALID_ASSET"
+    text = "asset {asset} does not exist; create it with `bursar asset create {asset} --precision N`"
+
+
+@dataclass(eq=False)
+class UnknownAccount(Refusal):
+    """No such account."""
+
+    account: str
+    code = "ACCOUNT_NOT_FOUND"
+    text = "account {account} does not exist; create it with `bursar account create {account}`"
+
+
+@dataclass(eq=False)
+class UnknownBook(Refusal):
+    """No such book."""
+
+    book: str
+    code = "BOOK_NOT_FOUND"
+    text = "book {book} does not exist"
+
+
+@dataclass(eq=False)
+class UnknownEnvelope(Refusal):
+    """No such envelope."""
+
+    envelope: str
+    code = "ENVELOPE_NOT_FOUND"
+    text = "envelope {envelope} does not exist"
+
+
+@dataclass(eq=False)
+class UnknownHold(Refusal):
+    """No such hold."""
+
+    hold: int
+    code = "HOLD_NOT_FOUND"
+    text = "hold {hold} does not exist"
+
+
+@dataclass(eq=False)
+class AlreadyExists(Refusal):
+    """Something of that name exists with other properties."""
+
+    what: str
+    name: str
+    code = "ALREADY_EXISTS"
+    text = "{what} {name} already exists with other properties"
+
+
+# --- what the rules forbid -----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class AssetSuspended(Refusal):
+    """The asset is suspended; only returns move it."""
+
+    asset: str
+    code = "ASSET_SUSPENDED"
+    text = "asset {asset} is suspended"
+
+
+@dataclass(eq=False)
+class AccountFrozen(Refusal):
+    """A frozen account neither pays nor is paid."""
+
+    account: str
+    code = "ACCOUNT_FROZEN"
+    text = "account {account} is frozen; unfreeze it with `bursar account unfreeze {account}`"
+
+
+@dataclass(eq=False)
+class AccountClosed(Refusal):
+    """A closed account never moves again."""
+
+    account: str
+    code = "ACCOUNT_CLOSED"
+    text = "account {account} is closed"
+
+
+@dataclass(eq=False)
+class AccountNotEmpty(Refusal):
+    """Only an account without value, holds or unfinished entries can close (or lose its overdraft)."""
+
+    account: str
+    why: str
+    code = "ACCOUNT_NOT_EMPTY"
+    text = "account {account} can't do that: {why}"
+
+
+@dataclass(eq=False)
+class BookRefuses(Refusal):
+    """The book does not admit the asset or the account."""
+
+    book: str
+    what: str
+    name: str
+    code = "BOOK_REFUSES"
+    text = "book {book} does not admit {what} {name}"
+
+
+@dataclass(eq=False)
+class StalePin(Refusal):
+    """The account changed since the caller looked (AccountVersionMismatch in specification 004)."""
+
+    account: str
+    code = "ACCOUNT_VERSION_MISMATCH"
+    text = "account {account} has changed since it was pinned; read it again"
+
+
+@dataclass(eq=False)
+class PostingNotLive(Refusal):
+    """A posting named by id is spent, reserved or was never there."""
+
+    posting: int
+    code = "POSTING_NOT_LIVE"
+    text = "posting {posting} can't be spent: it is not live"
+
+
+@dataclass(eq=False)
+class DuplicateConsume(Refusal):
+    """The same posting is listed twice."""
+
+    posting: int
+    code = "DUPLICATE_CONSUME"
+    text = "posting {posting} is listed twice"
+
+
+@dataclass(eq=False)
+class NegativePosting(Refusal):
+    """Only overdraft, system and external accounts may own a negative posting."""
+
+    account: str
+    code = "NEGATIVE_POSTING"
+    text = "account {account} may not go negative"
+
+
+@dataclass(eq=False)
+class ConservationBroken(Refusal):
+    """What is consumed is not what is created. Never the caller's fault: the plan is wrong and is refused."""
+
+    asset: str
+    consumed: int
+    created: int
+    code = "CONSERVATION_BROKEN"
+    text = "{asset}: consumed {consumed} but created {created} smallest units"
+
+
+@dataclass(eq=False)
+class InsufficientFunds(Refusal):
+    """Not enough to pay."""
+
+    account: str
+    asset: str
+    needed: str
+    available: str
+    code = "INSUFFICIENT_BALANCE"
+    text = "{account} has {available} {asset} available, {needed} needed"
+
+
+@dataclass(eq=False)
+class FloorExceeded(Refusal):
+    """The overdraft would go below its floor."""
+
+    account: str
+    asset: str
+    floor: str
+    balance: str
+    needed: str
+    code = "OVERDRAFT_FLOOR"
+    text = "{account} stands at {balance} {asset} and may not go below {floor}; {needed} needed"
+
+
+@dataclass(eq=False)
+class HoldClosed(Refusal):
+    """The hold was confirmed, voided or expired already."""
+
+    hold: int
+    state: str
+    code = "HOLD_CLOSED"
+    text = "hold {hold} is {state}"
+
+
+@dataclass(eq=False)
+class HoldTooSmall(Refusal):
+    """More was confirmed than is held."""
+
+    hold: int
+    remaining: str
+    needed: str
+    code = "HOLD_TOO_SMALL"
+    text = "hold {hold} has {remaining} left, {needed} needed"
+
+
+# --- contention and the store -----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Conflict(BursarError):
+    """Somebody else was faster, too often. Nothing was written; try again with the same key."""
+
+    what: str
+    tries: int
+    code = "CONFLICT"
+    text = "gave up after {tries} tries: {what}; nothing was written, try again with the same key"
+
+
+class StoreError(BursarError):
+    """The database can't do what was asked."""
+
+
+@dataclass(eq=False)
+class DatabaseNewer(StoreError):
+    """A newer program has migrated this database past what we can read."""
+
+    have: int
+    need: int
+    code = "DATABASE_NEWER"
+    text = "the database is at schema {have}, this program knows {need}: upgrade bursar"
+
+
+@dataclass(eq=False)
+class DatabaseOlder(StoreError):
+    """The database lacks migrations."""
+
+    have: int
+    need: int
+    code = "DATABASE_OLDER"
+    text = "the database is at schema {have}, this program needs {need}: run `bursar migrate`"
+
+
+@dataclass(eq=False)
+class DatabaseUnavailable(StoreError):
+    """Gone, locked, read-only, full, or not ours to touch; `why` says which."""
+
+    why: str
+    code = "DATABASE_UNAVAILABLE"
+    text = "the database can't be used: {why}"
+
+
+@dataclass(eq=False)
+class OutcomeUnknown(StoreError):
+    """The connection broke while committing, and stayed broken. The key tells, later, what happened."""
+
+    keys: str
+    why: str
+    code = "OUTCOME_UNKNOWN"
+    text = "the database went away while committing ({why}); repeat with the same key to learn the outcome: {keys}"
+
+
+@dataclass(eq=False)
+class DatabaseCorrupt(StoreError):
+    """A row can't be what we wrote."""
+
+    what: str
+    why: str
+    code = "DATABASE_CORRUPT"
+    text = "{what} can't be read ({why}); run `bursar audit` and restore from a backup if it confirms"

@@ -1,0 +1,89 @@
+"""The ground: what a decision stands on. A working picture of the ledger, as far as one group of changes needs it.
+
+It is filled from the store, and every accepted envelope is applied to it, so that the next one in the group sees what
+it would have seen had it come alone afterwards (L17). It decides nothing; `resolve` and `plan` do.
+"""
+
+from __future__ import annotations
+
+from bursar.model.accounts import Account, Book
+from bursar.model.errors import UnknownAccount, UnknownAsset, UnknownBook
+from bursar.model.money import Asset
+from bursar.model.plan_types import Plan
+from bursar.model.postings import Posting
+from bursar.model.selection import Pool
+
+PLUS, MINUS = 1, -1
+
+
+class Ground:
+    """Heads, live postings and guarded balances, by row number."""
+
+    __slots__ = ("accounts", "assets", "assets_by_id", "balances", "books", "live", "pools")
+
+    def __init__(self, accounts: dict[str, Account], assets: dict[str, Asset], books: dict[str, Book]) -> None:
+        self.accounts = accounts
+        self.assets = assets
+        self.assets_by_id = {a.id: a for a in assets.values()}
+        self.books = books
+        self.live: dict[int, Posting] = {}
+        self.pools: dict[tuple[int, int, int], Pool] = {}  # (account, asset, sign)
+        self.balances: dict[tuple[int, int], int] = {}  # of capped accounts only: what the floor is checked against
+
+    def account(self, path: str) -> Account:
+        """The head of an account."""
+        found = self.accounts.get(path)
+        if found is None:
+            raise UnknownAccount(path)
+        return found
+
+    def asset(self, code: str) -> Asset:
+        """An asset by code."""
+        found = self.assets.get(code)
+        if found is None:
+            raise UnknownAsset(code)
+        return found
+
+    def book(self, name: str) -> Book:
+        """A book by name."""
+        found = self.books.get(name)
+        if found is None:
+            raise UnknownBook(name)
+        return found
+
+    def learn(self, postings: list[Posting], *, key: tuple[int, int, int] | None, complete: bool = True) -> None:
+        """Postings that the store says are live; with `key`, they are the pool of that account, asset and sign."""
+        for p in postings:
+            self.live[p.id] = p
+        if key is not None:
+            self.pools[key] = Pool([(abs(p.amount), -p.id) for p in postings], complete)
+
+    def apply(self, plan: Plan) -> None:
+        """An envelope is accepted: spend and create."""
+        for p in plan.envelope.consumes:
+            self._die(p)
+        for p in plan.envelope.creates:
+            self._live(p)
+        for account, asset, _before, after in plan.floors:
+            self.balances[account, asset] = after
+
+    def undo(self, plan: Plan) -> None:
+        """An accepted envelope is withdrawn, because another of the same change is refused. Newest first."""
+        for p in plan.envelope.creates:
+            self._die(p)
+        for p in plan.envelope.consumes:
+            self._live(p)
+        for account, asset, before, _after in plan.floors:
+            self.balances[account, asset] = before
+
+    def _die(self, p: Posting) -> None:
+        self.live.pop(p.id, None)
+        pool = self.pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
+        if pool is not None:
+            pool.drop(abs(p.amount), p.id)
+
+    def _live(self, p: Posting) -> None:
+        self.live[p.id] = p
+        pool = self.pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
+        if pool is not None:
+            pool.put(abs(p.amount), p.id)

@@ -1,0 +1,167 @@
+"""validate_and_plan: the one place that says a commit is right.
+
+It trusts nobody, least of all `resolve`: a hand-made envelope gets the same treatment. The checks run in this order, and
+the first that fails names the refusal, so a given envelope on a given ground is always refused for the same reason:
+
+ 1. shape: something is consumed or created (InvalidEntry), within 65,535 each (TooManyPostings)
+ 2. no posting twice (DuplicateConsume)
+ 3. the book admits every asset and account (BookRefuses); no asset is suspended (AssetSuspended)
+ 4. every account exists (UnknownAccount), is as pinned (StalePin), is not closed (AccountClosed) or frozen (AccountFrozen)
+ 5. what is consumed is live, and is what the ledger says it is (PostingNotLive)
+ 6. amounts are not zero and fit (AmountTooLarge); negative ones only where the policy allows (NegativePosting)
+ 7. conservation: per asset, consumed = created (ConservationBroken)
+ 8. the intent is honoured: per account and asset, created - consumed = what its movements say (InvalidEntry)
+ 9. floors of capped overdrafts (FloorExceeded)
+
+Commit safety map: what makes each of these still true when the rows are written is in docs/concepts/safety.md.
+"""
+
+from __future__ import annotations
+
+from bursar.model.accounts import Account, AccountStatus
+from bursar.model.entries import Kind
+from bursar.model.envelope import Envelope
+from bursar.model.errors import (
+    AccountClosed,
+    AccountFrozen,
+    AssetSuspended,
+    BookRefuses,
+    ConservationBroken,
+    DuplicateConsume,
+    FloorExceeded,
+    InvalidEntry,
+    NegativePosting,
+    PostingNotLive,
+    StalePin,
+    TooManyPostings,
+    UnknownAccount,
+)
+from bursar.model.ground import Ground
+from bursar.model.money import Asset, AssetStatus, bounded, format_minor
+from bursar.model.plan_types import Plan
+from bursar.model.postings import POSTINGS_MAX
+
+
+def validate_and_plan(envelope: Envelope, ground: Ground, pins: tuple[tuple[str, bytes], ...] = ()) -> Plan:
+    """Check an envelope against the ground; return what to write, or raise the refusal."""
+    _check_shape(envelope)
+    _check_book(envelope)
+    accounts = {a.id: a for a in envelope.accounts}
+    assets = {a.id: a for a in envelope.assets}
+    wanted = _wanted(envelope)
+    _check_accounts(envelope, ground, wanted, pins)
+    got = _check_value(envelope, ground, accounts, assets)
+    if got != wanted and any(got.get(k, 0) != wanted.get(k, 0) for k in got.keys() | wanted.keys()):
+        raise InvalidEntry("its postings do not add up to its movements")
+    return Plan(envelope, envelope.id(), _check_floors(ground, accounts, assets, got))
+
+
+def _check_shape(envelope: Envelope) -> None:
+    consumes, creates = envelope.consumes, envelope.creates
+    if not consumes and not creates:
+        raise InvalidEntry("its movements cancel out: nothing would move")
+    most = max(len(consumes), len(creates))
+    if most > POSTINGS_MAX:
+        raise TooManyPostings(envelope.accounts[0].path, most, POSTINGS_MAX)
+    if len(consumes) > 1:
+        seen = set()
+        for p in consumes:
+            if p.id in seen:
+                raise DuplicateConsume(p.id)
+            seen.add(p.id)
+
+
+def _check_book(envelope: Envelope) -> None:
+    book = envelope.book
+    for asset in envelope.assets:
+        if book.assets and not book.admits_asset(asset.code):
+            raise BookRefuses(book.name, "asset", asset.code)
+        if asset.status is not AssetStatus.ACTIVE and envelope.kind is not Kind.RETURN:
+            raise AssetSuspended(asset.code)
+    for account in envelope.accounts:
+        if (account.book and account.book != book.name) or (book.accounts and not book.admits_account(account.path)):
+            raise BookRefuses(book.name, "account", account.path)
+
+
+def _wanted(envelope: Envelope) -> dict[tuple[int, int], int]:
+    net: dict[tuple[int, int], int] = {}
+    for leg in envelope.legs:
+        minor = leg.minor
+        net[leg.source, leg.asset] = net.get((leg.source, leg.asset), 0) - minor
+        net[leg.target, leg.asset] = net.get((leg.target, leg.asset), 0) + minor
+    return net
+
+
+def _check_accounts(
+    envelope: Envelope, ground: Ground, wanted: dict[tuple[int, int], int], pins: tuple[tuple[str, bytes], ...]
+) -> None:
+    for path, snapshot in pins:
+        if ground.account(path).snapshot != snapshot:
+            raise StalePin(path)
+    for account in envelope.accounts:
+        head = ground.account(account.path)
+        if head is not account and head.snapshot != account.snapshot:
+            raise StalePin(account.path)
+        if head.status is AccountStatus.ACTIVE:
+            continue
+        if head.status is AccountStatus.CLOSED:
+            raise AccountClosed(account.path)
+        receives = envelope.kind is Kind.RETURN and all(d >= 0 for (a, _), d in wanted.items() if a == account.id)
+        if not receives and envelope.kind is not Kind.COMPACT:
+            raise AccountFrozen(account.path)
+
+
+def _check_value(
+    envelope: Envelope, ground: Ground, accounts: dict[int, Account], assets: dict[int, Asset]
+) -> dict[tuple[int, int], int]:
+    """Checks 5 to 7; returns what each (account, asset) gains or loses."""
+    got: dict[tuple[int, int], int] = {}
+    balance: dict[int, int] = {}
+    consumed: dict[int, int] = {}
+    for p in envelope.consumes:
+        if ground.live.get(p.id) != p:
+            raise PostingNotLive(p.id)
+        if p.account not in accounts or p.asset not in assets:
+            raise UnknownAccount(f"#{p.account}")
+        got[p.account, p.asset] = got.get((p.account, p.asset), 0) - p.amount
+        balance[p.asset] = balance.get(p.asset, 0) - p.amount
+        consumed[p.asset] = consumed.get(p.asset, 0) + p.amount
+    for p in envelope.creates:
+        account, asset = accounts.get(p.account), assets.get(p.asset)
+        if account is None or asset is None:
+            raise UnknownAccount(f"#{p.account}")
+        if p.amount == 0:
+            raise InvalidEntry("it creates an empty posting")
+        bounded(p.amount, asset.code, asset.precision)
+        if p.amount < 0 and not account.may_owe(asset):
+            raise NegativePosting(account.path)
+        got[p.account, p.asset] = got.get((p.account, p.asset), 0) + p.amount
+        balance[p.asset] = balance.get(p.asset, 0) + p.amount
+    for number, difference in balance.items():
+        if difference:
+            before = consumed.get(number, 0)
+            raise ConservationBroken(assets[number].code, before, before + difference)
+    return got
+
+
+def _check_floors(
+    ground: Ground, accounts: dict[int, Account], assets: dict[int, Asset], got: dict[tuple[int, int], int]
+) -> tuple[tuple[int, int, int, int], ...]:
+    floors: list[tuple[int, int, int, int]] = []
+    for (account_id, asset_id), change in got.items():
+        account, asset = accounts[account_id], assets[asset_id]
+        floor = account.floor(asset)
+        if floor is None or change == 0:
+            continue
+        before = ground.balances[account_id, asset_id]
+        # Paying in is always welcome, even to an account that a stricter policy has left below its floor.
+        if change < 0 and before + change < floor:
+            raise FloorExceeded(
+                account.path,
+                asset.code,
+                format_minor(floor, asset.precision),
+                format_minor(before, asset.precision),
+                format_minor(-change, asset.precision),
+            )
+        floors.append((account_id, asset_id, before, before + change))
+    return tuple(sorted(floors))

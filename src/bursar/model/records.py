@@ -1,0 +1,113 @@
+"""What the store returns: rows as plain records, decoded but not judged."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from bursar.model.accounts import Account
+from bursar.model.entries import HoldState, Kind
+from bursar.model.money import Money
+from bursar.model.postings import Posting, PostingState
+
+
+class EventKind(IntEnum):
+    """What happened."""
+
+    COMMITTED = 1  # subject: envelope
+    ACCOUNT_CREATED = 2  # subject: account
+    ACCOUNT_CHANGED = 3  # subject: account, with its new version
+    ASSET_CREATED = 4  # subject: asset
+    ASSET_CHANGED = 5  # subject: asset; version is the rules' generation
+    BOOK_CREATED = 6  # subject: book
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the outbox. Feed `cursor` back to go on after it."""
+
+    cursor: str
+    kind: EventKind
+    subject: int
+    version: int
+
+
+class StoredEnvelope(msgspec.Struct, frozen=True, kw_only=True):
+    """An envelope as its row says, legs and pins still encoded."""
+
+    seq: int
+    id: bytes
+    scope: str
+    key: str
+    book: int
+    kind: Kind
+    reverses: int
+    legs: bytes
+    pins: bytes
+    consumes: bytes
+    metadata: str
+    at_us: int
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What a key already stands for."""
+
+    seq: int
+    id: bytes
+    book: int
+    legs: bytes
+
+
+class StoredPosting(msgspec.Struct, frozen=True, kw_only=True):
+    """A posting with where it is in its life."""
+
+    posting: Posting
+    state: PostingState
+    reservation: str | None = None
+    spender: int | None = None  # the envelope that spent it
+
+
+class StoredVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of an account and when it was written."""
+
+    account: Account
+    at_us: int
+
+
+class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A hold by row numbers."""
+
+    id: int
+    account: int
+    asset: int
+    amount: int
+    remaining: int
+    posting: int
+    state: HoldState
+    owner: str = ""
+    expires_us: int | None = None
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """Money set aside: authorized, not yet spent."""
+
+    id: int
+    account: str
+    amount: Money
+    remaining: Money
+    state: HoldState
+    owner: str
+    expires_us: int | None
+
+
+class Saga(msgspec.Struct, frozen=True, kw_only=True):
+    """The write-ahead record of a commit under way (split mode)."""
+
+    id: str
+    kind: str
+    scope: str
+    key: str
+    phase: str
+    fence: int
+    lease_us: int
+    data: bytes

@@ -1,0 +1,131 @@
+"""Resolve: from an intent to an envelope. Movements become postings consumed and created.
+
+Movements are first summed per (account, asset), so that several debits of one account share one selection and value
+that merely passes through needs no postings at all. Then each account settles its own difference:
+
+- it must pay: its largest postings, with change; system and external accounts just go negative; overdraft accounts go
+  negative by what is missing;
+- it is paid: overdraft accounts first pay off negative postings (L7), the rest becomes one new posting.
+
+What comes out is not trusted: `validate_and_plan` checks it from scratch.
+"""
+
+from __future__ import annotations
+
+from bursar.model.accounts import Account
+from bursar.model.entries import Intent, Kind
+from bursar.model.envelope import BookedLeg, Envelope, booked_amount
+from bursar.model.errors import InsufficientFunds, InvalidEntry, PostingNotLive, TooManyPostings
+from bursar.model.ground import MINUS, PLUS, Ground
+from bursar.model.money import Asset, format_minor
+from bursar.model.postings import POSTINGS_MAX, Posting, posting_id
+
+NETTING_MAX = 64  # negative postings that one incoming payment pays off; the rest waits for the next or for compact
+
+
+def resolve(intent: Intent, ground: Ground, seq: int) -> Envelope:
+    """The envelope that carries out the intent on this ground, numbered `seq`."""
+    book = ground.book(intent.book)
+    named = _named(intent, ground)
+    start: dict[tuple[int, int], int] = {}
+    for p in named:
+        start[p.account, p.asset] = start.get((p.account, p.asset), 0) + p.amount
+    consumes = list(named)
+    creates: list[Posting] = []
+    accounts: dict[int, Account] = {}
+    assets: dict[int, Asset] = {}
+    for (path, code), delta in _deltas(intent, ground, named).items():
+        account, asset = ground.account(path), ground.asset(code)
+        accounts[account.id] = account
+        assets[asset.id] = asset
+        rest = _settle(account, asset, start.pop((account.id, asset.id), 0) + delta, intent, ground, consumes)
+        if rest:
+            if len(creates) == POSTINGS_MAX:
+                raise TooManyPostings(path, len(creates) + 1, POSTINGS_MAX)
+            creates.append(Posting(posting_id(seq, len(creates)), account.id, asset.id, rest))
+    if start:
+        raise InvalidEntry("it consumes a posting of an account that does not take part")
+    if len(consumes) > POSTINGS_MAX:
+        raise TooManyPostings(intent.legs[0].source if intent.legs else intent.merge, len(consumes), POSTINGS_MAX)
+    return Envelope(
+        seq=seq,
+        scope=intent.scope,
+        key=intent.key,
+        book=book,
+        kind=intent.kind,
+        reverses=intent.reverses,
+        legs=booked_legs(intent, ground),
+        accounts=tuple(sorted(accounts.values(), key=_by_path)),
+        assets=tuple(assets.values()),
+        consumes=tuple(consumes),
+        creates=tuple(creates),
+        metadata=intent.metadata,
+    )
+
+
+def booked_legs(intent: Intent, ground: Ground) -> tuple[BookedLeg, ...]:
+    """The movements by row numbers: what is stored, and what makes two intents the same."""
+    return tuple(
+        [
+            BookedLeg(
+                ground.account(leg.source).id,
+                ground.account(leg.target).id,
+                ground.asset(leg.asset).id,
+                booked_amount(leg.amount),
+            )
+            for leg in intent.legs
+        ]
+    )
+
+
+def _by_path(account: Account) -> str:
+    return account.path
+
+
+def _named(intent: Intent, ground: Ground) -> list[Posting]:
+    named = []
+    for number in intent.consume:
+        posting = ground.live.get(number)
+        if posting is None:
+            raise PostingNotLive(number)
+        named.append(posting)
+    return named
+
+
+def _deltas(intent: Intent, ground: Ground, named: list[Posting]) -> dict[tuple[str, str], int]:
+    if intent.kind is Kind.COMPACT:  # one account, every asset of the named postings, nothing moves
+        return {(intent.merge, ground.assets_by_id[p.asset].code): 0 for p in named}
+    return intent.deltas()
+
+
+def _settle(
+    account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]
+) -> int:
+    """Consume what the account pays with (or pays off) and return what is left to create, with its sign."""
+    if rest < 0 and account.selects:
+        chosen, total = ground.pools[account.id, asset.id, PLUS].pick(-rest, intent.consume)
+        if total + rest < 0 and not account.may_owe(asset):
+            raise InsufficientFunds(
+                account.path,
+                asset.code,
+                format_minor(-rest, asset.precision),
+                format_minor(total, asset.precision),
+            )
+        consumes += [ground.live[number] for number in chosen]
+        return rest + total
+    if rest > 0 and account.selects and account.may_owe(asset) and intent.kind is not Kind.COMPACT:
+        return _pay_off(account, asset, rest, intent, ground, consumes)
+    return rest
+
+
+def _pay_off(
+    account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]
+) -> int:
+    pool = ground.pools[account.id, asset.id, MINUS]
+    for magnitude, minus_id in pool.items[: -NETTING_MAX - 1 : -1]:
+        if rest <= 0:
+            break
+        if -minus_id not in intent.consume:
+            consumes.append(ground.live[-minus_id])
+            rest -= magnitude
+    return rest

@@ -1,0 +1,74 @@
+"""What callers read: records with names instead of row numbers and Money instead of integers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from bursar.model.entries import Kind
+from bursar.model.money import Money
+from bursar.model.postings import PostingState
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment(us: int) -> datetime:
+    """Microseconds since 1970 as a time in UTC."""
+    return EPOCH + timedelta(microseconds=us)
+
+
+def microseconds(at: datetime) -> int:
+    """A time as microseconds since 1970; a time without a zone is refused as ambiguous."""
+    if at.tzinfo is None:
+        raise ValueError(f"{at} has no time zone; say which, for example datetime(..., tzinfo=UTC)")
+    return (at - EPOCH) // timedelta(microseconds=1)
+
+
+class MovementView(msgspec.Struct, frozen=True, kw_only=True):
+    """One movement of an envelope."""
+
+    source: str
+    target: str
+    amount: Money
+
+
+class PostingView(msgspec.Struct, frozen=True, kw_only=True):
+    """One posting, and where it is in its life."""
+
+    id: int
+    account: str
+    amount: Money
+    state: PostingState
+    created_by: int
+    spent_by: int | None
+
+
+class EnvelopeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One envelope, whole."""
+
+    envelope: int
+    id: str
+    key: str
+    scope: str
+    book: str
+    kind: Kind
+    reverses: int | None
+    at: datetime
+    metadata: dict[str, Any]
+    movements: tuple[MovementView, ...]
+    consumes: tuple[PostingView, ...]
+    creates: tuple[PostingView, ...]
+
+
+class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One envelope as one account sees it."""
+
+    envelope: int
+    key: str
+    kind: Kind
+    at: datetime
+    changes: tuple[Money, ...]  # per asset: what the account gained or lost
+    movements: tuple[MovementView, ...]
+    metadata: dict[str, Any]

@@ -1,0 +1,25 @@
+"""Rows: one protocol, two engines, one set of tables."""
+
+from bursar.model.errors import DatabaseUnavailable
+from bursar.ports import Ports
+from bursar.store.protocol import Store
+
+
+def connect(url: str, ports: Ports, *, split: bool = False) -> Store:
+    """The store behind an address: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://…`."""
+    scheme, separator, rest = url.partition("://")
+    if scheme == "sqlite" and separator:
+        from bursar.store.sqlite.store import SqliteStore  # noqa: PLC0415 (an engine is loaded when it is used)
+
+        path = rest.removeprefix("/")
+        if not path:
+            raise DatabaseUnavailable("its address names no file; write sqlite:///funds.db")
+        return SqliteStore(ports, path, split=split)
+    if scheme in ("postgresql", "postgres") and separator:
+        from bursar.store.postgres.store import PostgresStore  # noqa: PLC0415
+
+        return PostgresStore(ports, url)
+    raise DatabaseUnavailable(f"{url.split('@')[-1]!r} is no address; write sqlite:///funds.db or postgresql://host/name")
+
+
+__all__ = ["Store", "connect"]

@@ -1,0 +1,115 @@
+"""A group: many callers' changes written in one unit. Shapes that the writer fills and the engines write.
+
+`Ask` says what has to be known, `Known` is the answer, `Rows` is what to write. The decision in between is pure and
+lives in the writer; an engine only reads, calls it, and writes: SQLite inside one transaction, PostgreSQL in two round
+trips of which the second checks its own counts and fails whole (`Lost`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from bursar.model.accounts import Account, Book
+from bursar.model.money import Asset
+from bursar.model.postings import POSTINGS_MAX, Posting
+from bursar.model.records import HoldRow, Taken
+
+FIRST_READ = 8  # postings read per account and asset at first; eight times as many whenever that was too few
+READ_MAX = POSTINGS_MAX + 1
+
+
+class Lost(Exception):
+    """Somebody else was faster, or the rules changed: nothing is written, read again. Never reaches a caller."""
+
+
+class Broken(Exception):
+    """The connection broke and what was being written may or may not be there: ask again with the same keys."""
+
+
+class Heads:
+    """Newest versions of accounts, with assets and books: good as long as the rules' generation stands.
+
+    Only what is true is kept; that an account does *not* exist is asked again every time.
+    """
+
+    LIMIT = 200_000  # accounts kept; beyond that the cache starts over
+
+    __slots__ = ("accounts", "assets", "books", "generation", "wide")
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.accounts: dict[str, Account] = {}
+        self.assets: dict[str, Asset] = {}
+        self.books: dict[str, Book] = {}
+        self.wide: set[int] = set()
+
+    def reset(self, generation: int, assets: dict[str, Asset], books: dict[str, Book], wide: set[int]) -> None:
+        """The rules have changed: start over. Everything given must have been read after `generation` was."""
+        self.generation = generation
+        self.accounts = {}
+        self.assets = assets
+        self.books = books
+        self.wide = wide
+
+    def missing(self, paths: set[str]) -> list[str]:
+        """Accounts that have to be read."""
+        if len(self.accounts) > self.LIMIT:
+            self.accounts = {}
+        return [path for path in paths if path not in self.accounts]
+
+
+PoolKey = tuple[int, int, int]  # account, asset, sign
+
+
+class Ask(msgspec.Struct):
+    """What a group has to know, once heads are known. Everything sorted, so that reads repeat exactly."""
+
+    intents: int = 0  # how many numbers to take
+    keys: list[tuple[str, str]] = []
+    pools: dict[PoolKey, int] = {}  # → how many postings to read
+    named: list[int] = []
+    floors: list[tuple[int, int]] = []
+
+
+class Known(msgspec.Struct):
+    """The answer to an Ask."""
+
+    numbers: list[int]
+    taken: dict[tuple[str, str], Taken]
+    pools: dict[PoolKey, list[Posting]]
+    named: list[Posting]
+    floors: dict[tuple[int, int], tuple[int, int]]  # → balance, turn
+
+
+class Rows(msgspec.Struct):
+    """What a group writes. Lists are in lock order (keys, floors and spends sorted)."""
+
+    envelopes: list[tuple[Any, ...]] = []
+    postings: list[tuple[Posting, bool]] = []  # created; whether it is still live when the group ends
+    spends: list[tuple[int, int]] = []  # posting, envelope
+    dead: list[int] = []  # postings that stop being live (those created in this same group never were)
+    involved: list[tuple[int, int]] = []
+    floors: list[tuple[int, int, int, int]] = []  # account, asset, expected turn, balance
+    cache: list[tuple[int, int, int, int]] = []  # account, asset, part, amount
+    holds: list[HoldRow] = []
+
+
+class Job(Protocol):
+    """What the writer gives an engine to run. Pure but for its own memory of how many postings it asked for."""
+
+    heads: Heads
+
+    def paths(self) -> set[str]:
+        """The accounts whose heads are needed."""
+        ...
+
+    def ask(self) -> Ask:
+        """What to read, now that the heads are known."""
+        ...
+
+    def decide(self, known: Known) -> Rows | None:
+        """What to write; None if it needs to know more first (`ask` again). Empty rows: nothing to write."""
+        ...
+

@@ -1,0 +1,1 @@
+"""PostgreSQL: production. asyncpg, arrays, a group in two round trips."""

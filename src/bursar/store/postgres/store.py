@@ -1,0 +1,334 @@
+"""The PostgreSQL store: one connection that writes groups, a few that read, units, snapshots, migrations.
+
+A group is two round trips: one statement reads all it needs, one function call writes it, checks its own counts and
+fails whole. No lock is held in between, so what was read may be stale by then; the function notices (`Lost`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import asyncpg
+
+from bursar.model.errors import BursarError, DatabaseCorrupt, DatabaseUnavailable
+from bursar.model.postings import Posting
+from bursar.model.records import Taken
+from bursar.ports import Ports
+from bursar.store.group import Ask, Broken, Job, Known, Lost, PoolKey, Rows
+from bursar.store.postgres.schema import check_version
+from bursar.store.rows import Row, account_of, asset_of, book_of
+from bursar.store.sql import statements
+from bursar.store.tables import Tables
+
+SQL = statements("bursar.store.postgres")
+READERS = 4
+CONNECT_TIMEOUT_S = 10
+# A generic plan made while tables were empty would be kept for ever; custom plans cost little here.
+SETTINGS = {"plan_cache_mode": "force_custom_plan", "application_name": "bursar", "jit": "off"}
+LOST_STATES = {"BU001", "BU002", "BU003", "23505", "40001", "40P01"}
+BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
+ANSWER_BYTES = 32  # of a content hash, in front of the legs
+
+Connection = asyncpg.Connection
+
+
+def explain(error: Exception) -> BursarError:
+    """What a person can do about it, in one line."""
+    state = getattr(error, "sqlstate", "") or ""
+    text = str(error).split("\n")[0]
+    if state == "53100":
+        return DatabaseUnavailable("the disk is full; nothing was written, make room and try again")
+    if state == "25006":
+        return DatabaseUnavailable("it is read-only (a replica, or default_transaction_read_only); connect to the primary")
+    if state == "55P03":
+        return DatabaseUnavailable(f"it is locked: {text}")
+    if state.startswith("28") or state == "42501":
+        return DatabaseUnavailable(f"access was refused: {text}")
+    if state == "3D000":
+        return DatabaseUnavailable(f"{text}; create it first")
+    if state in ("42P01", "3F000", "42883"):
+        return DatabaseUnavailable(f"its schema is not ours or not whole ({text}); run `bursar migrate`")
+    if state == "BU100" or state.startswith("23"):
+        return DatabaseCorrupt("a row", text)
+    return DatabaseUnavailable(text or type(error).__name__)
+
+
+def broken(error: BaseException) -> bool:
+    """Whether the connection is gone, as against a statement refused."""
+    state = getattr(error, "sqlstate", "") or ""
+    return isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.ConnectionDoesNotExistError) or (
+        state in BROKEN_STATES
+    )
+
+
+class PostgresSession:
+    """Statements on one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def rows(self, name: str, *args: Any) -> Sequence[Row]:
+        """Run a statement and return its rows."""
+        return await self._connection.fetch(SQL[name], *args)
+
+    async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Run a statement with one array per column."""
+        if not rows:
+            return 0
+        status = await self._connection.execute(SQL[name], *map(list, zip(*rows, strict=True)))
+        return int(status.rsplit(" ", 1)[1])
+
+    amount = staticmethod(str)
+    minor = staticmethod(int)
+
+
+class PoolSession(PostgresSession):
+    """Statements that each take a connection from the pool."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    async def rows(self, name: str, *args: Any) -> Sequence[Row]:
+        """Run a statement and return its rows."""
+        async with self._store.connection() as connection:
+            return await PostgresSession(connection).rows(name, *args)
+
+    async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Run a statement with one array per column."""
+        async with self._store.connection() as connection:
+            return await PostgresSession(connection).write(name, rows)
+
+
+class PostgresStore:
+    """One PostgreSQL database."""
+
+    engine = "postgres"
+    split = False
+
+    def __init__(self, ports: Ports, url: str) -> None:
+        self.ports = ports
+        self.url = url
+        self._pool: asyncpg.Pool | None = None
+        self._writer: Connection | None = None
+        self._writing = asyncio.Lock()
+        self.read = Tables(PoolSession(self))
+
+    async def open(self, *, migrate: bool = False) -> None:
+        """Connect. A database without our schema gets it; an older one only if `migrate` says so."""
+        try:
+            self._pool = await asyncpg.create_pool(
+                self.url,
+                min_size=1,
+                max_size=READERS,
+                server_settings=SETTINGS,
+                timeout=CONNECT_TIMEOUT_S,
+                reset=_nothing,
+            )
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            raise explain(error) from error
+        except ValueError as error:
+            raise DatabaseUnavailable(f"its address can't be read: {error}") from error
+        try:
+            async with self.connection() as connection:
+                await check_version(connection, migrate=migrate)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        if self._writer is not None:
+            self._writer.terminate()
+            self._writer = None
+        if self._pool is not None:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await self._pool.close()
+            except TimeoutError:
+                self._pool.terminate()
+            self._pool = None
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection from the pool, with asyncpg's errors turned into ours."""
+        if self._pool is None:
+            raise DatabaseUnavailable("it is not open")
+        try:
+            async with self._pool.acquire(timeout=CONNECT_TIMEOUT_S) as connection:
+                yield connection
+        except TimeoutError as error:
+            raise DatabaseUnavailable(f"no connection within {CONNECT_TIMEOUT_S} s") from error
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise explain(error) from error
+
+    @contextlib.asynccontextmanager
+    async def unit(self) -> AsyncIterator[Tables]:
+        """Several primitives as one transaction."""
+        async with self.connection() as connection, connection.transaction():
+            yield Tables(PostgresSession(connection))
+
+    def single(self) -> Tables:
+        """Primitives that each stand alone."""
+        return self.read
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Tables]:
+        """Reads that all see the same moment."""
+        async with self.connection() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
+            yield Tables(PostgresSession(connection))
+
+    async def group(self, job: Job, connection: Connection | None = None) -> None:
+        """Write a group: in one statement of its own, or in the caller's transaction."""
+        if connection is not None:
+            await self._in_callers_transaction(connection, job)
+            return
+        async with self._writing:
+            try:
+                writer = await self._get_writer()
+                await write_group(writer, await read_group(writer, job))
+            except Exception as error:
+                raise _sorted_out(error) from error
+
+    async def _in_callers_transaction(self, connection: Connection, job: Job) -> None:
+        if not hasattr(connection, "is_in_transaction"):
+            raise DatabaseUnavailable(f"an asyncpg connection is expected, not {type(connection).__name__}")
+        if not connection.is_in_transaction():
+            raise DatabaseUnavailable("the connection is not in a transaction; use `async with connection.transaction()`")
+        try:
+            async with connection.transaction():  # a savepoint: a lost race must not spoil the caller's transaction
+                await write_group(connection, await read_group(connection, job))
+        except Exception as error:
+            raise _sorted_out(error) from error
+
+    async def _get_writer(self) -> Connection:
+        if self._pool is None:
+            raise DatabaseUnavailable("it is not open")
+        if self._writer is None or self._writer.is_closed():
+            self._writer = await asyncpg.connect(self.url, server_settings=SETTINGS, timeout=CONNECT_TIMEOUT_S)
+        return self._writer
+
+
+async def _nothing(_connection: Any) -> None:
+    """Nothing to reset: we never leave a setting, a listener or a cursor behind."""
+
+
+def _sorted_out(error: Exception) -> Exception:
+    """A lost race, a broken connection, or an error for the caller."""
+    if isinstance(error, BursarError | Lost | Broken):
+        return error
+    if getattr(error, "sqlstate", None) in LOST_STATES:
+        return Lost(str(error).split("\n")[0])
+    if broken(error) or isinstance(error, TimeoutError):
+        return Broken(str(error).split("\n")[0] or type(error).__name__)
+    if isinstance(error, asyncpg.PostgresError):
+        return explain(error)
+    return error
+
+
+async def read_group(connection: Connection, job: Job) -> tuple[int, Rows]:
+    """Read until the group can be decided; returns the generation it was decided under, and what to write."""
+    heads = job.heads
+    if heads.generation == 0:
+        await _load_rules(connection, job, await connection.fetchval(SQL["generation"]))
+    numbers: list[int] = []
+    while True:
+        missing = heads.missing(job.paths())
+        if missing:
+            for row in await connection.fetch(SQL["heads_by_path"], missing):
+                heads.accounts[row[1]] = account_of(row)
+        ask = job.ask()
+        generation, known = await _know(connection, ask, numbers)
+        if generation != heads.generation:
+            await _load_rules(connection, job, generation)
+            continue
+        rows = job.decide(known)
+        if rows is not None:
+            return generation, rows
+
+
+async def _load_rules(connection: Connection, job: Job, generation: int) -> None:
+    """Assets, books and cached accounts, all read after `generation` was: newer is caught, older can't be."""
+    assets = {row[1]: asset_of(row) for row in await connection.fetch(SQL["assets"])}
+    books = {row[1]: book_of(row) for row in await connection.fetch(SQL["books"])}
+    wide = {row[0] for row in await connection.fetch(SQL["wide_accounts"])}
+    job.heads.reset(generation, assets, books, wide)
+
+
+async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[int, Known]:
+    plus = [key for key in ask.pools if key[2] > 0]
+    minus = [key for key in ask.pools if key[2] < 0]
+    answer = await connection.fetch(
+        SQL["group_read"],
+        0 if numbers else ask.intents,
+        [scope for scope, _ in ask.keys],
+        [key for _, key in ask.keys],
+        [key[0] for key in plus],
+        [key[1] for key in plus],
+        [ask.pools[key] for key in plus],
+        [key[0] for key in minus],
+        [key[1] for key in minus],
+        [ask.pools[key] for key in minus],
+        ask.named,
+        [account for account, _ in ask.floors],
+        [asset for _, asset in ask.floors],
+    )
+    generation = 0
+    taken: dict[tuple[str, str], Taken] = {}
+    pools: dict[PoolKey, list[Posting]] = {key: [] for key in ask.pools}
+    named: list[Posting] = []
+    floors: dict[tuple[int, int], tuple[int, int]] = {}
+    for what, place, a, b, text, data in answer:
+        if what == 4:
+            key = plus[place - 1]
+            pools[key].append(Posting(a, key[0], key[1], int(text)))
+        elif what == 2:
+            numbers.append(a)
+        elif what == 3:
+            taken[ask.keys[place - 1]] = Taken(a, data[:ANSWER_BYTES], b, data[ANSWER_BYTES:])
+        elif what == 5:
+            key = minus[place - 1]
+            pools[key].append(Posting(a, key[0], key[1], int(text)))
+        elif what == 6:
+            named.append(Posting(a, b, place, int(text)))
+        elif what == 7:
+            floors[ask.floors[place - 1]] = (int(text), a)
+        else:
+            generation = a
+    return generation, Known(list(numbers), taken, pools, named, floors)
+
+
+async def write_group(connection: Connection, decided: tuple[int, Rows]) -> None:
+    """Write what was decided, if all it rests on still stands."""
+    generation, rows = decided
+    if not rows.envelopes:
+        return
+    postings = [p for p, _ in rows.postings]
+    await connection.fetchval(
+        SQL["group_write"],
+        generation,
+        *_columns(rows.envelopes, 11),
+        [p.id for p in postings],
+        [p.account for p in postings],
+        [p.asset for p in postings],
+        [str(p.amount) for p in postings],
+        [live for _, live in rows.postings],
+        *_columns(rows.spends, 2),
+        rows.dead,
+        *_columns(rows.involved, 2),
+        *_columns([(a, s, turn, str(balance)) for a, s, turn, balance in rows.floors], 4),
+        *_columns([(a, s, part, str(amount)) for a, s, part, amount in rows.cache], 4),
+        *_columns(
+            [
+                (h.id, h.account, h.asset, str(h.amount), str(h.remaining), h.posting, h.state.value, h.owner, h.expires_us)
+                for h in rows.holds
+            ],
+            9,
+        ),
+    )
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

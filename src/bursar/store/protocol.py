@@ -1,0 +1,46 @@
+"""The store: what the ledger needs of a database. Two engines fulfil it, and the simulator runs one of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from bursar.ports import Ports
+from bursar.store.group import Job
+from bursar.store.tables import Tables
+
+
+class Store(Protocol):
+    """Rows, in units. It applies and returns what changed; it decides nothing."""
+
+    engine: str
+    split: bool  # commits go by saga, each primitive by itself
+    ports: Ports
+    read: Tables  # reads that each stand alone
+
+    async def open(self, *, migrate: bool = False) -> None:
+        """Connect and check the schema's version."""
+        ...
+
+    async def close(self) -> None:
+        """Let go."""
+        ...
+
+    def unit(self) -> AbstractAsyncContextManager[Tables]:
+        """Several primitives, all or nothing."""
+        ...
+
+    def single(self) -> Tables:
+        """Primitives that each stand alone: the steps of a saga."""
+        ...
+
+    def snapshot(self) -> AbstractAsyncContextManager[Tables]:
+        """Reads that all see one moment."""
+        ...
+
+    async def group(self, job: Job, connection: Any = None) -> None:
+        """Read, decide and write a group, in a unit of its own or in the caller's transaction.
+
+        Raises `Lost` if somebody else was faster and `Broken` if the connection went away on the way.
+        """
+        ...

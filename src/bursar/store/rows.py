@@ -1,0 +1,122 @@
+"""Rows and records: how each table's rows read and are written, the same for both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from bursar.model.accounts import Account, AccountStatus, Book, decode_policy
+from bursar.model.entries import Kind
+from bursar.model.envelope import Envelope, decode_legs, decode_pins, encode_ids, encode_legs, encode_pins
+from bursar.model.money import Asset, AssetStatus
+from bursar.model.postings import Posting
+from bursar.model.records import StoredEnvelope
+
+Row = Sequence[Any]
+
+_names = msgspec.json.Decoder(tuple[str, ...])
+
+
+def asset_of(row: Row) -> Asset:
+    """A row of assets."""
+    return Asset(
+        id=row[0],
+        code=row[1],
+        precision=row[2],
+        min_transfer=int(row[3]),
+        max_transfer=int(row[4]),
+        status=AssetStatus(row[5]),
+        internal_transfer_enabled=bool(row[6]),
+    )
+
+
+def book_of(row: Row) -> Book:
+    """A row of books."""
+    return Book(id=row[0], name=row[1], assets=_names.decode(row[2]), accounts=_names.decode(row[3]))
+
+
+def account_of(row: Row) -> Account:
+    """id, path, version, policy, status, book → Account."""
+    return Account(
+        id=row[0],
+        path=row[1],
+        version=row[2],
+        policy=decode_policy(row[3]),
+        status=AccountStatus(row[4]),
+        book=row[5],
+    )
+
+
+def envelope_of(row: Row) -> StoredEnvelope:
+    """A whole row of envelopes."""
+    seq, id_, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at_us = row
+    return StoredEnvelope(
+        seq=seq,
+        id=id_,
+        scope=scope,
+        key=key,
+        book=book,
+        kind=Kind(kind),
+        reverses=reverses,
+        legs=legs,
+        pins=pins,
+        consumes=consumes,
+        metadata=metadata,
+        at_us=at_us,
+    )
+
+
+def envelope_row(envelope: Envelope, id_: bytes) -> tuple[Any, ...]:
+    """An envelope as it is written."""
+    return (
+        envelope.seq,
+        id_,
+        envelope.scope,
+        envelope.key,
+        envelope.book.id,
+        int(envelope.kind),
+        envelope.reverses,
+        encode_legs(envelope.legs),
+        encode_pins(envelope.accounts),
+        encode_ids(envelope.consumes),
+        envelope.metadata,
+    )
+
+
+def parse_cursor(cursor: str) -> tuple[int, int, int]:
+    """A cursor's three numbers; "" is the beginning."""
+    if not cursor:
+        return 0, 0, 0
+    parts = cursor.split(".")
+    if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 20 for p in parts):
+        raise ValueError(f"{cursor!r} is not a cursor; use one that an event carried, or '' for the beginning")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def rebuild(
+    stored: StoredEnvelope,
+    accounts: Mapping[int, Account],
+    assets: Mapping[int, Asset],
+    books: Mapping[int, Book],
+    consumes: tuple[Posting, ...],
+    creates: tuple[Posting, ...],
+) -> Envelope:
+    """An envelope again from its row, the account versions it names, and its postings: what I8 hashes."""
+    legs = decode_legs(stored.legs)
+    used = dict.fromkeys([leg.asset for leg in legs] + [p.asset for p in (*consumes, *creates)])
+    return Envelope(
+        seq=stored.seq,
+        scope=stored.scope,
+        key=stored.key,
+        book=books[stored.book],
+        kind=stored.kind,
+        reverses=stored.reverses,
+        legs=legs,
+        accounts=tuple(accounts[account] for account, _ in decode_pins(stored.pins)),
+        assets=tuple(assets[asset] for asset in used),
+        consumes=consumes,
+        creates=creates,
+        metadata=stored.metadata,
+    )

@@ -1,0 +1,29 @@
+"""Reads `.sql` files: one named statement after another, each with a comment above it."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+MARK = "-- name: "
+
+
+def statements(package: str) -> dict[str, str]:
+    """The statements of an engine, by name."""
+    text = (files(package) / "statements.sql").read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for block in text.split(MARK)[1:]:
+        name, _, body = block.partition("\n")
+        found[name.strip()] = "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
+    return found
+
+
+def migrations(package: str) -> list[tuple[int, str, str]]:
+    """The migrations of an engine: number, name, text; in order."""
+    folder: Traversable = files(package) / "migrations"
+    found = []
+    for file in folder.iterdir():
+        if file.name.endswith(".sql"):
+            number, _, name = file.name.removesuffix(".sql").partition("_")
+            found.append((int(number), name, file.read_text(encoding="utf-8")))
+    return sorted(found)

@@ -1,0 +1,184 @@
+"""The synchronous half: what runs on the lane's thread, against one sqlite3 connection."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from bursar.model.errors import BursarError, DatabaseCorrupt, DatabaseUnavailable
+from bursar.model.postings import Posting
+from bursar.model.records import Taken
+from bursar.store.group import Ask, Job, Known, PoolKey, Rows
+from bursar.store.sql import statements
+from bursar.store.rows import Row, account_of, asset_of, book_of
+
+OFFSET = 2**127
+SQL = statements("bursar.store.sqlite")
+BUSY_MS = 5000
+
+_json = msgspec.json.Encoder()
+
+
+def amount_in(minor: int) -> bytes:
+    """16 bytes that sort as the numbers do."""
+    return (minor + OFFSET).to_bytes(16, "big")
+
+
+def amount_out(stored: bytes) -> int:
+    """The number again."""
+    return int.from_bytes(stored, "big") - OFFSET
+
+
+class _SumAmounts:
+    """SQL aggregate: exact sum of amounts, as decimal text (it may be wider than one amount)."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def step(self, stored: bytes) -> None:
+        self.total += amount_out(stored)
+
+    def finalize(self) -> str:
+        return str(self.total)
+
+
+class _SumText(_SumAmounts):
+    """SQL aggregate: exact sum of decimal text."""
+
+    def step(self, stored: Any) -> None:
+        self.total += int(stored)
+
+
+def register(connection: sqlite3.Connection, now_us: Callable[[], int]) -> None:
+    """Teach a connection the functions that our statements use."""
+    connection.create_function("now_us", 0, now_us)
+    connection.create_function("add_text", 2, lambda a, b: str(int(a) + int(b)), deterministic=True)
+    connection.create_aggregate("sum_amounts", 1, _SumAmounts)  # type: ignore[arg-type]
+    connection.create_aggregate("sum_text", 1, _SumText)  # type: ignore[arg-type]
+
+
+def rows(connection: sqlite3.Connection, name: str, args: Sequence[Any]) -> list[Row]:
+    """Run one statement; lists become JSON."""
+    plain = [_json.encode(a).decode() if isinstance(a, list) else a for a in args]
+    return connection.execute(SQL[name], plain).fetchall()
+
+
+def write(connection: sqlite3.Connection, name: str, values: Sequence[tuple[Any, ...]]) -> int:
+    """Run one statement once per row; returns how many rows changed."""
+    return max(0, connection.executemany(SQL[name], values).rowcount)
+
+
+def together(connection: sqlite3.Connection, work: Callable[[], Any]) -> Any:
+    """Run work in a transaction of its own."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        result = work()
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return result
+
+
+def run_group(connection: sqlite3.Connection, job: Job) -> None:
+    """Read, decide and write a group. The caller has begun the transaction, so nothing can change in between."""
+    heads = job.heads
+    (generation,) = connection.execute(SQL["generation"]).fetchone()
+    if generation != heads.generation:
+        load_rules(connection, job, generation)
+    missing = heads.missing(job.paths())
+    if missing:
+        for row in rows(connection, "heads_by_path", [missing]):
+            heads.accounts[row[1]] = account_of(row)
+    plan: Rows | None = None
+    numbers: list[int] = []
+    while plan is None:
+        plan = job.decide(_know(connection, job.ask(), numbers))
+    _write_group(connection, plan)
+
+
+def load_rules(connection: sqlite3.Connection, job: Job, generation: int) -> None:
+    """Assets, books and cached accounts, under a generation that was read before them."""
+    wide = {row[0] for row in connection.execute(SQL["wide_accounts"])}
+    assets = {row[1]: asset_of(row) for row in connection.execute(SQL["assets"])}
+    books = {row[1]: book_of(row) for row in connection.execute(SQL["books"])}
+    job.heads.reset(generation, assets, books, wide)
+
+
+def _know(connection: sqlite3.Connection, ask: Ask, numbers: list[int]) -> Known:
+    if not numbers and ask.intents:
+        (last,) = connection.execute(SQL["take_numbers"], (ask.intents,)).fetchone()
+        numbers += range(last - ask.intents + 1, last + 1)
+    taken: dict[tuple[str, str], Taken] = {}
+    sql = "SELECT seq, id, book, legs FROM envelopes WHERE scope = ? AND key = ?"
+    for key in ask.keys:
+        found = connection.execute(sql, key).fetchone()
+        if found is not None:
+            taken[key] = Taken(*found)
+    pools: dict[PoolKey, list[Posting]] = {}
+    for key, most in ask.pools.items():
+        sql = SQL["largest" if key[2] > 0 else "most_negative"]
+        pools[key] = _postings(connection.execute(sql, (key[0], key[1], most)).fetchall())
+    named = _postings(rows(connection, "live_by_id", [ask.named])) if ask.named else []
+    floors: dict[tuple[int, int], tuple[int, int]] = {}
+    if ask.floors:
+        found_rows = rows(connection, "head_balances", [[a for a, _ in ask.floors], [s for _, s in ask.floors]])
+        floors = {(r[0], r[1]): (int(r[2]), r[3]) for r in found_rows}
+    return Known(list(numbers), taken, pools, named, floors)
+
+
+def _postings(found: Sequence[Row]) -> list[Posting]:
+    return [Posting(r[0], r[1], r[2], amount_out(r[3])) for r in found]
+
+
+def _write_group(connection: sqlite3.Connection, plan: Rows) -> None:
+    if not plan.envelopes:
+        return
+    many = connection.executemany
+    many(SQL["insert_envelope_new"], plan.envelopes)
+    many(SQL["insert_spend"], plan.spends)
+    gone = many(SQL["delete_live"], [(i,) for i in plan.dead]).rowcount if plan.dead else 0
+    if gone != len(plan.dead):  # can't happen inside one transaction: the live table is not what the spends say
+        raise DatabaseCorrupt("the live table", f"{len(plan.dead)} postings to spend, {gone} found; `bursar rebuild`")
+    created = [(p.id, p.account, p.asset, amount_in(p.amount)) for p, _ in plan.postings]
+    many(SQL["insert_posting_new"], created)
+    many(SQL["insert_live_new"], [row for row, (_, live) in zip(created, plan.postings, strict=True) if live])
+    many(SQL["insert_involved_new"], plan.involved)
+    if plan.floors:
+        many(SQL["put_head"], [(a, s, str(balance)) for a, s, _turn, balance in plan.floors])
+    if plan.cache:
+        many(SQL["insert_cache"], [(a, s, p, str(v)) for a, s, p, v in plan.cache])
+    if plan.holds:
+        values = [
+            (h.id, h.account, h.asset, amount_in(h.amount), amount_in(h.remaining), h.posting, h.state.value, h.owner, h.expires_us)
+            for h in plan.holds
+        ]
+        many(SQL["put_hold"], values)
+    many(SQL["insert_event_new"], [(1, row[0], 0) for row in sorted(plan.envelopes)])
+
+
+def explain(error: sqlite3.Error) -> BursarError:
+    """What a person can do about it, in one line."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    text = str(error)
+    if name.startswith("SQLITE_BUSY") or name.startswith("SQLITE_LOCKED"):
+        why = f"it is locked by another process for more than {BUSY_MS // 1000} s; find and stop that one"
+    elif name.startswith("SQLITE_READONLY") or "readonly" in text:
+        why = "it is read-only; check the owner and mode of the file and of its folder"
+    elif name.startswith("SQLITE_FULL"):
+        why = "the disk is full; nothing was written, make room and try again"
+    elif name.startswith("SQLITE_CANTOPEN"):
+        why = "the file can't be opened; check the path and the folder's mode"
+    elif name.startswith("SQLITE_IOERR"):
+        why = f"the disk failed ({text}); nothing was committed"
+    elif name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return DatabaseCorrupt("the database file", text)
+    elif name.startswith("SQLITE_CONSTRAINT"):
+        return DatabaseCorrupt("a row", text)
+    else:
+        why = text
+    return DatabaseUnavailable(why)

@@ -1,0 +1,211 @@
+"""The SQLite store: two lanes (one writes, one reads), units, snapshots, groups.
+
+In *split* mode an entry is not committed by group but by write-ahead saga, each primitive by itself (`single`). The
+simulator runs that mode to crash between every two primitives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from bursar.model.errors import BursarError, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
+from bursar.ports import Lane, Ports
+from bursar.store.group import Job
+from bursar.store.sql import migrations
+from bursar.store.sqlite import calls
+from bursar.store.rows import Row
+from bursar.store.tables import Tables
+
+T = TypeVar("T")
+MIGRATIONS = migrations("bursar.store.sqlite")
+VERSION = MIGRATIONS[-1][0]
+
+
+class SqliteSession:
+    """Statements on one connection, on one lane."""
+
+    def __init__(self, store: SqliteStore, lane: Lane, connection: Callable[[], sqlite3.Connection]) -> None:
+        self._store = store
+        self._lane = lane
+        self._connection = connection
+
+    async def rows(self, name: str, *args: Any) -> Sequence[Row]:
+        """Run a statement and return its rows."""
+        return await self._store.run(self._lane, partial(calls.rows, self._connection(), name, args))
+
+    async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Run a statement once per row."""
+        if not rows:
+            return 0
+        return await self._store.run(self._lane, partial(calls.write, self._connection(), name, rows))
+
+    amount = staticmethod(calls.amount_in)
+    minor = staticmethod(calls.amount_out)
+
+
+class ReadSession(SqliteSession):
+    """Like a session, but waits for whoever holds the reading connection in a snapshot."""
+
+    async def rows(self, name: str, *args: Any) -> Sequence[Row]:
+        async with self._store.read_lock:
+            return await super().rows(name, *args)
+
+
+class SqliteStore:
+    """One SQLite file."""
+
+    engine = "sqlite"
+
+    def __init__(self, ports: Ports, path: str, *, split: bool = False) -> None:
+        self.ports = ports
+        self.path = path
+        self.split = split
+        self._write_lane = ports.lane("write")
+        self._read_lane = ports.lane("read")
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self.write_lock = asyncio.Lock()
+        self.read_lock = asyncio.Lock()
+        self.read = Tables(ReadSession(self, self._read_lane, self._get_reader))
+
+    async def open(self, *, migrate: bool = False) -> None:
+        """Open the file; make it if it is new. An older one is only brought forward if `migrate` says so."""
+        await self.run(self._write_lane, partial(self._open_writer, migrate))
+        await self.run(self._read_lane, self._open_reader)
+        if self._reader is self._writer:  # one connection for both (the simulator): a unit must not be read half-way
+            self.read_lock = self.write_lock
+
+    async def close(self) -> None:
+        """Finish what is queued and let go of the file."""
+        with contextlib.suppress(BursarError):
+            for lane, connection in ((self._read_lane, self._reader), (self._write_lane, self._writer)):
+                if connection is not None:
+                    await self.run(lane, connection.close)
+        self._read_lane.close()
+        self._write_lane.close()
+
+    async def run(self, lane: Lane, work: Callable[[], T]) -> T:
+        """Run something on a lane, turning SQLite's errors into ours."""
+        try:
+            return await lane.run(work)
+        except sqlite3.Error as error:
+            raise calls.explain(error) from error
+
+    @contextlib.asynccontextmanager
+    async def unit(self) -> AsyncIterator[Tables]:
+        """Several primitives as one."""
+        async with self.write_lock:
+            tables = Tables(SqliteSession(self, self._write_lane, self._get_writer))
+            await self._do("BEGIN IMMEDIATE")
+            try:
+                yield tables
+            except BaseException:
+                await self._do("ROLLBACK")
+                raise
+            await self._do("COMMIT")
+
+    def single(self) -> Tables:
+        """Primitives that each stand alone: the steps of a saga."""
+        return Tables(SqliteSession(self, self._write_lane, self._get_writer))
+
+    @contextlib.asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Tables]:
+        """Reads that all see the same moment."""
+        async with self.read_lock:
+            await self.run(self._read_lane, partial(self._get_reader().execute, "BEGIN"))
+            try:
+                yield Tables(SqliteSession(self, self._read_lane, self._get_reader))
+            finally:
+                await self.run(self._read_lane, partial(self._get_reader().execute, "ROLLBACK"))
+
+    async def group(self, job: Job, connection: sqlite3.Connection | None = None) -> None:
+        """Write a group, in a transaction of its own or in the caller's."""
+        if connection is not None:
+            try:
+                self._in_callers_transaction(connection, job)
+            except sqlite3.Error as error:
+                raise calls.explain(error) from error
+            return
+        async with self.write_lock:
+            await self.run(self._write_lane, partial(self._group, job))
+
+    def _group(self, job: Job) -> None:
+        connection = self._get_writer()
+        calls.together(connection, partial(calls.run_group, connection, job))
+
+    def _in_callers_transaction(self, connection: sqlite3.Connection, job: Job) -> None:
+        if not isinstance(connection, sqlite3.Connection):
+            raise DatabaseUnavailable(f"a sqlite3.Connection is expected, not {type(connection).__name__}")
+        calls.register(connection, self.ports.now_us)
+        if not connection.in_transaction:
+            raise DatabaseUnavailable("the connection is not in a transaction; run BEGIN IMMEDIATE first")
+        connection.execute("SAVEPOINT bursar")
+        try:
+            calls.run_group(connection, job)
+        except BaseException:
+            connection.execute("ROLLBACK TO bursar")
+            connection.execute("RELEASE bursar")
+            raise
+        connection.execute("RELEASE bursar")
+
+    async def _do(self, sql: str) -> None:
+        await self.run(self._write_lane, partial(self._get_writer().execute, sql))
+
+    def _get_writer(self) -> sqlite3.Connection:
+        if self._writer is None:
+            raise DatabaseUnavailable("it is not open")
+        return self._writer
+
+    def _get_reader(self) -> sqlite3.Connection:
+        if self._reader is None:
+            raise DatabaseUnavailable("it is not open")
+        return self._reader
+
+    def _open_writer(self, migrate: bool) -> None:
+        connection = self.ports.sqlite(self.path, read_only=False)
+        for pragma in (f"busy_timeout = {calls.BUSY_MS}", "journal_mode = WAL", "synchronous = FULL"):
+            connection.execute(f"PRAGMA {pragma}")
+        calls.register(connection, self.ports.now_us)
+        version(connection, migrate=migrate)
+        self._writer = connection
+
+    def _open_reader(self) -> None:
+        connection = self.ports.sqlite(self.path, read_only=True)
+        connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
+        calls.register(connection, self.ports.now_us)
+        self._reader = connection
+
+
+def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
+    """Check the schema's version; bring it forward if asked to, or if the file is new. Returns what was applied."""
+    (have,) = connection.execute("PRAGMA user_version").fetchone()
+    if have > VERSION:
+        raise DatabaseNewer(have, VERSION)
+    if have == VERSION:
+        return []
+    if have and not migrate:
+        raise DatabaseOlder(have, VERSION)
+    if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] and not migrate:
+        raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
+    applied = []
+    for number, _name, text in MIGRATIONS:
+        # In one transaction with the version: a crash in between leaves the old schema, whole.
+        script = f"BEGIN IMMEDIATE;\n{text}\nPRAGMA user_version = {number};\nCOMMIT;"
+        if connection.execute("PRAGMA user_version").fetchone()[0] < number:
+            _apply(connection, script)
+            applied.append(number)
+    return applied
+
+
+def _apply(connection: sqlite3.Connection, script: str) -> None:
+    try:
+        connection.executescript(script)
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,243 @@
+"""Deciding a group: pure. Which changes of many callers are right, one after the other, and which rows that makes.
+
+The outcome of each change is what it would have been alone, in that order (L17): it is resolved and validated on the
+ground as its predecessors have left it. A refused change leaves no trace. If the engine later loses a race, the whole
+decision is thrown away, refusals included, and made again on new ground.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bursar.model.entries import Intent
+from bursar.model.envelope import Receipt, encode_legs
+from bursar.model.errors import KeyReused, Refusal
+from bursar.model.ground import MINUS, PLUS, Ground
+from bursar.model.plan import validate_and_plan
+from bursar.model.plan_types import Plan
+from bursar.model.postings import Posting
+from bursar.model.records import HoldRow, Taken
+from bursar.model.resolve import booked_legs, resolve
+from bursar.model.selection import Short
+from bursar.store.group import FIRST_READ, READ_MAX, Ask, Heads, Known, PoolKey, Rows
+from bursar.store.rows import envelope_row
+from bursar.writer.change import Change
+
+Outcome = tuple[Receipt, ...] | Refusal
+
+
+class Step:
+    """One accepted intent."""
+
+    __slots__ = ("hold", "plan", "row")
+
+    def __init__(self, plan: Plan, row: tuple[Any, ...], hold: HoldRow | None) -> None:
+        self.plan = plan
+        self.row = row
+        self.hold = hold
+
+
+class GroupJob:
+    """A group of changes on its way through an engine."""
+
+    def __init__(self, heads: Heads, changes: Sequence[Change]) -> None:
+        self.heads = heads
+        self.changes = changes
+        self.outcomes: list[Outcome] = []
+        self._limits: dict[PoolKey, int] = {}
+        self._ask = Ask()
+
+    def paths(self) -> set[str]:
+        """Every account that is named."""
+        found: set[str] = set()
+        for change in self.changes:
+            for intent in change.intents:
+                for leg in intent.legs:
+                    found.add(leg.source)
+                    found.add(leg.target)
+                if intent.pins:
+                    found.update(path for path, _ in intent.pins)
+                if intent.merge:
+                    found.add(intent.merge)
+                if intent.hold is not None:
+                    found.add(intent.hold.account)
+        return found
+
+    def ask(self) -> Ask:
+        """Keys, pools of those who pay (or owe), named postings and guarded balances."""
+        ask = Ask(intents=0, keys=[], pools={}, named=[], floors=[])
+        floors: set[tuple[int, int]] = set()
+        for change in self.changes:
+            for intent in change.intents:
+                ask.intents += 1
+                ask.keys.append((intent.scope, intent.key))
+                ask.named += intent.consume
+                self._ask_pools(intent, ask, floors)
+        ask.floors = sorted(floors)
+        self._ask = ask
+        return ask
+
+    def _ask_pools(self, intent: Intent, ask: Ask, floors: set[tuple[int, int]]) -> None:
+        for (path, code), delta in intent.deltas().items():
+            account, asset = self.heads.accounts.get(path), self.heads.assets.get(code)
+            if account is None or asset is None:
+                continue  # refused by name when it is decided
+            if account.selects:
+                owes = account.may_owe(asset)
+                if delta < 0 or intent.consume:
+                    self._want(ask, (account.id, asset.id, PLUS))
+                if owes and (delta > 0 or intent.consume):
+                    self._want(ask, (account.id, asset.id, MINUS))
+                if owes and account.floor(asset) is not None:
+                    floors.add((account.id, asset.id))
+
+    def _want(self, ask: Ask, key: PoolKey) -> None:
+        ask.pools[key] = self._limits.get(key, FIRST_READ)
+
+    def ground(self, known: Known) -> Ground:
+        """What was asked for, as ground to decide on."""
+        ground = Ground(self.heads.accounts, self.heads.assets, self.heads.books)
+        for key, postings in known.pools.items():
+            most = self._ask.pools[key]
+            ground.learn(postings, key=key, complete=len(postings) < most or most >= READ_MAX)
+        ground.learn(known.named, key=None)
+        for floor in self._ask.floors:
+            ground.balances[floor] = known.floors.get(floor, (0, 0))[0]
+        return ground
+
+    def deepen(self, ground: Ground, short: Short) -> None:
+        """A pool was too shallow: ask for more of it next time."""
+        for key, pool in ground.pools.items():
+            if pool is short.pool:
+                self._limits[key] = min(READ_MAX, self._ask.pools[key] * 8)
+
+    def decide(self, known: Known) -> Rows | None:
+        """Decide every change in order; None if a pool turned out too shallow."""
+        ground = self.ground(known)
+        decision = Decision(ground, known)
+        try:
+            self.outcomes = [decision.change(change) for change in self.changes]
+        except Short as short:
+            self.deepen(ground, short)
+            return None
+        return decision.rows(self.heads.wide)
+
+
+class Decision:
+    """The ground, and what has been accepted on it so far."""
+
+    def __init__(self, ground: Ground, known: Known) -> None:
+        self.ground = ground
+        self.known = known
+        self.taken = known.taken
+        self.fresh: dict[tuple[str, str], Taken] = {}
+        self.numbers = iter(known.numbers)
+        self.steps: list[Step] = []
+
+    def change(self, change: Change) -> Outcome:
+        """All intents of a change, or a refusal and no trace."""
+        mark = len(self.steps)
+        try:
+            return tuple([self.intent(intent) for intent in change.intents])
+        except Refusal as refusal:
+            for step in reversed(self.steps[mark:]):
+                self.ground.undo(step.plan)
+                del self.fresh[step.plan.envelope.scope, step.plan.envelope.key]
+            del self.steps[mark:]
+            return refusal
+
+    def intent(self, intent: Intent) -> Receipt:
+        """One intent: replayed, or resolved, validated and applied to the ground."""
+        key = (intent.scope, intent.key)
+        taken = self.taken.get(key) or self.fresh.get(key)
+        if taken is not None:
+            return replay(intent, taken, self.ground)
+        envelope = resolve(intent, self.ground, next(self.numbers))
+        plan = validate_and_plan(envelope, self.ground, intent.pins)
+        self.ground.apply(plan)
+        row = envelope_row(envelope, plan.id)
+        self.fresh[key] = Taken(envelope.seq, plan.id, envelope.book.id, row[7])
+        self.steps.append(Step(plan, row, hold_row(intent, plan, self.ground)))
+        return Receipt(envelope=envelope.seq, id=plan.id.hex(), key=intent.key)
+
+    def rows(self, wide: set[int]) -> Rows:
+        """What all that was accepted writes."""
+        rows = Rows(envelopes=[], postings=[], spends=[], dead=[], involved=[], floors=[], cache=[], holds=[])
+        made: dict[int, Posting] = {}
+        cache: dict[tuple[int, int], list[int]] = {}
+        holds: dict[int, HoldRow] = {}
+        touched: set[tuple[int, int]] = set()
+        for step in self.steps:
+            envelope = step.plan.envelope
+            seq = envelope.seq
+            rows.envelopes.append(step.row)
+            for p in envelope.consumes:
+                rows.spends.append((p.id, seq))
+                if made.pop(p.id, None) is None:
+                    rows.dead.append(p.id)
+            for p in envelope.creates:
+                made[p.id] = p
+                rows.postings.append((p, True))
+            for account in envelope.accounts:
+                rows.involved.append((account.id, seq))
+            for (a, s), change in cache_changes(step.plan, wide).items():
+                part = cache.setdefault((a, s), [0, 0])
+                part[0] += change
+                part[1] = seq
+            touched.update((a, s) for a, s, _, _ in step.plan.floors)
+            if step.hold is not None:
+                holds[step.hold.id] = step.hold
+        rows.postings = [(p, p.id in made) for p, _ in rows.postings]
+        rows.envelopes.sort(key=_scope_key)  # lock order: two groups with the same keys must not deadlock
+        rows.spends.sort()
+        rows.dead.sort()
+        rows.floors = [(*k, self.known.floors.get(k, (0, 0))[1], self.ground.balances[k]) for k in sorted(touched)]
+        rows.cache = [(a, s, part, amount) for (a, s), (amount, part) in cache.items()]
+        rows.holds = [holds[i] for i in sorted(holds)]
+        return rows
+
+
+def _scope_key(row: tuple[Any, ...]) -> tuple[str, str]:
+    return row[2], row[3]
+
+
+def replay(intent: Intent, taken: Taken, ground: Ground) -> Receipt:
+    """The first receipt again, if it is the same intent."""
+    same = ground.book(intent.book).id == taken.book and encode_legs(booked_legs(intent, ground)) == taken.legs
+    if not same:
+        raise KeyReused(intent.scope, intent.key, taken.seq)
+    return Receipt(envelope=taken.seq, id=taken.id.hex(), key=intent.key, replayed=True)
+
+
+def cache_changes(plan: Plan, wide: set[int]) -> dict[tuple[int, int], int]:
+    """What an envelope changes in cached balances: system and external accounts, and those made wide."""
+    cached = {a.id for a in plan.envelope.accounts if not a.selects or a.id in wide}
+    if not cached:
+        return {}
+    changes: dict[tuple[int, int], int] = {}
+    for sign, postings in ((-1, plan.envelope.consumes), (1, plan.envelope.creates)):
+        for p in postings:
+            if p.account in cached:
+                changes[p.account, p.asset] = changes.get((p.account, p.asset), 0) + sign * p.amount
+    return changes
+
+
+def hold_row(intent: Intent, plan: Plan, ground: Ground) -> HoldRow | None:
+    """The hold as this envelope leaves it: its posting is the one created in the account of held money."""
+    hold = intent.hold
+    if hold is None:
+        return None
+    held = ground.account("held").id
+    posting = next((p.id for p in plan.envelope.creates if p.account == held), hold.posting)
+    return HoldRow(
+        id=hold.id or plan.envelope.seq,
+        account=ground.account(hold.account).id,
+        asset=ground.asset(hold.asset).id,
+        amount=hold.amount,
+        remaining=hold.remaining,
+        posting=posting,
+        state=hold.state,
+        owner=hold.owner,
+        expires_us=hold.expires_us,
+    )

@@ -1,0 +1,309 @@
+"""Committing without transactions: a write-ahead saga whose every step is one primitive (specification 004).
+
+    save saga (key and envelope, phase reserving) → reserve → re-validate → phase finalizing, the point of no return
+    → spend → bury → insert → enliven → floors, envelope, history, cache, hold, event → delete saga
+
+Every step is idempotent, so a crash anywhere is mended by doing the rest again: before the point of no return the saga
+is tried anew and may still be refused; after it, it is only ever rolled forward. Each saga has a lease and a fencing
+number: recovery takes over by raising the number, after which the old owner's steps change nothing (L5, L20).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bursar.model.entries import HoldState, Intent
+from bursar.model.envelope import Receipt, decode_ids, decode_legs, decode_pins
+from bursar.model.errors import Conflict, DatabaseCorrupt, InsufficientFunds, InvalidEntry, Refusal, StalePin
+from bursar.model.ground import Ground
+from bursar.model.plan import validate_and_plan
+from bursar.model.plan_types import Plan
+from bursar.model.postings import Posting
+from bursar.model.records import EventKind, HoldRow, Saga, StoredEnvelope
+from bursar.model.resolve import resolve
+from bursar.model.selection import Short
+from bursar.store import Store
+from bursar.store.group import Heads, Known, Lost
+from bursar.store.rows import envelope_of, envelope_row, rebuild
+from bursar.store.tables import Tables
+from bursar.writer.change import Change
+from bursar.writer.decide import GroupJob, cache_changes, hold_row, replay
+
+LEASE_US = 10_000_000
+PAUSE_S = 0.005
+TRIES_IN_SPLIT = 3  # times the writer's: sagas collide more often than groups do
+
+WidePosting = tuple[int, int, int, str]  # amounts as text: MessagePack ends at 64 bits
+WideHold = tuple[int, int, int, str, str, int, str, str, int | None]
+
+
+class SagaData(msgspec.Struct, array_like=True):
+    """What it takes to finish a commit, whoever does it."""
+
+    envelope: StoredEnvelope
+    creates: list[WidePosting]
+    consumes: list[WidePosting]
+    floors: list[tuple[int, int, str]]
+    cache: list[tuple[int, int, str]]
+    hold: WideHold | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(SagaData).decode
+
+
+class SagaCommit:
+    """Commits by saga, and recovers them."""
+
+    def __init__(self, store: Store, tries: int) -> None:
+        self.store = store
+        self.ports = store.ports
+        self.tries = tries * TRIES_IN_SPLIT
+
+    async def apply(self, change: Change) -> tuple[Receipt, ...]:
+        """Commit a change of one intent; without transactions, several can't be all or nothing."""
+        if len(change.intents) != 1:
+            raise InvalidEntry("several entries can't be committed together in split mode")
+        last = ""
+        for attempt in range(self.tries):
+            try:
+                return (await self._commit(change.intents[0]),)
+            except Lost as lost:
+                last = str(lost)
+                await self.ports.sleep(PAUSE_S * (attempt + 1) * (0.5 + self.ports.random()))
+        raise Conflict(last, self.tries)
+
+    async def _commit(self, intent: Intent) -> Receipt:
+        tables = self.store.single()
+        job = GroupJob(Heads(), [Change((intent,))])
+        await self._learn_rules(tables, job)
+        while True:
+            ground, known = await self._ground(tables, job)
+            taken = known.taken.get((intent.scope, intent.key))
+            if taken is not None:
+                return replay(intent, taken, ground)
+            try:
+                envelope = resolve(intent, ground, known.numbers[0])
+                plan = validate_and_plan(envelope, ground, intent.pins)
+                break
+            except Short as short:
+                job.deepen(ground, short)
+            except InsufficientFunds as refusal:
+                await self._only_if_free(tables, refusal, job.heads)
+                raise
+        data = saga_data(plan, hold_row(intent, plan, ground), job.heads.wide)
+        saga = Saga(
+            id=self.ports.token(),
+            kind="commit",
+            scope=intent.scope,
+            key=intent.key,
+            phase="reserving",
+            fence=1,
+            lease_us=self.ports.now_us() + LEASE_US,
+            data=_encode(data),
+        )
+        if not await tables.sagas.save(saga):
+            await self._help(tables, intent)
+            raise Lost(f"key {intent.key!r} is being committed by somebody else")
+        return await self._drive(tables, saga.id, 1, data)
+
+    async def _learn_rules(self, tables: Tables, job: GroupJob) -> None:
+        """The generation comes first: what is read after it may be newer, never older."""
+        generation = await tables.rules.generation()
+        assets, books = await tables.rules.assets(), await tables.rules.books()
+        job.heads.reset(generation, assets, books, await tables.balances.wide())
+        job.heads.accounts = await tables.accounts.heads(sorted(job.paths()))
+
+    async def _ground(self, tables: Tables, job: GroupJob) -> tuple[Ground, Known]:
+        """Read what one intent needs."""
+        ask = job.ask()
+        pools = {}
+        for key, most in ask.pools.items():
+            order = "largest" if key[2] > 0 else "most_negative"
+            pools[key] = await tables.postings.candidates(order, key[0], key[1], most)
+        floors = await tables.balances.heads(ask.floors) if ask.floors else {}
+        known = Known(
+            [await tables.envelopes.take_numbers(1)],
+            await tables.envelopes.taken(ask.keys),
+            pools,
+            await tables.postings.live(ask.named) if ask.named else [],
+            {key: (balance, turn) for key, (balance, turn, _) in floors.items()},
+        )
+        return job.ground(known), known
+
+    async def _only_if_free(self, tables: Tables, refusal: InsufficientFunds, heads: Heads) -> None:
+        """A shortage caused by somebody else's reservations is no refusal: it may pass (L18)."""
+        account, asset = heads.accounts[refusal.account], heads.assets[refusal.asset]
+        claimed, finalizing, free = await tables.postings.shortage(account.id, asset.id)
+        if claimed or finalizing or free >= asset.minor(refusal.needed):
+            raise Lost(f"postings of {refusal.account} are reserved")
+
+    async def _help(self, tables: Tables, intent: Intent) -> None:
+        """Somebody is committing the same key; if they died, finish it for them."""
+        for saga in await tables.sagas.list():
+            if (saga.scope, saga.key) == (intent.scope, intent.key):
+                await self._recover_one(tables, saga)
+
+    async def _drive(self, tables: Tables, saga: str, fence: int, data: SagaData) -> Receipt:
+        """Reserve, re-validate, pass the point of no return, roll forward."""
+        ids = list(decode_ids(data.envelope.consumes))
+        guarded = [(a, s) for a, s, _ in data.floors]
+        claimed = await tables.postings.reserve(ids, saga, fence) if ids else 0
+        heads = await tables.balances.reserve_heads(guarded, saga, fence) if guarded else 0
+        if claimed != len(ids) or heads != len(guarded):
+            await self._abandon(tables, saga, fence, ids)
+            raise Lost("a posting was taken")
+        try:
+            plan, generation = await self._revalidate(tables, data)
+        except Refusal as refusal:
+            await self._abandon(tables, saga, fence, ids)
+            if isinstance(refusal, StalePin):
+                raise Lost("an account has changed") from refusal
+            raise
+        data.floors = [(a, s, str(after)) for a, s, _, after in plan.floors]
+        if not await tables.sagas.finalize(saga, fence, _encode(data), generation):
+            await self._abandon(tables, saga, fence, ids)
+            raise Lost("the rules have changed, or somebody has taken the saga over")
+        return await self._roll_forward(tables, saga, fence, data)
+
+    async def _abandon(self, tables: Tables, saga: str, fence: int, ids: list[int]) -> None:
+        if ids:
+            await tables.postings.release(ids, saga, fence)
+        await tables.balances.release_heads(saga, fence)
+        await tables.sagas.delete(saga, fence)
+
+    async def _revalidate(self, tables: Tables, data: SagaData) -> tuple[Plan, int]:
+        """The same checks again, on what is there now: floors, freezes and pins are judged here, as late as can be."""
+        generation = await tables.rules.generation()
+        assets, books = await tables.rules.assets(), await tables.rules.books()
+        pins = decode_pins(data.envelope.pins)
+        heads = await tables.accounts.heads_by_id([account for account, _ in pins])
+        versions = await tables.accounts.versions(pins)
+        ground = Ground({a.path: a for a in heads.values()}, assets, books)
+        ids = [p[0] for p in data.consumes]
+        stored = await tables.postings.get(ids) if ids else []
+        ground.learn([s.posting for s in stored if s.spender is None], key=None)
+        guarded = [(a, s) for a, s, _ in data.floors]
+        for key, (balance, _turn, _who) in (await tables.balances.heads(guarded) if guarded else {}).items():
+            ground.balances[key] = balance
+        by_id = {a.id: a for a in assets.values()}
+        names = {b.id: b for b in books.values()}
+        accounts = {pin[0]: versions[pin] for pin in pins}
+        envelope = rebuild(
+            data.envelope,
+            accounts,
+            by_id,
+            names,
+            tuple(_narrow(p) for p in data.consumes),
+            tuple(_narrow(p) for p in data.creates),
+        )
+        return validate_and_plan(envelope, ground), generation
+
+    async def _roll_forward(self, tables: Tables, saga: str, fence: int, data: SagaData) -> Receipt:
+        """Do all that is left. Every step may have been done before."""
+        stored = data.envelope
+        ids = [p[0] for p in data.consumes]
+        if ids:
+            await tables.postings.spend(ids, saga, fence, stored.seq)
+            spenders = await tables.postings.spenders(ids)
+            if any(spenders.get(i) != stored.seq for i in ids):
+                # After the point of no return our reservation can't be lost; if it is, stop before creating value (L4).
+                raise DatabaseCorrupt(f"saga {saga}", "its postings were spent by somebody else")
+            await tables.postings.bury(ids, saga)
+        creates = [_narrow(p) for p in data.creates]
+        await tables.postings.insert(creates)
+        await tables.postings.enliven(creates)
+        if data.floors:
+            await tables.balances.settle_heads([(a, s, int(b)) for a, s, b in data.floors], saga)
+        await tables.envelopes.insert_row(stored)
+        await tables.envelopes.involve([account for account, _ in decode_pins(stored.pins)], stored.seq)
+        if data.cache:
+            rows = [(a, s, stored.seq, int(v)) for a, s, v in data.cache]
+            await tables.balances.add_cache_fenced(rows, saga, fence)
+        if data.hold is not None:
+            await tables.holds.put_fenced(_hold(data.hold), saga, fence)
+        await tables.events.append(EventKind.COMMITTED, stored.seq)
+        await tables.sagas.delete(saga, fence)
+        return Receipt(envelope=stored.seq, id=stored.id.hex(), key=stored.key)
+
+    async def recover(self) -> dict[str, int]:
+        """Finish or cleanly abandon every saga whose owner is gone. A second call finds nothing to do."""
+        found = {"finished": 0, "abandoned": 0, "broken": 0, "alive": 0}
+        tables = self.store.single()
+        for saga in await tables.sagas.list():
+            if saga.phase == "broken":
+                found["broken"] += 1
+            else:
+                found[await self._recover_one(tables, saga)] += 1
+        return found
+
+    async def _recover_one(self, tables: Tables, saga: Saga) -> str:
+        now = self.ports.now_us()
+        # A clock that jumped back must not leave a saga leased for ever (L24).
+        deadline = now if saga.lease_us <= now + 2 * LEASE_US else saga.lease_us
+        if not await tables.sagas.take(saga.id, saga.fence, now + LEASE_US, deadline):
+            return "alive"
+        fence = saga.fence + 1
+        try:
+            data = _decode(saga.data)
+        except (msgspec.MsgspecError, ValueError):
+            await tables.sagas.set_aside(saga.id)
+            return "broken"
+        try:
+            if saga.phase == "finalizing":
+                await self._roll_forward(tables, saga.id, fence, data)
+            else:
+                await self._drive(tables, saga.id, fence, data)
+        except (Lost, Refusal):
+            return "abandoned"
+        except DatabaseCorrupt:
+            await tables.sagas.set_aside(saga.id)
+            return "broken"
+        return "finished"
+
+
+def saga_data(plan: Plan, hold: HoldRow | None, wide: set[int]) -> SagaData:
+    """A plan as it is written ahead."""
+    envelope = plan.envelope
+    return SagaData(
+        envelope=envelope_of((*envelope_row(envelope, plan.id), 0)),
+        creates=[_wide(p) for p in envelope.creates],
+        consumes=[_wide(p) for p in envelope.consumes],
+        floors=[(a, s, str(after)) for a, s, _, after in plan.floors],
+        cache=[(a, s, str(v)) for (a, s), v in cache_changes(plan, wide).items()],
+        hold=None
+        if hold is None
+        else (
+            hold.id,
+            hold.account,
+            hold.asset,
+            str(hold.amount),
+            str(hold.remaining),
+            hold.posting,
+            hold.state.value,
+            hold.owner,
+            hold.expires_us,
+        ),
+    )
+
+
+def _wide(p: Posting) -> WidePosting:
+    return (p.id, p.account, p.asset, str(p.amount))
+
+
+def _narrow(p: WidePosting) -> Posting:
+    return Posting(p[0], p[1], p[2], int(p[3]))
+
+
+def _hold(h: WideHold) -> HoldRow:
+    return HoldRow(
+        id=h[0],
+        account=h[1],
+        asset=h[2],
+        amount=int(h[3]),
+        remaining=int(h[4]),
+        posting=h[5],
+        state=HoldState(h[6]),
+        owner=h[7],
+        expires_us=h[8],
+    )

@@ -1,0 +1,46 @@
+"""What every suite may ask for: a PostgreSQL server, and an empty database in it.
+
+The server is real and starts with the first test that needs it, one per process (so one per xdist worker). A machine
+without PostgreSQL fails here, with a message that says what to install; skipping would turn a suite green that has
+proved nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import count
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from bursar.devdb import throwaway_postgres
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The server's own database, shared by the whole session: leave nothing in it."""
+    # Without fsync a committed row still survives kill -9 of the server (the kernel has it); only power loss is not
+    # covered, and no test here cuts the power.
+    with throwaway_postgres({"fsync": "off"}) as postgres:
+        yield postgres.url
+
+
+@pytest.fixture
+def fresh_postgres(postgres_url: str) -> Iterator[str]:
+    """A database of the test's own, empty, dropped afterwards with whoever is still connected."""
+    name = f"test_{next(_numbers)}"
+    asyncio.run(_execute(postgres_url, f"CREATE DATABASE {name}"))
+    yield urlunsplit(urlsplit(postgres_url)._replace(path=f"/{name}"))
+    asyncio.run(_execute(postgres_url, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()

@@ -1,0 +1,396 @@
+"""Machines, as specifications: what a state machine promises, what it refuses to be, and how it draws itself.
+
+The machine of transfers is specification 000 §2.1 to the letter; `SMALL` is the least that has every kind of arrow, and
+each refusal is one change to it.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from dataclasses import FrozenInstanceError, replace
+from functools import reduce
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bursar.model.machine import Arrow, Flaw, ImpossibleEvent, Kind, Machine, MachineRefused, State, UnknownState
+from bursar.model.outcome import UNKNOWNS, Outcome
+
+REST, CALL, WAIT, TERMINAL = Kind.REST, Kind.CALL, Kind.WAIT, Kind.TERMINAL
+SUCCESS, EXPLICIT_FAIL, TIMEOUT = Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.TIMEOUT
+SVG = "{http://www.w3.org/2000/svg}"
+
+TRANSFERS = Machine(
+    name="transfers",
+    initial="INIT",
+    events=("SOURCE_CALL", "TARGET_CALL"),
+    states=(
+        State("INIT", REST, 0),
+        State("SOURCE_PENDING", CALL, 10, action="withdraw"),
+        State("SOURCE_DONE", REST, 20, in_flight=True),
+        State("TARGET_PENDING", CALL, 30, in_flight=True, action="deposit"),
+        State("COMMITTED", TERMINAL, 40),
+        State("FAILED", TERMINAL, -10, gives_back=True),
+        State("COMPENSATING", CALL, -20, in_flight=True, gives_back=True, action="refund"),
+        State("ROLLED_BACK", TERMINAL, -30, gives_back=True),
+    ),
+    arrows=(
+        Arrow("INIT", "SOURCE_CALL", "SOURCE_PENDING"),
+        Arrow("SOURCE_PENDING", SUCCESS, "SOURCE_DONE"),
+        Arrow("SOURCE_PENDING", EXPLICIT_FAIL, "FAILED"),
+        Arrow("SOURCE_DONE", "TARGET_CALL", "TARGET_PENDING"),
+        Arrow("TARGET_PENDING", SUCCESS, "COMMITTED"),
+        Arrow("TARGET_PENDING", EXPLICIT_FAIL, "COMPENSATING"),
+        Arrow("COMPENSATING", SUCCESS, "ROLLED_BACK"),
+        Arrow("COMPENSATING", EXPLICIT_FAIL, "COMPENSATING"),
+    ),
+)
+
+SMALL = (
+    State("BEGUN", REST),
+    State("ASKING", CALL, action="ask"),
+    State("DONE", TERMINAL),
+    State("RETURNED", TERMINAL, gives_back=True),
+)
+SMALL_ARROWS = (
+    Arrow("BEGUN", "GO", "ASKING"),
+    Arrow("ASKING", SUCCESS, "DONE"),
+    Arrow("ASKING", EXPLICIT_FAIL, "RETURNED"),
+)
+
+
+def build(**change: Any) -> Machine:
+    small = {"name": "small", "initial": "BEGUN", "states": SMALL, "arrows": SMALL_ARROWS, "events": ("GO",)}
+    return Machine(**{**small, **change})
+
+
+def refusal(**change: Any) -> list[str]:
+    """What is wrong with the machine, as "FLAW STATE EVENT"."""
+    with pytest.raises(MachineRefused) as error:
+        build(**change)
+    return [" ".join(filter(None, (x.flaw.name, x.state, x.event))) for x in error.value.problems]
+
+
+def put(name: str, **fields: Any) -> dict[str, Any]:
+    """Other fields in one of the states."""
+    return {"states": tuple(replace(state, **fields) if state.name == name else state for state in SMALL)}
+
+
+def add(*more: State | Arrow) -> dict[str, Any]:
+    """States and arrows besides; the arrows' own event is MORE."""
+    states = tuple(item for item in more if isinstance(item, State))
+    arrows = tuple(item for item in more if isinstance(item, Arrow))
+    return {"states": SMALL + states, "arrows": SMALL_ARROWS + arrows, "events": ("GO", "MORE")}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Machines of every shape that is allowed: a chain, so that all is reachable, and arrows across it at random."""
+    count = draw(st.integers(2, 9))
+    names = [f"STATE_{'LONG_' * draw(st.integers(0, 3))}{number}" for number in range(count)]
+    states, arrows = [], []
+    for number, name in enumerate(names[:-1]):
+        kind = draw(st.sampled_from([REST, CALL, WAIT]))
+        call, wait = "act" if kind is CALL else None, "person" if kind is WAIT else None
+        states.append(State(name, kind, action=call, awaits=wait, in_flight=draw(st.booleans())))
+        arrows.append(Arrow(name, SUCCESS if kind is CALL else "GO", names[number + 1]))
+        # A rest state may only lead on; elsewhere a way back is fine.
+        targets = names[number + 1 :] if kind is REST else names
+        if kind is CALL or draw(st.booleans()):
+            arrows.append(Arrow(name, EXPLICIT_FAIL if kind is CALL else "TURN", draw(st.sampled_from(targets))))
+    events = tuple(sorted({arrow.event for arrow in arrows} - {*Outcome}))
+    states.append(State(names[-1], TERMINAL))
+    return build(states=tuple(states), arrows=tuple(arrows), events=events, initial=names[0])
+
+
+# -------------------------------------------------------------------------------------------------------- what it does
+
+
+def test_only_a_definite_answer_moves_a_record_and_only_a_definite_no_gives_back() -> None:
+    """Given every outcome, then two are known, and one of those allows giving money back (000 §2.3)."""
+    assert [outcome for outcome in Outcome if outcome.is_known] == [SUCCESS, EXPLICIT_FAIL]
+    assert [outcome for outcome in Outcome if outcome.may_give_back] == [EXPLICIT_FAIL]
+    assert UNKNOWNS == (TIMEOUT, Outcome.PENDING, Outcome.NETWORK_ERROR, Outcome.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("events", "end"),
+    [
+        (("SOURCE_CALL", SUCCESS, "TARGET_CALL", SUCCESS), "COMMITTED"),
+        (("SOURCE_CALL", EXPLICIT_FAIL), "FAILED"),
+        (("SOURCE_CALL", SUCCESS, "TARGET_CALL", EXPLICIT_FAIL, SUCCESS), "ROLLED_BACK"),
+        (("SOURCE_CALL", SUCCESS, "TARGET_CALL", EXPLICIT_FAIL, EXPLICIT_FAIL), "COMPENSATING"),
+        (("SOURCE_CALL", *UNKNOWNS, SUCCESS, "TARGET_CALL", *UNKNOWNS), "TARGET_PENDING"),
+    ],
+)
+def test_a_transfer_goes_where_specification_000_says(events: tuple[str, ...], end: str) -> None:
+    """Given a new transfer, when these events happen, then it is in this state."""
+    assert reduce(lambda state, event: TRANSFERS.next(state, event).name, events, "INIT") == end
+
+
+def test_an_event_that_cannot_happen_is_refused_with_those_that_can() -> None:
+    """Given a state, when an event of another state happens, then the error says what was possible."""
+    with pytest.raises(ImpossibleEvent) as error:
+        TRANSFERS.next("SOURCE_DONE", SUCCESS)
+    assert (error.value.state, error.value.event, error.value.possible) == ("SOURCE_DONE", "SUCCESS", ("TARGET_CALL",))
+    assert "'SOURCE_DONE'" in str(error.value) and "'SUCCESS'" in str(error.value)
+
+
+def test_a_state_that_does_not_exist_is_refused() -> None:
+    """Given a name or a code of no state, when it is looked up, then the error carries it."""
+    with pytest.raises(UnknownState, match="'LOST'"):
+        TRANSFERS.next("LOST", SUCCESS)
+    with pytest.raises(UnknownState, match="41"):
+        TRANSFERS.state_of_code(41)
+
+
+def test_states_are_found_by_name_by_code_and_by_kind() -> None:
+    """Given the codes of 000 §2.1, negative ones too, then each leads to its state and back."""
+    assert all(TRANSFERS.state_of_code(s.code) is s is TRANSFERS.state(s.name) for s in TRANSFERS.states if s.code)
+    assert TRANSFERS.state_of_code(0).name == "INIT"
+    assert [state.name for state in TRANSFERS.terminal] == ["COMMITTED", "FAILED", "ROLLED_BACK"]
+    assert [state.action for state in TRANSFERS.calls] == ["withdraw", "deposit", "refund"]
+    assert [str(arrow.event) for arrow in TRANSFERS.arrows_from("INIT")] == ["SOURCE_CALL"]
+
+
+def test_states_are_never_ordered() -> None:
+    """Given two states with codes, when somebody asks which is further, then there is no answer (T4)."""
+    with pytest.raises(TypeError):
+        sorted(TRANSFERS.states)  # type: ignore[type-var]
+
+
+def test_a_machine_never_changes() -> None:
+    """Given a machine, when somebody adds a state or an arrow, then it is refused; a changed copy is checked anew."""
+    with pytest.raises(FrozenInstanceError):
+        TRANSFERS.arrows = ()  # type: ignore[misc]
+    assert replace(TRANSFERS, name="copy").arrows == TRANSFERS.arrows
+    with pytest.raises(MachineRefused):
+        replace(TRANSFERS, arrows=())
+
+
+def test_a_finer_event_says_which_outcome_it_is_a_kind_of() -> None:
+    """Given a call that can be refused in two ways, then each has its event, and the arrow knows the outcome."""
+    machine = build(**add(Arrow("ASKING", "MORE", "BEGUN", EXPLICIT_FAIL)))
+    assert machine.next("ASKING", "MORE").name == "BEGUN"
+    assert machine.arrow("ASKING", "MORE").answer is EXPLICIT_FAIL
+    assert machine.arrow("ASKING", TIMEOUT).answer is TIMEOUT
+
+
+@given(machines(), st.data())
+def test_next_leads_to_a_state_or_refuses_and_no_unknown_ever_moves(machine: Machine, data: st.DataObject) -> None:
+    """Given any machine, when anything happens in any state, then it moves by an arrow or refuses; unknowns stay."""
+    for state in machine.states:
+        event = data.draw(st.sampled_from([*Outcome, *machine.events, "NEVER_HEARD_OF"]))
+        possible = {arrow.event: arrow.target for arrow in machine.arrows if arrow.source == state.name}
+        if event in possible:
+            assert machine.next(state.name, event) is machine.state(possible[event])
+        else:
+            with pytest.raises(ImpossibleEvent):
+                machine.next(state.name, event)
+        assert (state.kind is TERMINAL) == (not possible)
+        for unknown in UNKNOWNS:
+            assert state.kind is not CALL or machine.next(state.name, unknown) is state
+
+
+@given(
+    st.sampled_from([*UNKNOWNS, "MORE"]), st.sampled_from([None, *Outcome]), st.sampled_from([s.name for s in SMALL])
+)
+def test_no_machine_can_be_built_in_which_an_unknown_moves(event: str, kind_of: Outcome | None, target: str) -> None:
+    """Given any further arrow out of a call, when the machine accepts it, then what it answers to stays or is known."""
+    change = add(Arrow("ASKING", event, target, kind_of))
+    try:
+        machine = build(**change | {"events": ("GO", "MORE")[: 1 + (event == "MORE")]})
+    except MachineRefused:
+        return
+    assert target == "ASKING" or (event == "MORE" and kind_of in (SUCCESS, EXPLICIT_FAIL))
+    assert all(machine.next("ASKING", unknown).name == "ASKING" for unknown in UNKNOWNS)
+
+
+# ----------------------------------------------------------------------------------------------------- what it refuses
+
+
+HELD, AGAIN = State("HELD", WAIT, awaits="operator"), State("AGAIN", REST)
+PING, PONG = State("PING", CALL, action="ping"), State("PONG", CALL, action="pong")
+CIRCLE = [Arrow(a, outcome, b) for a, b in (("PING", "PONG"), ("PONG", "PING")) for outcome in (SUCCESS, EXPLICIT_FAIL)]
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("BAD_NAME", {"name": "a/b"}),
+    *((f"BAD_NAME {name}", add(State(name, TERMINAL))) for name in ("9", "A__B", " A", "A-B", "A\n", "É", "A" * 65)),
+    ("BAD_NAME ASKING", put("ASKING", action="a.b")),
+    ("BAD_NAME G:O", {"events": ("GO", "G:O")}),
+    ("DUPLICATE_NAME DONE", add(State("do ne", TERMINAL))),
+    ("DUPLICATE_NAME go", {"events": ("GO", "go")}),
+    ("DUPLICATE_NAME Success", {"events": ("GO", "Success")}),
+    ("DUPLICATE_CODE DONE", {"states": tuple(replace(state, code=-5) for state in SMALL)}),
+    ("BAD_CODE DONE", put("DONE", code=2**15)),
+    ("TOO_LARGE", {"arrows": SMALL_ARROWS * 334}),
+    ("NO_INITIAL ELSEWHERE", {"initial": "ELSEWHERE"}),
+    ("NO_INITIAL DONE", {"initial": "DONE"}),
+    ("NO_TERMINAL", {"states": (), "arrows": ()}),
+    ("NO_ACTION ASKING", put("ASKING", action=None)),
+    ("NOBODY_AWAITED BEGUN", put("BEGUN", kind=WAIT)),
+    ("STRAY_FIELD BEGUN", put("BEGUN", action="ask")),
+    ("STRAY_FIELD ASKING", put("ASKING", awaits="approver")),
+    ("FUNDS_AT_THE_END DONE", put("DONE", in_flight=True)),
+    ("LEAVES_THE_END DONE MORE", add(Arrow("DONE", "MORE", "RETURNED"))),
+    ("UNKNOWN_STATE NOWHERE MORE", add(Arrow("BEGUN", "MORE", "NOWHERE"))),
+    ("UNKNOWN_STATE NOWHERE MORE", add(Arrow("NOWHERE", "MORE", "DONE"))),
+    ("AMBIGUOUS BEGUN GO", add(Arrow("BEGUN", "GO", "DONE"))),
+    ("UNDECLARED_EVENT BEGUN MOER", add(Arrow("BEGUN", "MOER", "DONE"))),
+    ("UNHANDLED_EVENT CANCELLED", {"events": ("GO", "CANCELLED")}),
+    ("UNHANDLED_OUTCOME ASKING SUCCESS", {"arrows": (SMALL_ARROWS[0], SMALL_ARROWS[2])}),
+    ("UNHANDLED_OUTCOME ASKING EXPLICIT_FAIL", {"arrows": SMALL_ARROWS[:2]}),
+    ("NO_OUTCOME ASKING MORE", add(Arrow("ASKING", "MORE", "DONE"))),
+    ("STRAY_OUTCOME BEGUN TIMEOUT", add(Arrow("BEGUN", TIMEOUT, "DONE"))),
+    ("STRAY_OUTCOME BEGUN MORE", add(Arrow("BEGUN", "MORE", "DONE", SUCCESS))),
+    ("STRAY_OUTCOME ASKING TIMEOUT", add(Arrow("ASKING", TIMEOUT, "ASKING", SUCCESS))),
+    ("UNKNOWN_MOVES ASKING TIMEOUT", add(Arrow("ASKING", TIMEOUT, "RETURNED"))),
+    ("UNKNOWN_MOVES ASKING TIMEOUT", add(Arrow("ASKING", TIMEOUT, "RETURNED", EXPLICIT_FAIL))),
+    ("UNKNOWN_MOVES ASKING MORE", add(Arrow("ASKING", "MORE", "DONE", Outcome.PENDING))),
+    ("SUCCESS_GIVES_BACK ASKING MORE", add(Arrow("ASKING", "MORE", "RETURNED", SUCCESS))),
+    ("NO_WAY_ON HELD", add(HELD, Arrow("BEGUN", "MORE", "HELD"), Arrow("HELD", "MORE", "HELD"))),
+    ("SPINS AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "BEGUN"))),
+    ("SPINS AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "AGAIN"))),
+    ("UNREACHABLE HELD", add(HELD, Arrow("HELD", "MORE", "DONE"))),
+    ("NO_END PING", add(PING, PONG, Arrow("BEGUN", "MORE", "PING"), *CIRCLE)),
+]
+
+
+@pytest.mark.parametrize(("problem", "change"), REFUSED, ids=[problem for problem, _ in REFUSED])
+def test_refused(problem: str, change: dict[str, Any]) -> None:
+    """Given a machine that is wrong in this way, when it is built, then that is said, with the state and the event."""
+    assert problem in refusal(**change)
+
+
+def test_every_flaw_has_its_refusal() -> None:
+    """Given the list of flaws, then each of them is shown above."""
+    assert {problem.split()[0] for problem, _ in REFUSED} == {flaw.name for flaw in Flaw}
+
+
+def test_a_person_in_the_circle_makes_it_an_end() -> None:
+    """Given a call that leads nowhere but to a person who can only ask again, then somebody decides: allowed."""
+    person = State("PONG", WAIT, awaits="operator")
+    build(**add(PING, person, Arrow("BEGUN", "MORE", "PING"), *CIRCLE[:2], Arrow("PONG", "MORE", "PING")))
+
+
+def test_a_kind_that_is_only_text_is_a_kind_all_the_same() -> None:
+    """Given "call" instead of Kind.CALL, then the rules of call states hold; given nonsense, it is refused at once."""
+    assert State("A", "call").kind is CALL  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="perhaps"):
+        State("A", "perhaps")  # type: ignore[arg-type]
+
+
+def test_a_refusal_lists_everything_that_is_wrong() -> None:
+    """Given a machine with several flaws, when it is built, then one error has them all, each with its place."""
+    assert refusal(**put("DONE", in_flight=True), arrows=(*SMALL_ARROWS[1:], Arrow("ASKING", TIMEOUT, "DONE"))) == [
+        *("FUNDS_AT_THE_END DONE", "UNHANDLED_EVENT GO", "UNKNOWN_MOVES ASKING TIMEOUT", "NO_WAY_ON BEGUN"),
+        *("UNREACHABLE ASKING", "UNREACHABLE DONE", "UNREACHABLE RETURNED"),
+    ]
+    with pytest.raises(MachineRefused, match="state 'ASKING', event 'TIMEOUT': to 'DONE': an unknown outcome stays"):
+        build(**add(Arrow("ASKING", TIMEOUT, "DONE")))
+
+
+# -------------------------------------------------------------------------------------------------------- how it looks
+
+TRANSFERS_MERMAID = """\
+stateDiagram-v2
+    state "INIT<br/>0 · moves on" as INIT
+    state "SOURCE_PENDING<br/>10 · calls withdraw" as SOURCE_PENDING
+    state "SOURCE_DONE<br/>20 · moves on, money in flight" as SOURCE_DONE
+    state "TARGET_PENDING<br/>30 · calls deposit, money in flight" as TARGET_PENDING
+    state "COMMITTED<br/>40 · end" as COMMITTED
+    state "FAILED<br/>-10 · end" as FAILED
+    state "COMPENSATING<br/>-20 · calls refund, money in flight" as COMPENSATING
+    state "ROLLED_BACK<br/>-30 · end" as ROLLED_BACK
+
+    [*] --> INIT
+    INIT --> SOURCE_PENDING: SOURCE_CALL
+    SOURCE_PENDING --> SOURCE_DONE: SUCCESS
+    SOURCE_PENDING --> FAILED: EXPLICIT_FAIL
+    SOURCE_DONE --> TARGET_PENDING: TARGET_CALL
+    TARGET_PENDING --> COMMITTED: SUCCESS
+    TARGET_PENDING --> COMPENSATING: EXPLICIT_FAIL
+    COMPENSATING --> ROLLED_BACK: SUCCESS
+    COMPENSATING --> COMPENSATING: retry, EXPLICIT_FAIL too
+    SOURCE_PENDING --> SOURCE_PENDING: retry
+    TARGET_PENDING --> TARGET_PENDING: retry
+    classDef rest fill:#f1f5f9,stroke:#94a3b8,color:#1f2937
+    class INIT,SOURCE_DONE rest
+    classDef call fill:#dbeafe,stroke:#3b82f6,color:#1f2937
+    class SOURCE_PENDING,TARGET_PENDING,COMPENSATING call
+    classDef end fill:#dcfce7,stroke:#16a34a,color:#1f2937
+    class COMMITTED end
+    classDef back fill:#ede9fe,stroke:#8b5cf6,color:#1f2937
+    class FAILED,ROLLED_BACK back
+"""
+
+
+def rectangles(svg: str, look: str) -> list[tuple[float, float, float, float]]:
+    """Left, top, right and bottom of everything of that look, but for the picture's own background."""
+    found = [rect.attrib for rect in ET.fromstring(svg).iter(f"{SVG}rect") if rect.attrib["class"] == look]
+    corners = [[float(rect[name]) for name in ("x", "y", "width", "height")] for rect in found]
+    # The swatches of the legend are narrow, and the background is the first of its look.
+    return [(x, y, x + wide, y + high) for x, y, wide, high in corners if wide > 16][look == "ground" :]
+
+
+def test_the_mermaid_of_transfers() -> None:
+    """Given the machine of transfers, then its Mermaid text is this one."""
+    assert TRANSFERS.mermaid() == TRANSFERS_MERMAID
+
+
+def test_mermaid_is_not_tripped_by_its_own_words_or_by_blanks() -> None:
+    """Given states called like Mermaid's keywords, or in two words, then they get an id that it can read."""
+    states = (State("state", WAIT, awaits="operator"), State("all done", TERMINAL))
+    text = build(states=states, arrows=(Arrow("state", "GO", "all done"),), initial="state").mermaid()
+    assert "    state_ --> all_done: GO\n" in text
+    assert 'state "all done<br/>end" as all_done' in text
+
+
+def test_the_svg_names_every_state_and_every_event() -> None:
+    """Given the picture of transfers, then every state is a box with its name, and every event is somewhere in it."""
+    root = ET.fromstring(TRANSFERS.svg())
+    boxes = [group.attrib["data-state"] for group in root.iter(f"{SVG}g") if "data-state" in group.attrib]
+    assert boxes == [state.name for state in TRANSFERS.states]
+    written = {text.text for text in root.iter(f"{SVG}text")}
+    assert written > {*boxes, *TRANSFERS.events, SUCCESS, EXPLICIT_FAIL}
+    tips = " ".join(title.text or "" for title in root.iter(f"{SVG}title"))
+    assert all(str(arrow.event) in tips for arrow in TRANSFERS.arrows)
+
+
+def test_all_ways_of_not_knowing_are_one_loop() -> None:
+    """Given three call states with four unknowns each, then three loops say "retry"."""
+    texts = [text.text for text in ET.fromstring(TRANSFERS.svg()).iter(f"{SVG}text")]
+    assert texts.count("retry") == len(TRANSFERS.calls)
+    assert not {"TIMEOUT", "NETWORK_ERROR"} & {text for text in texts if text}
+
+
+def test_counts_are_shown_and_move_nothing() -> None:
+    """Given how many records are where, then the boxes that have some say so, and none is elsewhere than before."""
+    svg = TRANSFERS.svg({"SOURCE_PENDING": 12482, "COMMITTED": 1_048_576, "INIT": 0})
+    root = ET.fromstring(svg)
+    badges = [text.text for text in root.iter(f"{SVG}text") if text.attrib["class"].startswith("count")]
+    assert badges == ["12,482", "1,048k"]
+    assert "1,048,576" in {title.text for title in root.iter(f"{SVG}title")}
+    assert rectangles(svg, "box") == rectangles(TRANSFERS.svg(), "box")
+
+
+def test_records_in_a_state_that_nobody_knows_are_not_left_out() -> None:
+    """Given a count for a state that the machine does not have, then drawing refuses instead of hiding it."""
+    with pytest.raises(UnknownState):
+        TRANSFERS.svg({"LOST": 1})
+
+
+@given(machines())
+def test_every_picture_is_readable_and_the_same_each_time(machine: Machine) -> None:
+    """Given any machine, then boxes and labels lie beside each other and inside the picture; twice gives the same."""
+    svg = machine.svg()
+    root = ET.fromstring(svg)
+    boxes = rectangles(svg, "box")[: len(machine.states)]  # the last box is an end: its inner border comes after it
+    everything = boxes + rectangles(svg, "ground")
+    for (left, top, right, bottom), (left2, top2, right2, bottom2) in combinations(everything, 2):
+        assert right <= left2 or right2 <= left or bottom <= top2 or bottom2 <= top
+    wide, high = float(root.attrib["width"]), float(root.attrib["height"])
+    assert all(min(left, top) >= 0 and right <= wide and bottom <= high for left, top, right, bottom in everything)
+    assert replace(machine).svg() == svg
