@@ -8,7 +8,7 @@ This package is the ledger: immutable signed postings, whose sum is the balance 
 asset. `bursar.sync.open` is the same for programs without an event loop.
 """
 
-from bursar.instance import Bursar, open  # noqa: A004 (bursar.open reads as it should)
+from bursar.instance import Bursar, open
 from bursar.model.accounts import (
     Account,
     AccountStatus,

@@ -32,7 +32,7 @@ class Bursar:
         await self.store.close()
 
 
-def open(url: str, *, migrate: bool = False) -> Bursar:  # noqa: A001 (bursar.open reads as it should)
+def open(url: str, *, migrate: bool = False) -> Bursar:
     """Open `sqlite:///funds.db` or `postgresql://…`. A new database is set up; an older one is refused, unless
     `migrate` is given or `bursar migrate` was run."""
     return Bursar(url, migrate=migrate)

@@ -6,6 +6,7 @@ way, trying again can only find what is already there (L18).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -32,6 +33,7 @@ from bursar.model.errors import (
     HoldTooSmall,
     InvalidAmount,
     InvalidName,
+    KeyReused,
     PostingNotLive,
     Refusal,
     UnknownEnvelope,
@@ -68,9 +70,7 @@ class Ledger(Reads):
             return (await self.writer.apply_in(connection, change))[0]
         return (await self.writer.apply(change))[0]
 
-    async def commit_many(
-        self, entries: Iterable[Entry], *, atomic: bool = False
-    ) -> list[Receipt | BursarError]:
+    async def commit_many(self, entries: Iterable[Entry], *, atomic: bool = False) -> list[Receipt | BursarError]:
         """Commit many entries. Each by itself: an error takes its place in the list and the others go on.
 
         With `atomic`, all or none: the first refusal is raised and nothing is written.
@@ -88,8 +88,6 @@ class Ledger(Reads):
         return results + await self._many(waiting)
 
     async def _many(self, entries: list[Entry]) -> list[Receipt | BursarError]:
-        import asyncio  # noqa: PLC0415
-
         return list(await asyncio.gather(*[self._one(entry) for entry in entries]))
 
     async def _one(self, entry: Entry) -> Receipt | BursarError:
@@ -297,8 +295,6 @@ class Ledger(Reads):
         view = await self.envelope(taken.seq)
         same = [(m.source, m.target, m.amount.asset) for m in view.movements] == [(HELD, target, code)]
         if not same or (minor is not None and view.movements[0].amount.minor != minor):
-            from bursar.model.errors import KeyReused  # noqa: PLC0415
-
             raise KeyReused(USER_SCOPE, key, taken.seq)
         return Receipt(envelope=taken.seq, id=taken.id.hex(), key=key, replayed=True)
 

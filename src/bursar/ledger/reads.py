@@ -15,6 +15,7 @@ from bursar.model.accounts import Account, check_path
 from bursar.model.envelope import decode_ids, decode_legs, decode_pins
 from bursar.model.errors import BursarError, UnknownAsset, UnknownEnvelope
 from bursar.model.money import Asset, Money
+from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Event, StoredEnvelope, StoredPosting
 from bursar.model.views import EnvelopeView, HistoryLine, MovementView, PostingView, microseconds, moment
 from bursar.store.rows import parse_cursor
@@ -90,9 +91,9 @@ class Reads(RuleBook):
         head = await self.account(account)
         rows = await self.store.read.envelopes.of_account(
             head.id,
-            before=FOREVER_US if before is None else before,
+            before=SEQ_MAX if before is None else before,
             since_us=0 if since is None else microseconds(since),
-            until_us=FOREVER_US // 32 if until is None else microseconds(until),
+            until_us=FOREVER_US if until is None else microseconds(until),
             limit=limit,
         )
         names = await self._names(rows)

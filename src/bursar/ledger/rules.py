@@ -91,7 +91,9 @@ class RuleBook:
                     max_transfer=old.max_transfer,
                     status=old.status if status is None else AssetStatus(status),
                     internal_transfer_enabled=(
-                        old.internal_transfer_enabled if internal_transfer_enabled is None else internal_transfer_enabled
+                        internal_transfer_enabled
+                        if internal_transfer_enabled is not None
+                        else old.internal_transfer_enabled
                     ),
                 ),
                 min_transfer,
@@ -241,7 +243,7 @@ def _limits(asset: Asset, low: Amount | None, high: Amount | None) -> Asset:
     least = asset.min_transfer if low is None else asset.minor(low)
     most = asset.max_transfer if high is None else asset.minor(high)
     if not 0 < least <= most:
-        raise InvalidName("transfer limit", f"{low} to {high}", "the lower one is above zero and not above the upper one")
+        raise InvalidName("transfer limit", f"{low} to {high}", "0 < lower limit <= upper limit")
     return Asset(
         id=asset.id,
         code=asset.code,

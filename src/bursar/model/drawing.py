@@ -5,7 +5,7 @@ dashed and point up. Labels and the bends of long lines take places in rows of t
 anything else, whatever the machine. The same picture always gives the same bytes, and counts never move a box, so that
 a console can redraw it every second and nothing jumps.
 
-Not here: what the boxes mean. `machine` says it in the four looks and the notes; this file knows nothing of money.
+Not here: what the boxes mean. `machine` says it in looks and notes; this file knows nothing of money.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def mermaid(picture: Picture) -> str:
     ids = {box.name: _mermaid_id(box.name) for box in picture.boxes}
     rows = ["stateDiagram-v2"]
     for box in picture.boxes:
-        note = f"{box.note}, {IN_FLIGHT}" if box.in_flight else box.note
+        note = f"{box.note}<br/>{IN_FLIGHT}" if box.in_flight else box.note
         rows.append(f'    state "{box.name}<br/>{note}" as {ids[box.name]}')
     rows += ["", f"    [*] --> {ids[picture.start]}"]
     rows += [f"    {ids[line.source]} --> {ids[line.target]}: {', '.join(line.labels)}" for line in picture.lines]

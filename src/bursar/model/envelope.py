@@ -63,7 +63,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
             len(self.legs).to_bytes(2, "big"),
         ]
         for leg in self.legs:
-            parts += (paths[leg.source], paths[leg.target], codes[leg.asset], leg.minor.to_bytes(16, "big", signed=True))
+            parts += (paths[leg.source], paths[leg.target], codes[leg.asset])
+            parts.append(leg.minor.to_bytes(16, "big", signed=True))
         parts.append(len(self.accounts).to_bytes(4, "big"))
         for account in self.accounts:
             parts += (account.path_bytes, account.snapshot)

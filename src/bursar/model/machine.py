@@ -25,8 +25,8 @@ from bursar.model.outcome import UNKNOWNS, Outcome
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[ _][A-Za-z0-9]+)*", re.ASCII)
 NAME_LENGTH_MAX = 64
 CODE_MIN, CODE_MAX = -(2**15), 2**15 - 1  # SMALLINT, as in specification 000 §7.1
-STATES_MAX = 100
-ARROWS_MAX = 1000
+STATES_MAX = 40
+ARROWS_MAX = 400
 
 
 class Kind(StrEnum):

@@ -52,9 +52,7 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
             return amount.minor
         if isinstance(amount, Decimal):
             return _from_decimal(amount, self.code, self.precision)
-        raise InvalidAmount(
-            str(amount), f"a bare {type(amount).__name__} is ambiguous; give text, a Decimal or Money"
-        )
+        raise InvalidAmount(str(amount), f"a bare {type(amount).__name__} is ambiguous; give text, a Decimal or Money")
 
     def money(self, amount: Amount) -> Money:
         """The amount as Money of this asset."""

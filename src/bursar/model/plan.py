@@ -1,12 +1,13 @@
 """validate_and_plan: the one place that says a commit is right.
 
-It trusts nobody, least of all `resolve`: a hand-made envelope gets the same treatment. The checks run in this order, and
-the first that fails names the refusal, so a given envelope on a given ground is always refused for the same reason:
+It trusts nobody, least of all `resolve`: a hand-made envelope gets the same treatment. The checks run in this order,
+and the first that fails names the refusal, so that an envelope is always refused for the same reason:
 
  1. shape: something is consumed or created (InvalidEntry), within 65,535 each (TooManyPostings)
  2. no posting twice (DuplicateConsume)
  3. the book admits every asset and account (BookRefuses); no asset is suspended (AssetSuspended)
- 4. every account exists (UnknownAccount), is as pinned (StalePin), is not closed (AccountClosed) or frozen (AccountFrozen)
+ 4. every account exists (UnknownAccount), is as pinned (StalePin), not closed (AccountClosed), not frozen
+    (AccountFrozen)
  5. what is consumed is live, and is what the ledger says it is (PostingNotLive)
  6. amounts are not zero and fit (AmountTooLarge); negative ones only where the policy allows (NegativePosting)
  7. conservation: per asset, consumed = created (ConservationBroken)

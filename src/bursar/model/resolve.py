@@ -98,9 +98,7 @@ def _deltas(intent: Intent, ground: Ground, named: list[Posting]) -> dict[tuple[
     return intent.deltas()
 
 
-def _settle(
-    account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]
-) -> int:
+def _settle(account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]) -> int:
     """Consume what the account pays with (or pays off) and return what is left to create, with its sign."""
     if rest < 0 and account.selects:
         chosen, total = ground.pools[account.id, asset.id, PLUS].pick(-rest, intent.consume)
@@ -118,9 +116,7 @@ def _settle(
     return rest
 
 
-def _pay_off(
-    account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]
-) -> int:
+def _pay_off(account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]) -> int:
     pool = ground.pools[account.id, asset.id, MINUS]
     for magnitude, minus_id in pool.items[: -NETTING_MAX - 1 : -1]:
         if rest <= 0:

@@ -19,7 +19,9 @@ def connect(url: str, ports: Ports, *, split: bool = False) -> Store:
         from bursar.store.postgres.store import PostgresStore  # noqa: PLC0415
 
         return PostgresStore(ports, url)
-    raise DatabaseUnavailable(f"{url.split('@')[-1]!r} is no address; write sqlite:///funds.db or postgresql://host/name")
+    raise DatabaseUnavailable(
+        f"{url.rsplit('@', maxsplit=1)[-1]!r} is no address; write sqlite:///funds.db or postgresql://host/name"
+    )
 
 
 __all__ = ["Store", "connect"]

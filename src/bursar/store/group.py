@@ -112,4 +112,3 @@ class Job(Protocol):
     def decide(self, known: Known) -> Rows | None:
         """What to write; None if it needs to know more first (`ask` again). Empty rows: nothing to write."""
         ...
-

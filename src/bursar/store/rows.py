@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope, decode_legs, decode_pins, encode_ids, encode_legs, encode_pins
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.postings import Posting
-from bursar.model.records import StoredEnvelope
+from bursar.model.records import HoldRow, StoredEnvelope
 
 Row = Sequence[Any]
 
@@ -93,6 +93,21 @@ def parse_cursor(cursor: str) -> tuple[int, int, int]:
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 20 for p in parts):
         raise ValueError(f"{cursor!r} is not a cursor; use one that an event carried, or '' for the beginning")
     return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def hold_values(h: HoldRow, amount: Callable[[int], Any]) -> tuple[Any, ...]:
+    """A hold as it is written."""
+    return (
+        h.id,
+        h.account,
+        h.asset,
+        amount(h.amount),
+        amount(h.remaining),
+        h.posting,
+        h.state.value,
+        h.owner,
+        h.expires_us,
+    )
 
 
 def rebuild(

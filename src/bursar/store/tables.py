@@ -16,7 +16,7 @@ from bursar.model.accounts import Account, Book, encode_policy
 from bursar.model.entries import HoldState
 from bursar.model.envelope import Envelope
 from bursar.model.money import Asset
-from bursar.model.postings import Posting, PostingState, posting_id
+from bursar.model.postings import SEQ_MAX, Posting, PostingState, posting_id
 from bursar.model.records import (
     Event,
     EventKind,
@@ -27,10 +27,19 @@ from bursar.model.records import (
     StoredVersion,
     Taken,
 )
-from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of, envelope_row, parse_cursor
+from bursar.store.rows import (
+    Row,
+    account_of,
+    asset_of,
+    book_of,
+    envelope_of,
+    envelope_row,
+    hold_values,
+    parse_cursor,
+)
 
 LAST_PATH = "\x7f"  # sorts after every character a path may have
-FOREVER_US = 2**62
+FOREVER_US = 2**57  # some 4,500 years after 1970
 
 
 class Session(Protocol):
@@ -132,7 +141,8 @@ class Accounts(Table):
 
     async def list(self, prefix: str = "", after: str = "", limit: int = 100) -> list[Account]:
         """Heads by path, from those that start with `prefix`, after a path."""
-        return [account_of(row) for row in await self._s.rows("list_accounts", after, prefix, prefix + LAST_PATH, limit)]
+        rows = await self._s.rows("list_accounts", after, prefix, prefix + LAST_PATH, limit)
+        return [account_of(row) for row in rows]
 
 
 class Postings(Table):
@@ -254,7 +264,7 @@ class Envelopes(Table):
         return [envelope_of(row) for row in await self._s.rows("envelopes_range", seq, book, limit)]
 
     async def of_account(
-        self, account: int, *, before: int = FOREVER_US, since_us: int = 0, until_us: int = FOREVER_US // 32, limit: int = 100
+        self, account: int, *, before: int = SEQ_MAX, since_us: int = 0, until_us: int = FOREVER_US, limit: int = 100
     ) -> list[StoredEnvelope]:
         """Envelopes an account took part in, newest first."""
         rows = await self._s.rows("envelopes_of_account", account, before, since_us, until_us, limit)
@@ -358,9 +368,7 @@ class Events(Table):
         """Events after a cursor, in order; never one that another could still come before."""
         epoch, xid, seq = parse_cursor(cursor)
         rows = await self._s.rows("events_since", epoch, xid, seq, limit)
-        return [
-            Event(cursor=f"{r[0]}.{r[1]}.{r[2]}", kind=EventKind(r[3]), subject=r[4], version=r[5]) for r in rows
-        ]
+        return [Event(cursor=f"{r[0]}.{r[1]}.{r[2]}", kind=EventKind(r[3]), subject=r[4], version=r[5]) for r in rows]
 
 
 class Sagas(Table):
@@ -416,18 +424,13 @@ class Holds(Table):
             expires_us=expires_us,
         )
 
-    def row(self, h: HoldRow) -> tuple[Any, ...]:
-        """A hold as it is written."""
-        amounts = (self._s.amount(h.amount), self._s.amount(h.remaining))
-        return (h.id, h.account, h.asset, *amounts, h.posting, h.state.value, h.owner, h.expires_us)
-
     async def put(self, hold: HoldRow) -> int:
         """Write a hold, new or changed."""
-        return await self._s.write("put_hold", [self.row(hold)])
+        return await self._s.write("put_hold", [hold_values(hold, self._s.amount)])
 
     async def put_fenced(self, hold: HoldRow, saga: str, fence: int) -> int:
         """The same, if the saga still has its fence: a late writer must not undo what came after it."""
-        return await self._s.write("put_hold_fenced", [(*self.row(hold), saga, fence)])
+        return await self._s.write("put_hold_fenced", [(*hold_values(hold, self._s.amount), saga, fence)])
 
     async def get(self, ids: Iterable[int]) -> list[HoldRow]:
         """Holds by number."""

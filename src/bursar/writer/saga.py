@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from bursar.model.entries import HoldState, Intent
-from bursar.model.envelope import Receipt, decode_ids, decode_legs, decode_pins
+from bursar.model.envelope import Receipt, decode_ids, decode_pins
 from bursar.model.errors import Conflict, DatabaseCorrupt, InsufficientFunds, InvalidEntry, Refusal, StalePin
 from bursar.model.ground import Ground
 from bursar.model.plan import validate_and_plan
@@ -77,21 +77,10 @@ class SagaCommit:
         tables = self.store.single()
         job = GroupJob(Heads(), [Change((intent,))])
         await self._learn_rules(tables, job)
-        while True:
-            ground, known = await self._ground(tables, job)
-            taken = known.taken.get((intent.scope, intent.key))
-            if taken is not None:
-                return replay(intent, taken, ground)
-            try:
-                envelope = resolve(intent, ground, known.numbers[0])
-                plan = validate_and_plan(envelope, ground, intent.pins)
-                break
-            except Short as short:
-                job.deepen(ground, short)
-            except InsufficientFunds as refusal:
-                await self._only_if_free(tables, refusal, job.heads)
-                raise
-        data = saga_data(plan, hold_row(intent, plan, ground), job.heads.wide)
+        decided = await self._decide(tables, job, intent)
+        if isinstance(decided, Receipt):
+            return decided
+        data = decided
         saga = Saga(
             id=self.ports.token(),
             kind="commit",
@@ -106,6 +95,22 @@ class SagaCommit:
             await self._help(tables, intent)
             raise Lost(f"key {intent.key!r} is being committed by somebody else")
         return await self._drive(tables, saga.id, 1, data)
+
+    async def _decide(self, tables: Tables, job: GroupJob, intent: Intent) -> SagaData | Receipt:
+        """Read-only: what would be written, or the receipt if it was written before."""
+        while True:
+            ground, known = await self._ground(tables, job)
+            taken = known.taken.get((intent.scope, intent.key))
+            if taken is not None:
+                return replay(intent, taken, ground)
+            try:
+                plan = validate_and_plan(resolve(intent, ground, known.numbers[0]), ground, intent.pins)
+                return saga_data(plan, hold_row(intent, plan, ground), job.heads.wide)
+            except Short as short:
+                job.deepen(ground, short)
+            except InsufficientFunds as refusal:
+                await self._only_if_free(tables, refusal, job.heads)
+                raise
 
     async def _learn_rules(self, tables: Tables, job: GroupJob) -> None:
         """The generation comes first: what is read after it may be newer, never older."""

@@ -57,6 +57,7 @@ class Writer:
 
     async def apply_in(self, connection: Any, change: Change) -> tuple[Receipt, ...]:
         """Make a change in a transaction that the caller owns: it happens if and when the caller commits."""
+        last = ""
         for attempt in range(self.tries):
             # Heads of its own: what this transaction sees is nobody else's business.
             job = GroupJob(Heads(), [change])
@@ -164,5 +165,10 @@ def _keys(changes: list[Change]) -> str:
 def _let_others_run() -> asyncio.Future[None]:
     loop = asyncio.get_running_loop()
     turn: asyncio.Future[None] = loop.create_future()
-    loop.call_soon(lambda: turn.done() or turn.set_result(None))
+    loop.call_soon(_end, turn)
     return turn
+
+
+def _end(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 
@@ -19,7 +19,7 @@ from bursar.model.records import Taken
 from bursar.ports import Ports
 from bursar.store.group import Ask, Broken, Job, Known, Lost, PoolKey, Rows
 from bursar.store.postgres.schema import check_version
-from bursar.store.rows import Row, account_of, asset_of, book_of
+from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values
 from bursar.store.sql import statements
 from bursar.store.tables import Tables
 
@@ -42,7 +42,7 @@ def explain(error: Exception) -> BursarError:
     if state == "53100":
         return DatabaseUnavailable("the disk is full; nothing was written, make room and try again")
     if state == "25006":
-        return DatabaseUnavailable("it is read-only (a replica, or default_transaction_read_only); connect to the primary")
+        return DatabaseUnavailable("it is read-only (a replica, or set so); connect to the primary")
     if state == "55P03":
         return DatabaseUnavailable(f"it is locked: {text}")
     if state.startswith("28") or state == "42501":
@@ -72,7 +72,7 @@ class PostgresSession:
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
-        return await self._connection.fetch(SQL[name], *args)
+        return cast("Sequence[Row]", await self._connection.fetch(SQL[name], *args))
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement with one array per column."""
@@ -158,7 +158,7 @@ class PostgresStore:
             raise DatabaseUnavailable("it is not open")
         try:
             async with self._pool.acquire(timeout=CONNECT_TIMEOUT_S) as connection:
-                yield connection
+                yield cast("Connection", connection)  # a proxy that behaves like one
         except TimeoutError as error:
             raise DatabaseUnavailable(f"no connection within {CONNECT_TIMEOUT_S} s") from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -196,7 +196,7 @@ class PostgresStore:
         if not hasattr(connection, "is_in_transaction"):
             raise DatabaseUnavailable(f"an asyncpg connection is expected, not {type(connection).__name__}")
         if not connection.is_in_transaction():
-            raise DatabaseUnavailable("the connection is not in a transaction; use `async with connection.transaction()`")
+            raise DatabaseUnavailable("the connection is not in a transaction; open one with connection.transaction()")
         try:
             async with connection.transaction():  # a savepoint: a lost race must not spoil the caller's transaction
                 await write_group(connection, await read_group(connection, job))
@@ -238,7 +238,7 @@ async def read_group(connection: Connection, job: Job) -> tuple[int, Rows]:
         missing = heads.missing(job.paths())
         if missing:
             for row in await connection.fetch(SQL["heads_by_path"], missing):
-                heads.accounts[row[1]] = account_of(row)
+                heads.accounts[row[1]] = account_of(cast("Row", row))
         ask = job.ask()
         generation, known = await _know(connection, ask, numbers)
         if generation != heads.generation:
@@ -251,8 +251,8 @@ async def read_group(connection: Connection, job: Job) -> tuple[int, Rows]:
 
 async def _load_rules(connection: Connection, job: Job, generation: int) -> None:
     """Assets, books and cached accounts, all read after `generation` was: newer is caught, older can't be."""
-    assets = {row[1]: asset_of(row) for row in await connection.fetch(SQL["assets"])}
-    books = {row[1]: book_of(row) for row in await connection.fetch(SQL["books"])}
+    assets = {row[1]: asset_of(cast("Row", row)) for row in await connection.fetch(SQL["assets"])}
+    books = {row[1]: book_of(cast("Row", row)) for row in await connection.fetch(SQL["books"])}
     wide = {row[0] for row in await connection.fetch(SQL["wide_accounts"])}
     job.heads.reset(generation, assets, books, wide)
 
@@ -320,13 +320,7 @@ async def write_group(connection: Connection, decided: tuple[int, Rows]) -> None
         *_columns(rows.involved, 2),
         *_columns([(a, s, turn, str(balance)) for a, s, turn, balance in rows.floors], 4),
         *_columns([(a, s, part, str(amount)) for a, s, part, amount in rows.cache], 4),
-        *_columns(
-            [
-                (h.id, h.account, h.asset, str(h.amount), str(h.remaining), h.posting, h.state.value, h.owner, h.expires_us)
-                for h in rows.holds
-            ],
-            9,
-        ),
+        *_columns([hold_values(h, str) for h in rows.holds], 9),
     )
 
 

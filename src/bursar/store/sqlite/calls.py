@@ -12,8 +12,8 @@ from bursar.model.errors import BursarError, DatabaseCorrupt, DatabaseUnavailabl
 from bursar.model.postings import Posting
 from bursar.model.records import Taken
 from bursar.store.group import Ask, Job, Known, PoolKey, Rows
+from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values
 from bursar.store.sql import statements
-from bursar.store.rows import Row, account_of, asset_of, book_of
 
 OFFSET = 2**127
 SQL = statements("bursar.store.sqlite")
@@ -120,9 +120,9 @@ def _know(connection: sqlite3.Connection, ask: Ask, numbers: list[int]) -> Known
         if found is not None:
             taken[key] = Taken(*found)
     pools: dict[PoolKey, list[Posting]] = {}
-    for key, most in ask.pools.items():
-        sql = SQL["largest" if key[2] > 0 else "most_negative"]
-        pools[key] = _postings(connection.execute(sql, (key[0], key[1], most)).fetchall())
+    for pool, most in ask.pools.items():
+        sql = SQL["largest" if pool[2] > 0 else "most_negative"]
+        pools[pool] = _postings(connection.execute(sql, (pool[0], pool[1], most)).fetchall())
     named = _postings(rows(connection, "live_by_id", [ask.named])) if ask.named else []
     floors: dict[tuple[int, int], tuple[int, int]] = {}
     if ask.floors:
@@ -153,11 +153,7 @@ def _write_group(connection: sqlite3.Connection, plan: Rows) -> None:
     if plan.cache:
         many(SQL["insert_cache"], [(a, s, p, str(v)) for a, s, p, v in plan.cache])
     if plan.holds:
-        values = [
-            (h.id, h.account, h.asset, amount_in(h.amount), amount_in(h.remaining), h.posting, h.state.value, h.owner, h.expires_us)
-            for h in plan.holds
-        ]
-        many(SQL["put_hold"], values)
+        many(SQL["put_hold"], [hold_values(h, amount_in) for h in plan.holds])
     many(SQL["insert_event_new"], [(1, row[0], 0) for row in sorted(plan.envelopes)])
 
 
@@ -165,7 +161,7 @@ def explain(error: sqlite3.Error) -> BursarError:
     """What a person can do about it, in one line."""
     name = getattr(error, "sqlite_errorname", "") or ""
     text = str(error)
-    if name.startswith("SQLITE_BUSY") or name.startswith("SQLITE_LOCKED"):
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         why = f"it is locked by another process for more than {BUSY_MS // 1000} s; find and stop that one"
     elif name.startswith("SQLITE_READONLY") or "readonly" in text:
         why = "it is read-only; check the owner and mode of the file and of its folder"

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from bursar.model.errors import BursarError, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
 from bursar.ports import Lane, Ports
 from bursar.store.group import Job
+from bursar.store.rows import Row
 from bursar.store.sql import migrations
 from bursar.store.sqlite import calls
-from bursar.store.rows import Row
 from bursar.store.tables import Tables
 
 T = TypeVar("T")
