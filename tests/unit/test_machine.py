@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bursar.model.machine import Arrow, Flaw, ImpossibleEvent, Kind, Machine, MachineRefused, State, UnknownState
@@ -225,7 +225,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("DUPLICATE_NAME Success", {"events": ("GO", "Success")}),
     ("DUPLICATE_CODE DONE", {"states": tuple(replace(state, code=-5) for state in SMALL)}),
     ("BAD_CODE DONE", put("DONE", code=2**15)),
-    ("TOO_LARGE", {"arrows": SMALL_ARROWS * 334}),
+    ("TOO_LARGE", {"arrows": SMALL_ARROWS * 134}),
     ("NO_INITIAL ELSEWHERE", {"initial": "ELSEWHERE"}),
     ("NO_INITIAL DONE", {"initial": "DONE"}),
     ("NO_TERMINAL", {"states": (), "arrows": ()}),
@@ -298,11 +298,11 @@ TRANSFERS_MERMAID = """\
 stateDiagram-v2
     state "INIT<br/>0 · moves on" as INIT
     state "SOURCE_PENDING<br/>10 · calls withdraw" as SOURCE_PENDING
-    state "SOURCE_DONE<br/>20 · moves on, money in flight" as SOURCE_DONE
-    state "TARGET_PENDING<br/>30 · calls deposit, money in flight" as TARGET_PENDING
+    state "SOURCE_DONE<br/>20 · moves on<br/>money in flight" as SOURCE_DONE
+    state "TARGET_PENDING<br/>30 · calls deposit<br/>money in flight" as TARGET_PENDING
     state "COMMITTED<br/>40 · end" as COMMITTED
     state "FAILED<br/>-10 · end" as FAILED
-    state "COMPENSATING<br/>-20 · calls refund, money in flight" as COMPENSATING
+    state "COMPENSATING<br/>-20 · calls refund<br/>money in flight" as COMPENSATING
     state "ROLLED_BACK<br/>-30 · end" as ROLLED_BACK
 
     [*] --> INIT
@@ -382,6 +382,7 @@ def test_records_in_a_state_that_nobody_knows_are_not_left_out() -> None:
         TRANSFERS.svg({"LOST": 1})
 
 
+@settings(deadline=None)
 @given(machines())
 def test_every_picture_is_readable_and_the_same_each_time(machine: Machine) -> None:
     """Given any machine, then boxes and labels lie beside each other and inside the picture; twice gives the same."""

@@ -97,17 +97,8 @@ def parse_cursor(cursor: str) -> tuple[int, int, int]:
 
 def hold_values(h: HoldRow, amount: Callable[[int], Any]) -> tuple[Any, ...]:
     """A hold as it is written."""
-    return (
-        h.id,
-        h.account,
-        h.asset,
-        amount(h.amount),
-        amount(h.remaining),
-        h.posting,
-        h.state.value,
-        h.owner,
-        h.expires_us,
-    )
+    amounts = (amount(h.amount), amount(h.remaining))
+    return (h.id, h.account, h.asset, *amounts, h.posting, h.state.value, h.owner, h.expires_us)
 
 
 def rebuild(
