@@ -31,11 +31,12 @@ async def _outcome(awaitable: Awaitable[Any]) -> str:
 
 
 def test_time_jumps_to_the_next_timer() -> None:
-    async def main(kernel: Kernel) -> list[float]:
+    async def main(kernel: Kernel) -> float:
         async with asyncio.timeout(1_000_000):
-            return [await asyncio.sleep(seconds) or kernel.loop.time() for seconds in (0, 86_400, 0.5)]
+            await asyncio.sleep(86_400)
+        return kernel.loop.time()
 
-    assert run(main, 1).value == [0.0, 86_400.0, 86_400.5]
+    assert run(main, 1).value == 86_400.0
 
 
 def test_chance_orders_what_is_ready_unless_it_is_turned_off() -> None:
@@ -83,10 +84,9 @@ def test_asyncio_works_as_written() -> None:
         assert [await _outcome(consumer) for consumer in consumers] == ["CancelledError"] * 3
         assert list(await asyncio.gather(asyncio.sleep(2, "b"), asyncio.sleep(1, "a"))) == ["b", "a"]
         kept = asyncio.create_task(asyncio.sleep(5, "kept"))
-        assert await _outcome(asyncio.wait_for(asyncio.shield(kept), timeout=1)) == "TimeoutError"
-        assert await kept == "kept"
-        done, pending = await asyncio.wait([asyncio.create_task(asyncio.sleep(n)) for n in (1, 9)], timeout=2)
-        assert (len(done), len(pending)) == (1, 1)
+        assert [await _outcome(asyncio.wait_for(asyncio.shield(kept), 1)), await kept] == ["TimeoutError", "kept"]
+        two = [asyncio.create_task(asyncio.sleep(seconds)) for seconds in (1, 9)]
+        assert await asyncio.wait(two, timeout=2) == ({two[0]}, {two[1]})
         with pytest.raises(ExceptionGroup):
             async with asyncio.TaskGroup() as group:
                 group.create_task(_raise(ValueError("boom"), after=1))
@@ -111,11 +111,9 @@ def test_a_deadlock_says_when_who_waits_and_what_else_went_wrong() -> None:
         await asyncio.Event().wait()
 
     # At 1 second: neither a cancelled timer nor one of a dead process moves the clock.
-    message = r"(?s)at 1.000000 s\n1 tasks .*main of the scenario: .*forever at .*locks.py"
-    with pytest.raises(sim.SimDeadlock, match=message) as caught:
+    with pytest.raises(sim.SimDeadlock, match=r"(?s)at 1.0+ s\n1 tasks .*main of the scenario: .*locks.py") as caught:
         run(forever, 7)
-    assert "should have set it" in caught.value.__notes__[0]
-    assert "seed 7" in caught.value.__notes__[1]
+    assert all(text in note for text, note in zip(("should have", "seed 7"), caught.value.__notes__, strict=True))
 
 
 def test_a_livelock_ends() -> None:
@@ -219,9 +217,8 @@ async def _three_effects(kernel: Kernel) -> tuple[list[str], list[str]]:
 def test_a_planned_crash_is_before_the_effect_or_after_it(moment: Moment, effects: list[str]) -> None:
     for seed in range(20):
         report = run(_three_effects, seed, crashes=[CrashAt("worker", 3, moment)], verbose=True)
-        (crash,) = report.crashes
         assert report.value == (effects, ["1", "2"])
-        assert (crash.process, crash.incarnation, crash.call, crash.moment) == ("worker", 1, 3, moment)
+        assert [(c.process, c.incarnation, c.call, c.moment) for c in report.crashes] == [("worker", 1, 3, moment)]
         assert report.lines[-1].endswith(f"worker.1 disk list.append crash {moment.value}")
 
 
@@ -371,8 +368,7 @@ def test_swarms_crash_within_their_budget_roll_back_and_heal() -> None:
 def test_a_seed_is_the_same_run_under_any_hash_seed_and_ends_without_a_word() -> None:
     here = [_swarm(seed).trace_hash for seed in range(5)]
     program = f"import runpy; print([runpy.run_path({__file__!r})['_swarm'](seed).trace_hash for seed in range(5)])"
-    assert len(set(here)) == 5
-    assert here == [_swarm(seed).trace_hash for seed in range(5)]
+    assert (len(set(here)), here) == (5, [_swarm(seed).trace_hash for seed in range(5)])
     for hash_seed in ("1", "2"):
         command = ["env", f"PYTHONHASHSEED={hash_seed}", sys.executable, "-W", "always", "-c", program]
         child = subprocess.run(command, capture_output=True, text=True, check=True)

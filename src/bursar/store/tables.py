@@ -53,6 +53,10 @@ class Session(Protocol):
         """Run a statement once per row, in as few round trips as the engine can; returns how many rows changed."""
         ...
 
+    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
+        """Several writes as one: the largest primitive there is."""
+        ...
+
     def amount(self, minor: int) -> Any:
         """An amount as this engine stores it."""
         ...
@@ -240,11 +244,30 @@ class Envelopes(Table):
         """Write an envelope; 0 if its number or key is there already."""
         return await self._s.write("insert_envelope", [envelope_row(envelope, id_)])
 
-    async def insert_row(self, stored: StoredEnvelope) -> int:
-        """The same from a row kept elsewhere; its time is now."""
+    async def publish(
+        self,
+        stored: StoredEnvelope,
+        accounts: Iterable[int],
+        cache: Sequence[tuple[int, int, int]],
+        hold: HoldRow | None,
+        saga: str,
+        fence: int,
+    ) -> int:
+        """Store an envelope with all that it announces, if its saga still has its fence. 0: it has not, or was done.
+
+        One primitive, because whoever finds the envelope takes it for a receipt: history, cached balances, hold and
+        event must be there with it.
+        """
         s = stored
         head = (s.seq, s.id, s.scope, s.key, s.book, int(s.kind), s.reverses)
-        return await self._s.write("insert_envelope", [(*head, s.legs, s.pins, s.consumes, s.metadata)])
+        writes: list[tuple[str, Sequence[tuple[Any, ...]]]] = [
+            ("insert_envelope_fenced", [(*head, s.legs, s.pins, s.consumes, s.metadata, saga, fence)]),
+            ("insert_involved_fenced", [(a, s.seq, saga, fence) for a in accounts]),
+            ("insert_cache_fenced", [(a, asset, s.seq, str(v), saga, fence) for a, asset, v in cache]),
+            ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, self._s.amount), saga, fence)]),
+            ("insert_event_fenced", [(int(EventKind.COMMITTED), s.seq, 0, saga, fence)]),
+        ]
+        return (await self._s.together([(name, rows) for name, rows in writes if rows]))[0]
 
     async def involve(self, accounts: Iterable[int], envelope: int) -> int:
         """Write who took part."""
@@ -304,10 +327,6 @@ class Balances(Table):
     async def add_cache(self, rows: Sequence[tuple[int, int, int, int]]) -> int:
         """(account, asset, part, amount)."""
         return await self._s.write("insert_cache", [(a, s, p, str(v)) for a, s, p, v in rows])
-
-    async def add_cache_fenced(self, rows: Sequence[tuple[int, int, int, int]], saga: str, fence: int) -> int:
-        """The same, if the saga still has its fence."""
-        return await self._s.write("insert_cache_fenced", [(a, s, p, str(v), saga, fence) for a, s, p, v in rows])
 
     async def start_cache(self, account: int, sums: dict[int, int]) -> None:
         """Give an account a cache of its own, beginning with what it has. In a unit that has bumped the rules."""
@@ -383,9 +402,13 @@ class Sagas(Table):
         """The point of no return; 0 if the fence is lost or the rules have changed."""
         return await self._s.write("finalize_saga", [(saga, fence, data, generation)])
 
-    async def take(self, saga: str, fence: int, lease_us: int, now_us: int) -> int:
-        """Take over an abandoned saga; its fence rises by one."""
-        return await self._s.write("take_saga", [(saga, fence, lease_us, now_us)])
+    async def take(self, saga: Saga, lease_us: int, now_us: int) -> int:
+        """Take over an abandoned saga, if it is still as we saw it; its fence rises by one."""
+        return await self._s.write("take_saga", [(saga.id, saga.fence, lease_us, now_us, saga.phase)])
+
+    async def has_fence(self, saga: str, fence: int) -> bool:
+        """Whether nobody has taken it over, or finished it."""
+        return bool(await self._s.rows("saga_fence", saga, fence))
 
     async def set_aside(self, saga: str) -> int:
         """It can't be read; leave it for a person."""
@@ -427,10 +450,6 @@ class Holds(Table):
     async def put(self, hold: HoldRow) -> int:
         """Write a hold, new or changed."""
         return await self._s.write("put_hold", [hold_values(hold, self._s.amount)])
-
-    async def put_fenced(self, hold: HoldRow, saga: str, fence: int) -> int:
-        """The same, if the saga still has its fence: a late writer must not undo what came after it."""
-        return await self._s.write("put_hold_fenced", [(*hold_values(hold, self._s.amount), saga, fence)])
 
     async def get(self, ids: Iterable[int]) -> list[HoldRow]:
         """Holds by number."""

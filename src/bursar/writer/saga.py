@@ -1,7 +1,7 @@
 """Committing without transactions: a write-ahead saga whose every step is one primitive (specification 004).
 
     save saga (key and envelope, phase reserving) → reserve → re-validate → phase finalizing, the point of no return
-    → spend → bury → insert → enliven → floors, envelope, history, cache, hold, event → delete saga
+    → spend → bury → insert → enliven → floors → publish (envelope, history, hold, event) → delete saga
 
 Every step is idempotent, so a crash anywhere is mended by doing the rest again: before the point of no return the saga
 is tried anew and may still be refused; after it, it is only ever rolled forward. Each saga has a lease and a fencing
@@ -19,7 +19,7 @@ from bursar.model.ground import Ground
 from bursar.model.plan import validate_and_plan
 from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
-from bursar.model.records import EventKind, HoldRow, Saga, StoredEnvelope
+from bursar.model.records import HoldRow, Saga, StoredEnvelope
 from bursar.model.resolve import resolve
 from bursar.model.selection import Short
 from bursar.store import Store
@@ -31,6 +31,7 @@ from bursar.writer.decide import GroupJob, cache_changes, hold_row, replay
 
 LEASE_US = 10_000_000
 PAUSE_S = 0.005
+NUMBERS = 16
 TRIES_IN_SPLIT = 3  # times the writer's: sagas collide more often than groups do
 
 WidePosting = tuple[int, int, int, str]  # amounts as text: MessagePack ends at 64 bits
@@ -59,6 +60,8 @@ class SagaCommit:
         self.store = store
         self.ports = store.ports
         self.tries = tries * TRIES_IN_SPLIT
+        self.heads = Heads()
+        self._numbers: list[int] = []
 
     async def apply(self, change: Change) -> tuple[Receipt, ...]:
         """Commit a change of one intent; without transactions, several can't be all or nothing."""
@@ -75,8 +78,8 @@ class SagaCommit:
 
     async def _commit(self, intent: Intent) -> Receipt:
         tables = self.store.single()
-        job = GroupJob(Heads(), [Change((intent,))])
-        await self._learn_rules(tables, job)
+        job = GroupJob(self.heads, [Change((intent,))])
+        job.heads = await self._learn_rules(tables, job.paths())
         decided = await self._decide(tables, job, intent)
         if isinstance(decided, Receipt):
             return decided
@@ -94,6 +97,11 @@ class SagaCommit:
         if not await tables.sagas.save(saga):
             await self._help(tables, intent)
             raise Lost(f"key {intent.key!r} is being committed by somebody else")
+        # Whoever had this key before us may have finished between our look and our saga: look again, now that it is ours.
+        taken = await tables.envelopes.taken([(intent.scope, intent.key)])
+        if taken:
+            await tables.sagas.delete(saga.id, 1)
+            raise Lost(f"key {intent.key!r} has just been committed")
         return await self._drive(tables, saga.id, 1, data)
 
     async def _decide(self, tables: Tables, job: GroupJob, intent: Intent) -> SagaData | Receipt:
@@ -112,12 +120,22 @@ class SagaCommit:
                 await self._only_if_free(tables, refusal, job.heads)
                 raise
 
-    async def _learn_rules(self, tables: Tables, job: GroupJob) -> None:
-        """The generation comes first: what is read after it may be newer, never older."""
+    async def _learn_rules(self, tables: Tables, paths: set[str]) -> Heads:
+        """Heads under the current generation, which is read first: what is read after it may be newer, never older.
+
+        A new generation gets a new object, so that what somebody else has just read can't land under the wrong one.
+        """
         generation = await tables.rules.generation()
-        assets, books = await tables.rules.assets(), await tables.rules.books()
-        job.heads.reset(generation, assets, books, await tables.balances.wide())
-        job.heads.accounts = await tables.accounts.heads(sorted(job.paths()))
+        heads = self.heads
+        if heads.generation != generation:
+            heads = Heads()
+            assets, books = await tables.rules.assets(), await tables.rules.books()
+            heads.reset(generation, assets, books, await tables.balances.wide())
+            self.heads = heads
+        missing = heads.missing(paths)
+        if missing:
+            heads.accounts.update(await tables.accounts.heads(sorted(missing)))
+        return heads
 
     async def _ground(self, tables: Tables, job: GroupJob) -> tuple[Ground, Known]:
         """Read what one intent needs."""
@@ -128,13 +146,20 @@ class SagaCommit:
             pools[key] = await tables.postings.candidates(order, key[0], key[1], most)
         floors = await tables.balances.heads(ask.floors) if ask.floors else {}
         known = Known(
-            [await tables.envelopes.take_numbers(1)],
+            [await self._number(tables)],
             await tables.envelopes.taken(ask.keys),
             pools,
             await tables.postings.live(ask.named) if ask.named else [],
             {key: (balance, turn) for key, (balance, turn, _) in floors.items()},
         )
         return job.ground(known), known
+
+    async def _number(self, tables: Tables) -> int:
+        """An envelope number, from a handful taken ahead; what a crash leaves over is never used."""
+        if not self._numbers:
+            last = await tables.envelopes.take_numbers(NUMBERS)
+            self._numbers = list(range(last, last - NUMBERS, -1))
+        return self._numbers.pop()
 
     async def _only_if_free(self, tables: Tables, refusal: InsufficientFunds, heads: Heads) -> None:
         """A shortage caused by somebody else's reservations is no refusal: it may pass (L18)."""
@@ -179,30 +204,23 @@ class SagaCommit:
 
     async def _revalidate(self, tables: Tables, data: SagaData) -> tuple[Plan, int]:
         """The same checks again, on what is there now: floors, freezes and pins are judged here, as late as can be."""
-        generation = await tables.rules.generation()
-        assets, books = await tables.rules.assets(), await tables.rules.books()
         pins = decode_pins(data.envelope.pins)
-        heads = await tables.accounts.heads_by_id([account for account, _ in pins])
-        versions = await tables.accounts.versions(pins)
-        ground = Ground({a.path: a for a in heads.values()}, assets, books)
-        ids = [p[0] for p in data.consumes]
-        stored = await tables.postings.get(ids) if ids else []
-        ground.learn([s.posting for s in stored if s.spender is None], key=None)
+        versions = {(a.id, a.version): a for a in self.heads.accounts.values()}
+        if any(pin not in versions for pin in pins):
+            versions = await tables.accounts.versions(pins)
+        accounts = {pin[0]: versions[pin] for pin in pins}
+        heads = await self._learn_rules(tables, {a.path for a in accounts.values()})
+        ground = Ground(heads.accounts, heads.assets, heads.books)
+        if data.consumes:
+            stored = await tables.postings.get([p[0] for p in data.consumes])
+            ground.learn([s.posting for s in stored if s.spender is None], key=None)
         guarded = [(a, s) for a, s, _ in data.floors]
         for key, (balance, _turn, _who) in (await tables.balances.heads(guarded) if guarded else {}).items():
             ground.balances[key] = balance
-        by_id = {a.id: a for a in assets.values()}
-        names = {b.id: b for b in books.values()}
-        accounts = {pin[0]: versions[pin] for pin in pins}
-        envelope = rebuild(
-            data.envelope,
-            accounts,
-            by_id,
-            names,
-            tuple(_narrow(p) for p in data.consumes),
-            tuple(_narrow(p) for p in data.creates),
-        )
-        return validate_and_plan(envelope, ground), generation
+        consumes, creates = (tuple(_narrow(p) for p in ps) for ps in (data.consumes, data.creates))
+        books = {b.id: b for b in heads.books.values()}
+        envelope = rebuild(data.envelope, accounts, ground.assets_by_id, books, consumes, creates)
+        return validate_and_plan(envelope, ground), heads.generation
 
     async def _roll_forward(self, tables: Tables, saga: str, fence: int, data: SagaData) -> Receipt:
         """Do all that is left. Every step may have been done before."""
@@ -212,7 +230,9 @@ class SagaCommit:
             await tables.postings.spend(ids, saga, fence, stored.seq)
             spenders = await tables.postings.spenders(ids)
             if any(spenders.get(i) != stored.seq for i in ids):
-                # After the point of no return our reservation can't be lost; if it is, stop before creating value (L4).
+                if not await tables.sagas.has_fence(saga, fence):
+                    raise Lost("somebody has taken the saga over")
+                # With our fence, past the point of no return, our reservation can't be lost. Stop, create nothing (L4).
                 raise DatabaseCorrupt(f"saga {saga}", "its postings were spent by somebody else")
             await tables.postings.bury(ids, saga)
         creates = [_narrow(p) for p in data.creates]
@@ -220,14 +240,13 @@ class SagaCommit:
         await tables.postings.enliven(creates)
         if data.floors:
             await tables.balances.settle_heads([(a, s, int(b)) for a, s, b in data.floors], saga)
-        await tables.envelopes.insert_row(stored)
-        await tables.envelopes.involve([account for account, _ in decode_pins(stored.pins)], stored.seq)
-        if data.cache:
-            rows = [(a, s, stored.seq, int(v)) for a, s, v in data.cache]
-            await tables.balances.add_cache_fenced(rows, saga, fence)
-        if data.hold is not None:
-            await tables.holds.put_fenced(_hold(data.hold), saga, fence)
-        await tables.events.append(EventKind.COMMITTED, stored.seq)
+        accounts = [account for account, _ in decode_pins(stored.pins)]
+        cache = [(a, s, int(v)) for a, s, v in data.cache]
+        hold = None if data.hold is None else _hold(data.hold)
+        if not await tables.envelopes.publish(stored, accounts, cache, hold, saga, fence):
+            taken = (await tables.envelopes.taken([(stored.scope, stored.key)])).get((stored.scope, stored.key))
+            if taken is None or taken.seq != stored.seq:
+                raise Lost("somebody has taken the saga over")
         await tables.sagas.delete(saga, fence)
         return Receipt(envelope=stored.seq, id=stored.id.hex(), key=stored.key)
 
@@ -246,7 +265,7 @@ class SagaCommit:
         now = self.ports.now_us()
         # A clock that jumped back must not leave a saga leased for ever (L24).
         deadline = now if saga.lease_us <= now + 2 * LEASE_US else saga.lease_us
-        if not await tables.sagas.take(saga.id, saga.fence, now + LEASE_US, deadline):
+        if not await tables.sagas.take(saga, now + LEASE_US, deadline):
             return "alive"
         fence = saga.fence + 1
         try:

@@ -117,9 +117,24 @@ SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::text[], $4::text[], $5::inte
                      $8::bytea[], $9::bytea[], $10::bytea[], $11::text[]::json[])
 ON CONFLICT DO NOTHING
 
+-- name: insert_envelope_fenced
+-- Split mode: the same, if the saga still has its fence: whoever finds the envelope takes it for a receipt.
+INSERT INTO bursar.envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata)
+SELECT a, b, c, d, e, f, g, h, i, j, k::json
+FROM unnest($1::bigint[], $2::bytea[], $3::text[], $4::text[], $5::integer[], $6::smallint[], $7::bigint[],
+            $8::bytea[], $9::bytea[], $10::bytea[], $11::text[], $12::text[], $13::bigint[])
+     AS v (a, b, c, d, e, f, g, h, i, j, k, saga, fence)
+WHERE EXISTS (SELECT 1 FROM bursar.sagas WHERE id = v.saga AND sagas.fence = v.fence) ON CONFLICT DO NOTHING
+
 -- name: insert_involved
 -- Who took part.
 INSERT INTO bursar.involved (account, envelope) SELECT * FROM unnest($1::bigint[], $2::bigint[]) ON CONFLICT DO NOTHING
+
+-- name: insert_involved_fenced
+-- Split mode: the same, if the saga still has its fence.
+INSERT INTO bursar.involved (account, envelope)
+SELECT a, e FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[]) AS v (a, e, g, f)
+WHERE EXISTS (SELECT 1 FROM bursar.sagas WHERE id = g AND fence = f) ON CONFLICT DO NOTHING
 
 -- name: insert_posting
 -- A posting; a replay changes nothing.
@@ -326,6 +341,13 @@ SELECT (SELECT epoch FROM bursar.clock_epoch), nextval('bursar.numbers'), k, s, 
 FROM unnest($1::smallint[], $2::bigint[], $3::integer[]) AS e (k, s, v)
 ON CONFLICT DO NOTHING
 
+-- name: insert_event_fenced
+-- Split mode: the same, if the saga still has its fence.
+INSERT INTO bursar.events (epoch, seq, kind, subject, version)
+SELECT (SELECT epoch FROM bursar.clock_epoch), nextval('bursar.numbers'), k, s, v
+FROM unnest($1::smallint[], $2::bigint[], $3::integer[], $4::text[], $5::bigint[]) AS e (k, s, v, g, f)
+WHERE EXISTS (SELECT 1 FROM bursar.sagas WHERE id = g AND fence = f) ON CONFLICT DO NOTHING
+
 -- name: events_since
 -- Events after a cursor, so many, and none that a transaction still open could come before.
 SELECT epoch, xid::text::bigint, seq, kind, subject, version FROM bursar.events
@@ -346,10 +368,15 @@ FROM unnest($1::text[], $2::bigint[], $3::bytea[], $4::bigint[]) AS v (i, f, d, 
 WHERE s.id = v.i AND s.fence = v.f AND s.phase = 'reserving' AND (SELECT generation FROM bursar.rules WHERE id = 1) = v.g
 
 -- name: take_saga
--- Split mode: recovery takes a saga over, if its lease has run out; the old owner's fence is void from here on.
+-- Split mode: recovery takes a saga over, if its lease has run out and it is still in the phase that recovery saw (its
+-- owner may be passing the point of no return just now). The old owner's fence is void from here on.
 UPDATE bursar.sagas s SET fence = s.fence + 1, lease_us = v.l
-FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS v (i, f, l, n)
-WHERE s.id = v.i AND s.fence = v.f AND s.lease_us <= v.n AND s.phase <> 'broken'
+FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[]) AS v (i, f, l, n, p)
+WHERE s.id = v.i AND s.fence = v.f AND s.lease_us <= v.n AND s.phase = v.p
+
+-- name: saga_fence
+-- Split mode: whether a saga is still ours.
+SELECT 1 FROM bursar.sagas WHERE id = $1 AND fence = $2
 
 -- name: break_saga
 -- Split mode: a row that can't be read is set aside; the others go on (L12).

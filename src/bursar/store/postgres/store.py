@@ -81,6 +81,11 @@ class PostgresSession:
         status = await self._connection.execute(SQL[name], *map(list, zip(*rows, strict=True)))
         return int(status.rsplit(" ", 1)[1])
 
+    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
+        """Several writes as one transaction."""
+        async with self._connection.transaction():
+            return [await self.write(name, rows) for name, rows in writes]
+
     amount = staticmethod(str)
     minor = staticmethod(int)
 
@@ -100,6 +105,11 @@ class PoolSession(PostgresSession):
         """Run a statement with one array per column."""
         async with self._store.connection() as connection:
             return await PostgresSession(connection).write(name, rows)
+
+    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
+        """Several writes as one transaction."""
+        async with self._store.connection() as connection:
+            return await PostgresSession(connection).together(writes)
 
 
 class PostgresStore:

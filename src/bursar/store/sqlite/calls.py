@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ from bursar.store.group import Ask, Job, Known, PoolKey, Rows
 from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values
 from bursar.store.sql import statements
 
+T = TypeVar("T")
 OFFSET = 2**127
 SQL = statements("bursar.store.sqlite")
 BUSY_MS = 5000
@@ -71,7 +73,17 @@ def write(connection: sqlite3.Connection, name: str, values: Sequence[tuple[Any,
     return max(0, connection.executemany(SQL[name], values).rowcount)
 
 
-def together(connection: sqlite3.Connection, work: Callable[[], Any]) -> Any:
+def write_all(connection: sqlite3.Connection, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
+    """Several statements as one, whether or not a transaction is open already."""
+    work = partial(_write_each, connection, writes)
+    return work() if connection.in_transaction else together(connection, work)
+
+
+def _write_each(connection: sqlite3.Connection, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
+    return [write(connection, name, values) for name, values in writes]
+
+
+def together(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
     """Run work in a transaction of its own."""
     connection.execute("BEGIN IMMEDIATE")
     try:

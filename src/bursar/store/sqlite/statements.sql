@@ -108,6 +108,12 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, now_us()) ON CONFLICT DO NOTHING
 INSERT INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, now_us())
 
+-- name: insert_envelope_fenced
+-- Split mode: the same, if the saga still has its fence: whoever finds the envelope takes it for a receipt.
+INSERT INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, now_us()
+WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?12 AND fence = ?13) ON CONFLICT DO NOTHING
+
 -- name: insert_involved
 -- Who took part.
 INSERT INTO involved (account, envelope) VALUES (?, ?) ON CONFLICT DO NOTHING
@@ -115,6 +121,11 @@ INSERT INTO involved (account, envelope) VALUES (?, ?) ON CONFLICT DO NOTHING
 -- name: insert_involved_new
 -- Who took part, in a unit of its own group.
 INSERT INTO involved (account, envelope) VALUES (?, ?)
+
+-- name: insert_involved_fenced
+-- Split mode: the same, if the saga still has its fence.
+INSERT INTO involved (account, envelope)
+SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?3 AND fence = ?4) ON CONFLICT DO NOTHING
 
 -- name: insert_posting
 -- A posting; a replay changes nothing.
@@ -319,6 +330,11 @@ SELECT account, asset, sum_amounts(amount), count(*) FROM live_postings GROUP BY
 -- What happened; a second time is ignored.
 INSERT INTO events (kind, subject, version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
 
+-- name: insert_event_fenced
+-- Split mode: the same, if the saga still has its fence.
+INSERT INTO events (kind, subject, version)
+SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?4 AND fence = ?5) ON CONFLICT DO NOTHING
+
 -- name: insert_event_new
 -- What happened, in a unit of its own group.
 INSERT INTO events (kind, subject, version) VALUES (?, ?, ?)
@@ -338,8 +354,13 @@ UPDATE sagas SET phase = 'finalizing', data = ?3
 WHERE id = ?1 AND fence = ?2 AND phase = 'reserving' AND (SELECT generation FROM rules WHERE id = 1) = ?4
 
 -- name: take_saga
--- Split mode: recovery takes a saga over, if its lease has run out; the old owner's fence is void from here on.
-UPDATE sagas SET fence = fence + 1, lease_us = ?3 WHERE id = ?1 AND fence = ?2 AND lease_us <= ?4 AND phase <> 'broken'
+-- Split mode: recovery takes a saga over, if its lease has run out and it is still in the phase that recovery saw (its
+-- owner may be passing the point of no return just now). The old owner's fence is void from here on.
+UPDATE sagas SET fence = fence + 1, lease_us = ?3 WHERE id = ?1 AND fence = ?2 AND lease_us <= ?4 AND phase = ?5
+
+-- name: saga_fence
+-- Split mode: whether a saga is still ours.
+SELECT 1 FROM sagas WHERE id = ? AND fence = ?
 
 -- name: break_saga
 -- Split mode: a row that can't be read is set aside; the others go on (L12).

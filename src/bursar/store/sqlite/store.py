@@ -44,6 +44,10 @@ class SqliteSession:
             return 0
         return await self._store.run(self._lane, partial(calls.write, self._connection(), name, rows))
 
+    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
+        """Several writes as one."""
+        return await self._store.run(self._lane, partial(calls.write_all, self._connection(), writes))
+
     amount = staticmethod(calls.amount_in)
     minor = staticmethod(calls.amount_out)
 
@@ -54,6 +58,22 @@ class ReadSession(SqliteSession):
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         async with self._store.read_lock:
             return await super().rows(name, *args)
+
+
+class SingleSession(SqliteSession):
+    """Like a session on the writing connection, but never inside a unit that somebody else has open there."""
+
+    async def rows(self, name: str, *args: Any) -> Sequence[Row]:
+        async with self._store.write_lock:
+            return await super().rows(name, *args)
+
+    async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        async with self._store.write_lock:
+            return await super().write(name, rows)
+
+    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
+        async with self._store.write_lock:
+            return await super().together(writes)
 
 
 class SqliteStore:
@@ -111,7 +131,7 @@ class SqliteStore:
 
     def single(self) -> Tables:
         """Primitives that each stand alone: the steps of a saga."""
-        return Tables(SqliteSession(self, self._write_lane, self._get_writer))
+        return Tables(SingleSession(self, self._write_lane, self._get_writer))
 
     @contextlib.asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Tables]:

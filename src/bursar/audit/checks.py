@@ -1,0 +1,283 @@
+"""The checks: one class per invariant. Each looks at pages of envelopes as the walk brings them, and then finishes.
+
+They trust nothing that they can recompute. Not here: reading in pages (walk), and when not to judge (run).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from bursar.audit.finding import EVIDENCE_MAX, Evidence, Progress
+from bursar.audit.walk import PAGE_MAX, UNREADABLE, Page, Walk
+from bursar.model.accounts import HELD, Account, Book
+from bursar.model.entries import HoldState
+from bursar.model.envelope import Envelope, decode_ids, decode_pins
+from bursar.model.money import Asset
+from bursar.model.postings import Posting, PostingState
+from bursar.model.records import HoldRow, StoredEnvelope
+from bursar.store.rows import rebuild
+from bursar.store.tables import Tables
+
+
+class Scene:
+    """What all checks share: the snapshot, the walk over it, and the few tables that fit into memory."""
+
+    def __init__(self, tables: Tables, progress: Progress) -> None:
+        self.tables = tables
+        self.progress = progress
+        self.walk = Walk(tables)
+        self.settled = True  # no commit is under way
+        self.counts: dict[str, int] = {}
+        self.assets: dict[int, Asset] = {}
+        self.books: dict[int, Book] = {}
+
+    async def read(self) -> None:
+        """Read what fits into memory."""
+        self.settled = await self.tables.sagas.count() == 0
+        self.counts = await self.tables.checks.counts()
+        self.assets = {a.id: a for a in (await self.tables.rules.assets()).values()}
+        self.books = {b.id: b for b in (await self.tables.rules.books()).values()}
+
+    def money(self, asset: int, minor: int) -> str:
+        """An amount for evidence, even of an asset that does not exist."""
+        known = self.assets.get(asset)
+        return f"{known.of_minor(minor)} {known.code}" if known else f"{minor} of asset #{asset}"
+
+    async def posting(self, number: int) -> str:
+        """A posting for evidence."""
+        found = await self.tables.postings.get([number])
+        if not found:
+            return f"posting {number}"
+        p = found[0].posting
+        heads = await self.tables.accounts.heads_by_id([p.account])
+        owner = heads[p.account].path if p.account in heads else f"account #{p.account}"
+        return f"posting {number} ({self.money(p.asset, p.amount)} of {owner})"
+
+
+class Check(ABC):
+    """One invariant at work."""
+
+    invariant: str
+    walks = False  # whether it has to see every envelope
+    needs_consumed = False  # with what each consumed
+    needs_created = False  # and created
+    needs_settled = True  # whether commits under way would look like damage
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.evidence = Evidence()
+        self.checked = 0
+
+    async def page(self, page: Page) -> None:  # noqa: B027 (not every check walks)
+        """Look at some envelopes."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Look at what needs no walk, or is known only after it."""
+
+
+class Conservation(Check):
+    """I1: value is neither made nor lost; external accounts carry the other side."""
+
+    invariant = "I1"
+
+    async def finish(self) -> None:
+        self.checked = self.scene.counts["live"]
+        for asset, total in (await self.scene.tables.checks.asset_sums()).items():
+            if total:
+                self.evidence.add(f"live postings sum to {self.scene.money(asset, total)} instead of zero")
+
+
+class Spending(Check):
+    """I2: what envelopes list and what spends say are the same pairs.
+
+    Every listed (posting, envelope) must be a spend, and a posting has one spend, so the listed pairs are distinct
+    spends; if there are as many of them as spends, there is no spend that nobody lists.
+    """
+
+    invariant = "I2"
+    walks = True
+    needs_consumed = True
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._listed = 0
+
+    async def page(self, page: Page) -> None:
+        for envelope, numbers in page.listed.items():
+            self._listed += len(numbers)
+            if len(set(numbers)) != len(numbers):
+                self.evidence.add(f"envelope {envelope} lists a posting twice")
+            for number in numbers:
+                stored = page.consumed.get(number)
+                if stored is None:
+                    self.evidence.add(f"envelope {envelope} consumes posting {number}, which does not exist")
+                elif stored.spender != envelope:
+                    who = "nobody" if stored.spender is None else f"envelope {stored.spender}"
+                    self.evidence.add(f"envelope {envelope} lists posting {number}, which was spent by {who}")
+
+    async def finish(self) -> None:
+        checks = self.scene.tables.checks
+        self.checked = await checks.spends()
+        for number in await checks.ids("stray_spends", EVIDENCE_MAX + 1):
+            self.evidence.add(f"the spend of posting {number} names a posting or an envelope that does not exist")
+        if self._listed != self.checked:
+            await self._unlisted()
+            if not self.evidence.count:
+                self.evidence.add(f"there are {self.checked} spends, but envelopes list {self._listed} postings")
+
+    async def _unlisted(self) -> None:
+        """Find the spends that nobody lists: a second walk, from the side of the postings."""
+        tables = self.scene.tables
+        async for page in self.scene.walk.pages(consumed=False, created=True):
+            numbers = [p.id for created in page.created.values() for p in created]
+            spenders = await tables.postings.spenders(numbers) if numbers else {}
+            rows = await tables.envelopes.get(sorted(set(spenders.values()))) if spenders else []
+            lists = {e.seq: set(decode_ids(e.consumes)) for e in rows}
+            for number, envelope in sorted(spenders.items()):
+                if number not in lists.get(envelope, ()):
+                    self.evidence.add(
+                        f"posting {number} is spent in the name of envelope {envelope}, which lists it not"
+                    )
+
+
+class Liveness(Check):
+    """I3: the disposable tables are what the value tables say."""
+
+    invariant = "I3"
+    walks = True  # a hold has the number of the envelope that authorized it
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._held: dict[int, int] = {}  # asset → what open holds say is held
+
+    async def page(self, page: Page) -> None:
+        rows = await self.scene.tables.holds.get([e.seq for e in page.envelopes])
+        holds = [h for h in rows if h.state is HoldState.OPEN]
+        if not holds:
+            return
+        stored = {p.posting.id: p for p in await self.scene.tables.postings.get([h.posting for h in holds])}
+        for hold in holds:
+            self._held[hold.asset] = self._held.get(hold.asset, 0) + hold.remaining
+            found = stored.get(hold.posting)
+            if found is None or found.state is PostingState.SPENT or not _covers(found.posting, hold):
+                remaining = self.scene.money(hold.asset, hold.remaining)
+                self.evidence.add(
+                    f"hold {hold.id} says {remaining} remain, but posting {hold.posting} does not hold that"
+                )
+
+    async def finish(self) -> None:
+        self.checked = self.scene.counts["postings"]
+        checks = self.scene.tables.checks
+        for number in await checks.ids("not_live", EVIDENCE_MAX + 1):
+            self.evidence.add(f"{await self.scene.posting(number)} is unspent, but not live as it was created")
+        for number in await checks.ids("wrongly_live", EVIDENCE_MAX + 1):
+            self.evidence.add(f"{await self.scene.posting(number)} is live, but it was spent or never created")
+        await self._balances()
+
+    async def _balances(self) -> None:
+        """Kept balances: of system, external and wide accounts, of capped overdrafts, of what is held."""
+        tables = self.scene.tables
+        guarded = await tables.balances.all_heads()
+        wide = await tables.balances.wide()
+        after, seen = "", 0
+        while page := await tables.accounts.list("", after, PAGE_MAX):
+            after, seen = page[-1].path, seen + len(page)
+            self.scene.progress("balances", seen, self.scene.counts["accounts"])
+            for head in page:
+                if not head.selects or head.id in wide:
+                    await self._compare(head, await tables.balances.cached(head.id), "the cache says")
+                floors = [a for a in self.scene.assets.values() if head.floor(a) is not None]
+                if floors:
+                    kept = {a.id: guarded.get((head.id, a.id), 0) for a in floors}
+                    await self._compare(head, kept, "its guarded balance is", only=kept)
+                if head.path == HELD:
+                    await self._compare(head, self._held, "open holds say")
+
+    async def _compare(
+        self, head: Account, kept: Mapping[int, int], says: str, only: Mapping[int, int] | None = None
+    ) -> None:
+        live = {asset: total for asset, (total, _) in (await self.scene.tables.balances.of(head.id)).items()}
+        for asset in sorted(kept.keys() | live.keys() if only is None else only):
+            if kept.get(asset, 0) != live.get(asset, 0):
+                said, true = self.scene.money(asset, kept.get(asset, 0)), self.scene.money(asset, live.get(asset, 0))
+                self.evidence.add(f"{head.path}: {says} {said}, live postings sum to {true}")
+
+
+class Content(Check):
+    """I8: an envelope, rebuilt from rows, hashes to its id; and it moves what it says, and nothing else."""
+
+    invariant = "I8"
+    walks = True
+    needs_consumed = True
+    needs_created = True
+    needs_settled = False  # an envelope is written after its postings, so each one there is whole
+
+    async def page(self, page: Page) -> None:
+        versions = await self.scene.walk.versions(page.envelopes)
+        self.checked += len(page.envelopes)
+        for stored in page.envelopes:
+            try:
+                self._judge(stored, page, versions)
+            except UNREADABLE as error:
+                what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+                self.evidence.add(f"envelope {stored.seq} can't be rebuilt: {what}")
+
+    def _judge(self, stored: StoredEnvelope, page: Page, versions: Mapping[tuple[int, int], Account]) -> None:
+        consumes, missing = [], []
+        for number in page.listed[stored.seq]:
+            found = page.consumed.get(number)
+            if found is None:
+                missing.append(f"posting {number}")
+            else:
+                consumes.append(found.posting)
+        accounts = {}
+        for account, version in decode_pins(stored.pins):
+            head = versions.get((account, version))
+            if head is None:
+                missing.append(f"version {version} of account #{account}")
+            else:
+                accounts[account] = head
+        if missing:
+            self.evidence.add(f"envelope {stored.seq} can't be rebuilt: {', '.join(missing[:3])} does not exist")
+            return
+        created = page.created.get(stored.seq, [])
+        books, assets = self.scene.books, self.scene.assets
+        envelope = rebuild(stored, accounts, assets, books, tuple(consumes), tuple(created))
+        if (id_ := envelope.id()) != stored.id:
+            self.evidence.add(
+                f"envelope {stored.seq} hashes to {id_.hex()[:16]}…, its row says {stored.id.hex()[:16]}…"
+            )
+        self._conserves(envelope)
+
+    def _conserves(self, envelope: Envelope) -> None:
+        moved: dict[tuple[int, int], int] = {}
+        total: dict[int, int] = {}
+        for sign, postings in ((-1, envelope.consumes), (1, envelope.creates)):
+            for p in postings:
+                moved[p.account, p.asset] = moved.get((p.account, p.asset), 0) + sign * p.amount
+                total[p.asset] = total.get(p.asset, 0) + sign * p.amount
+        for leg in envelope.legs:
+            minor = leg.minor
+            moved[leg.source, leg.asset] = moved.get((leg.source, leg.asset), 0) + minor
+            moved[leg.target, leg.asset] = moved.get((leg.target, leg.asset), 0) - minor
+        for asset, difference in total.items():
+            if difference:
+                self.evidence.add(f"envelope {envelope.seq} makes {self.scene.money(asset, difference)} out of nothing")
+        if any(moved.values()):
+            self.evidence.add(f"envelope {envelope.seq}: its postings do not add up to its movements")
+
+    async def finish(self) -> None:
+        for number in sorted(self.scene.walk.unreadable):
+            self.evidence.add(f"envelope {number} can't be read")
+        if self.scene.settled:
+            for number in await self.scene.tables.checks.ids("stray_postings", EVIDENCE_MAX + 1):
+                self.evidence.add(f"{await self.scene.posting(number)} belongs to no envelope")
+
+
+def _covers(posting: Posting, hold: HoldRow) -> bool:
+    return (posting.asset, posting.amount) == (hold.asset, hold.remaining)
+
+
+CHECKS: dict[str, type[Check]] = {c.invariant: c for c in (Conservation, Spending, Liveness, Content)}

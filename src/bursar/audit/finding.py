@@ -1,0 +1,57 @@
+"""What an audit says: the invariants by number, and one finding for each that was checked.
+
+Numbers are those of the design (§12); I4 to I7 and I9 speak of flows, cores and chains and are checked where those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+EVIDENCE_MAX = 10  # pieces of evidence kept per invariant; one is enough to act on
+
+INVARIANTS: dict[str, str] = {
+    "I1": "per asset, all live postings sum to zero",
+    "I2": "every posting is spent at most once, and by an envelope that lists it",
+    "I3": "live = postings - spends, and every kept balance is the sum of what is live",
+    "I8": "envelopes hash to their ids, and each conserves every asset",
+}
+
+Progress = Callable[[str, int, int], None]  # what is being looked at, how much of it is done, of how much (0: unknown)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One invariant, and whether it holds."""
+
+    invariant: str
+    ok: bool  # nothing broken was found
+    checked: int  # how many rows were looked at
+    broken: list[str]  # the first pieces of evidence, each one line
+    seconds: float
+    judged: bool = True  # False: it can't be told now; `note` says what to do first
+    note: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """What the invariant says."""
+        return INVARIANTS[self.invariant]
+
+
+class Evidence:
+    """Collects what is broken, up to as much as somebody will read."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.count = 0
+
+    def add(self, text: str) -> None:
+        """Something is not as it should be."""
+        self.count += 1
+        if len(self.found) < EVIDENCE_MAX:
+            self.found.append(text)
+
+    @property
+    def note(self) -> str:
+        """Says that there is more, if there is."""
+        return f"the first {EVIDENCE_MAX} are shown; there are more" if self.count > EVIDENCE_MAX else ""

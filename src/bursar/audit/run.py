@@ -1,0 +1,82 @@
+"""Running an audit: which checks, over one snapshot, and when a verdict has to wait.
+
+Where commits go by saga, one that is under way has done half of its steps: I1 to I3 would call that damage. They are
+not judged until `recover` has ended every saga. I8 is: an envelope that is there is whole.
+
+A snapshot lasts as long as the audit. On SQLite other readers of the same store wait for it, so a program that
+serves others opens a second store for its audits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bursar.audit.checks import CHECKS, Check, Scene
+from bursar.audit.finding import INVARIANTS, Finding, Progress
+from bursar.store import Store
+
+
+async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | None = None) -> list[Finding]:
+    """Check the invariants named in `only` (none: all), over one consistent moment."""
+    for name in only:
+        if name not in INVARIANTS:
+            raise ValueError(f"{name!r} is not an invariant; there are {', '.join(INVARIANTS)}")
+    names = [name for name in INVARIANTS if not only or name in only]
+    clock = store.ports.monotonic
+    async with store.snapshot() as tables:
+        scene = Scene(tables, progress or _silent)
+        await scene.read()
+        under_way = await tables.sagas.count()
+        checks = [CHECKS[name](scene) for name in names]
+        judged = [check for check in checks if under_way == 0 or not check.needs_settled]
+        spent = await _walk(scene, [check for check in judged if check.walks], clock)
+        for check in judged:
+            scene.progress(check.invariant, 0, 0)
+            start = clock()
+            await check.finish()
+            spent[check.invariant] = spent.get(check.invariant, 0.0) + clock() - start
+    return [
+        _finding(check, spent.get(check.invariant, 0.0)) if check in judged else _waits(check, under_way)
+        for check in checks
+    ]
+
+
+async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -> dict[str, float]:
+    """Take the checks that want to see every envelope past all of them. Returns the seconds each took."""
+    spent = {check.invariant: 0.0 for check in checks}
+    if not checks:
+        return spent
+    seen, total, start = 0, scene.counts["envelopes"], clock()
+    consumed, created = any(c.needs_consumed for c in checks), any(c.needs_created for c in checks)
+    async for page in scene.walk.pages(consumed=consumed, created=created):
+        read = (clock() - start) / len(checks)  # read once, for all of them
+        for check in checks:
+            start = clock()
+            await check.page(page)
+            spent[check.invariant] += clock() - start + read
+        seen += len(page.envelopes)
+        scene.progress("envelopes", seen, total)
+        start = clock()
+    return spent
+
+
+def _finding(check: Check, seconds: float) -> Finding:
+    evidence = check.evidence
+    return Finding(
+        invariant=check.invariant,
+        ok=evidence.count == 0,
+        checked=check.checked,
+        broken=evidence.found,
+        seconds=seconds,
+        note=evidence.note,
+    )
+
+
+def _waits(check: Check, under_way: int) -> Finding:
+    commits = "1 commit is" if under_way == 1 else f"{under_way} commits are"
+    note = f"{commits} under way; run `bursar recover` and audit again"
+    return Finding(invariant=check.invariant, ok=True, checked=0, broken=[], seconds=0.0, judged=False, note=note)
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    """Nobody is watching."""

@@ -1,0 +1,203 @@
+"""The oracle: looks at the ledger's rows behind its back and knows what must be true of them.
+
+Incremental after every commit (the envelope that has just been announced: its hash, its conservation, its postings),
+complete at every crash and at the end (I1, I2, I3, I8 over everything, and the disposable tables). It reads the
+simulated disk directly, not through the store's reading code, so that both can't be wrong in the same way; only the
+canonical encoding is shared, because that is what I8 is about.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+
+from bursar.model.accounts import Account
+from bursar.model.entries import Kind
+from bursar.model.envelope import decode_ids, decode_legs, decode_pins
+from bursar.model.money import Asset
+from bursar.model.postings import Posting
+from bursar.store.rows import account_of, asset_of, book_of, envelope_of, rebuild
+from bursar.store.sqlite.calls import amount_out
+
+EVENT_COMMITTED = 1
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Oracle:
+    """Judges one database."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.db = connection
+        self.checks = 0
+        self._seen = 0  # last event judged
+        self._versions: dict[tuple[int, int], Account] = {}
+        self.assets: dict[int, Asset] = {r[0]: asset_of(r) for r in self.db.execute("SELECT * FROM assets")}
+        self.books = {r[0]: book_of(r) for r in self.db.execute("SELECT id, name, assets, accounts FROM books")}
+
+    # --- after every commit ------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Judge every envelope announced since the last look."""
+        news = self.db.execute("SELECT seq, kind, subject FROM events WHERE seq > ? ORDER BY seq", (self._seen,))
+        for seq, kind, subject in news.fetchall():
+            self._seen = seq
+            if kind == EVENT_COMMITTED:
+                self._envelope(subject)
+
+    def _envelope(self, seq: int) -> None:
+        self.checks += 1
+        row = self.db.execute(
+            "SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at FROM envelopes "
+            "WHERE seq = ?",
+            (seq,),
+        ).fetchone()
+        if row is None:
+            raise Violation(f"I8: event of envelope {seq}, but no such envelope")
+        stored = envelope_of(row)
+        ids = decode_ids(stored.consumes)
+        consumes = [self._posting(i) for i in ids]
+        creates = self._created(seq)
+        pins = decode_pins(stored.pins)
+        accounts = {pin[0]: self._version(pin) for pin in pins}
+        found = rebuild(stored, accounts, self.assets, self.books, tuple(consumes), tuple(creates)).id()
+        if found != stored.id:
+            raise Violation(f"I8: envelope {seq} hashes to {found.hex()}, not {stored.id.hex()}")
+        self._conserves(seq, consumes, creates)
+        for i in ids:
+            spender = self.db.execute("SELECT envelope FROM spends WHERE posting = ?", (i,)).fetchone()
+            if spender is None or spender[0] != seq:
+                raise Violation(f"I2: envelope {seq} lists posting {i}, spent by {spender}")
+            if self.db.execute("SELECT 1 FROM live_postings WHERE posting = ?", (i,)).fetchone():
+                raise Violation(f"I3: posting {i} is spent by {seq} and live")
+        for p in creates:
+            live = self.db.execute("SELECT 1 FROM live_postings WHERE posting = ?", (p.id,)).fetchone()
+            spent = self.db.execute("SELECT 1 FROM spends WHERE posting = ?", (p.id,)).fetchone()
+            if not live and not spent:
+                raise Violation(f"I3: posting {p.id} is neither live nor spent")
+
+    def _conserves(self, seq: int, consumes: Iterable[Posting], creates: Iterable[Posting]) -> None:
+        sums: Counter[int] = Counter()
+        for p in consumes:
+            sums[p.asset] -= p.amount
+        for p in creates:
+            sums[p.asset] += p.amount
+        if any(sums.values()):
+            raise Violation(f"I1: envelope {seq} makes or destroys value: {dict(sums)}")
+
+    def _posting(self, number: int) -> Posting:
+        row = self.db.execute("SELECT id, account, asset, amount FROM postings WHERE id = ?", (number,)).fetchone()
+        if row is None:
+            raise Violation(f"I2: posting {number} was spent but never created")
+        return Posting(row[0], row[1], row[2], amount_out(row[3]))
+
+    def _created(self, seq: int) -> list[Posting]:
+        sql = "SELECT id, account, asset, amount FROM postings WHERE id >= ? AND id < ? ORDER BY id"
+        rows = self.db.execute(sql, (seq << 16, (seq + 1) << 16))
+        return [Posting(r[0], r[1], r[2], amount_out(r[3])) for r in rows]
+
+    def _version(self, pin: tuple[int, int]) -> Account:
+        if pin not in self._versions:
+            sql = "SELECT id, path, version, policy, status, book FROM accounts WHERE id = ? AND version = ?"
+            row = self.db.execute(sql, pin).fetchone()
+            if row is None:
+                raise Violation(f"I8: an envelope was validated against account version {pin}, which does not exist")
+            self._versions[pin] = account_of(row)
+        return self._versions[pin]
+
+    # --- at every crash and at the end -----------------------------------------------------------------------------
+
+    def everything(self) -> None:
+        """I1, I2, I3, I8 over all rows. Only when no commit is half done."""
+        self.look()
+        postings = {r[0]: r for r in self.db.execute("SELECT id, account, asset, amount FROM postings")}
+        spends = dict(self.db.execute("SELECT posting, envelope FROM spends").fetchall())
+        live = {r[0]: r for r in self.db.execute("SELECT posting, account, asset, amount FROM live_postings")}
+        sums: Counter[int] = Counter()
+        for r in live.values():
+            sums[r[2]] += amount_out(r[3])
+        if any(sums.values()):
+            raise Violation(f"I1: live postings sum to {dict(sums)}")
+        if {i: r for i, r in postings.items() if i not in spends} != live:
+            raise Violation("I3: live is not postings - spends")
+        listed = {}
+        for seq, consumes in self.db.execute("SELECT seq, consumes FROM envelopes"):
+            for i in decode_ids(consumes):
+                if i in listed:
+                    raise Violation(f"I2: posting {i} is listed by {listed[i]} and {seq}")
+                listed[i] = seq
+        if listed != spends:
+            raise Violation("I2: what envelopes list is not what was spent")
+        announced = self.db.execute("SELECT count(*) FROM events WHERE kind = 1").fetchone()[0]
+        committed = {r[0] for r in self.db.execute("SELECT seq FROM envelopes")}
+        if announced != len(committed):
+            raise Violation(f"{len(committed)} envelopes, {announced} events")
+        if {i >> 16 for i in postings} - committed:
+            raise Violation("I8: postings without their envelope")
+        self._disposable(live)
+
+    def _disposable(self, live: dict[int, tuple[int, int, int, bytes]]) -> None:
+        """Guarded and cached balances, floors and holds agree with the postings."""
+        sums: Counter[tuple[int, int]] = Counter()
+        for _, account, asset, amount in live.values():
+            sums[account, asset] += amount_out(amount)
+        heads = {r[0]: account_of(r) for r in self.db.execute(
+            "SELECT id, path, max(version), policy, status, book FROM accounts GROUP BY id"
+        )}
+        for (account, asset), balance in sums.items():
+            head = heads[account]
+            floor = head.floor(self.assets[asset]) if head.may_owe(self.assets[asset]) else 0
+            if floor is not None and balance < floor:
+                raise Violation(f"L1: {head.path} stands at {balance}, below {floor}")
+        for account, asset, balance in self.db.execute("SELECT account, asset, balance FROM account_heads"):
+            if sums[account, asset] != int(balance):
+                raise Violation(f"the guarded balance of {heads[account].path} is {balance}, not {sums[account, asset]}")
+        cached: Counter[tuple[int, int]] = Counter()
+        for account, asset, amount in self.db.execute("SELECT account, asset, amount FROM balance_cache"):
+            if asset:
+                cached[account, asset] += int(amount)
+        for (account, asset), amount in cached.items():
+            if sums[account, asset] != amount:
+                raise Violation(f"the cached balance of {heads[account].path} is {amount}, not {sums[account, asset]}")
+        for (account, asset), balance in sums.items():
+            if not heads[account].selects and cached[account, asset] != balance:
+                raise Violation(f"the cached balance of {heads[account].path} is missing {balance}")
+        held: Counter[int] = Counter()
+        for hold, asset, remaining, posting in self.db.execute(
+            "SELECT id, asset, remaining, posting FROM holds WHERE state = 'open'"
+        ):
+            held[asset] += amount_out(remaining)
+            row = live.get(posting)
+            if row is None or row[3] != remaining:
+                raise Violation(f"hold {hold} is open but its posting {posting} is not there")
+        account = next(i for i, head in heads.items() if head.path == "held")
+        if any(held[asset] != sums[account, asset] for asset in self.assets):
+            raise Violation(f"held is {dict(sums)}, holds say {dict(held)}")
+
+    # --- what happened ---------------------------------------------------------------------------------------------
+
+    def keys(self) -> dict[tuple[str, str], tuple[int, str]]:
+        """(scope, key) → (envelope, id), of all that was committed."""
+        rows = self.db.execute("SELECT scope, key, seq, id FROM envelopes")
+        return {(scope, key): (seq, id_.hex()) for scope, key, seq, id_ in rows}
+
+    def moved(self) -> Counter[tuple[int, int]]:
+        """What the movements of all envelopes add up to, per (account, asset)."""
+        sums: Counter[tuple[int, int]] = Counter()
+        for legs, kind in self.db.execute("SELECT legs, kind FROM envelopes"):
+            if kind == Kind.COMPACT and decode_legs(legs):
+                raise Violation("an envelope that merges postings moves value")
+            for leg in decode_legs(legs):
+                sums[leg.source, leg.asset] -= leg.minor
+                sums[leg.target, leg.asset] += leg.minor
+        return sums
+
+    def balances(self) -> Counter[tuple[int, int]]:
+        """What is live, per (account, asset)."""
+        sums: Counter[tuple[int, int]] = Counter()
+        for account, asset, amount in self.db.execute("SELECT account, asset, amount FROM live_postings"):
+            sums[account, asset] += amount_out(amount)
+        return sums
