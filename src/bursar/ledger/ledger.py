@@ -203,7 +203,7 @@ class Ledger(Reads):
         note = encode_metadata(metadata or {})
         for _ in range(TRIES):
             row, account, code = await self._hold_row(hold)
-            asset = await self.asset(code)
+            asset = (await self.known_assets(code))[code]
             minor = row.remaining if amount is None else asset.minor(amount)
             replayed = await self._replayed(key, target, code, None if amount is None else minor)
             if replayed is not None:
@@ -309,13 +309,15 @@ class Ledger(Reads):
         if not rows:
             raise UnknownHold(hold)
         head = (await self.store.read.accounts.heads_by_id([rows[0].account]))[rows[0].account]
-        codes = {a.id: a.code for a in (await self.assets()).values()}
-        return rows[0], head.path, codes[rows[0].asset]
+        known = {a.id: a.code for a in self._assets.values()}
+        if rows[0].asset not in known:
+            known = {a.id: a.code for a in (await self.known_assets("")).values()}
+        return rows[0], head.path, known[rows[0].asset]
 
     async def hold(self, hold: int) -> Hold:
         """One hold as it stands."""
         row, account, code = await self._hold_row(hold)
-        asset = await self.asset(code)
+        asset = (await self.known_assets(code))[code]
         return Hold(
             id=row.id,
             account=account,

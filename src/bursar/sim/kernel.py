@@ -62,7 +62,7 @@ class CrashSwarm:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A crash that happened. A sleep has no effect to die after: a plan that says so does not fire, and is not here."""
+    """A crash that happened. A sleep has no effect to die after: a plan that says so fires before it."""
 
     process: str
     incarnation: int
@@ -147,8 +147,8 @@ class Kernel:
     def fate(self, process: Process, call: int, *, only_before: bool = False) -> Moment | None:
         """Whether, and when, this port call is the one at which its process dies. Asked once per call, if `armed`."""
         planned = self._plan.get((process.name, call))
-        if planned is not None and not (only_before and planned is Moment.AFTER):
-            return planned
+        if planned is not None:
+            return Moment.BEFORE if only_before else planned
         swarm = self._swarm
         if swarm is None or self._budget == 0:
             return None

@@ -29,13 +29,15 @@ from bursar.store import connect
 PATH = "funds.db"
 URL = f"sqlite:///{PATH}"
 CALLERS = 8
-ENTRIES_EACH = 11
+ENTRIES_EACH = 9
 CRASHES = 3
 USERS = 6
 JUMP_US = 60_000_000
 RESTART_S_MAX = 0.05
 # Within how many port calls the crashes fall; a run has more than this, so that all of them happen.
-SPREAD = {True: 900, False: 90}
+SPREAD = {True: 720, False: 108}
+IN_FLIGHT = 20
+SPLIT_SHARE = 0.25  # of the seeds commit by saga; each of those has seven times the port calls of a seed by group
 
 Step = Callable[["Client", Ledger], Awaitable[None]]
 
@@ -68,20 +70,28 @@ class Outcome:
     checks: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much one seed does."""
+
+    callers: int = CALLERS
+    entries_each: int = ENTRIES_EACH
+
+
 class Scenario:
     """One run."""
 
-    def __init__(self, kernel: Kernel, split: bool) -> None:
+    def __init__(self, kernel: Kernel, split: bool, size: Size) -> None:
         self.kernel = kernel
         self.split = split
         self.rng = kernel.rng
         self.disk = SimDisk()
         self.disk.install(PATH, template())
         self.oracle = Oracle(self.disk.open(PATH))
-        self.clients = [Client(f"c{n}") for n in range(CALLERS)]
+        self.clients = [Client(f"c{n}") for n in range(size.callers)]
         self.finished = asyncio.Event()
         for number, client in enumerate(self.clients):
-            client.steps = script(client, number, self.rng)
+            client.steps = script(client, number, self.rng, size.entries_each)
 
     async def play(self) -> Outcome:
         """Start, crash, restart, until everybody has been answered; then judge."""
@@ -163,7 +173,9 @@ class Scenario:
             for key in client.refused:
                 if key in committed:
                     raise Violation(f"{key} was refused, and is there")
-        unasked = [key for key in committed if key not in told and key[0] != "compact" and not key[1].startswith("seed")]
+        unasked = [
+            key for key in committed if key not in told and key[0] != "compact" and not key[1].startswith("seed")
+        ]
         if unasked:
             raise Violation(f"nobody was told of {unasked}")
         if +self.oracle.moved() != +self.oracle.balances() or -self.oracle.moved() != -self.oracle.balances():
@@ -173,10 +185,10 @@ class Scenario:
 # --- what callers do -------------------------------------------------------------------------------------------------
 
 
-def script(client: Client, number: int, rng: random.Random) -> list[Step]:
+def script(client: Client, number: int, rng: random.Random, entries: int) -> list[Step]:
     """A caller's entries, decided by the seed. Each can be asked any number of times."""
     steps: list[Step] = []
-    while len(steps) < ENTRIES_EACH:
+    while len(steps) < entries:
         key = f"{client.name}-{len(steps)}"
         dice = rng.random()
         if dice < 0.70:
@@ -379,17 +391,28 @@ async def furnish(ledger: Ledger) -> None:
             await ledger.commit(deposit("external:bank", f"user:{n}", code, "500.00", key=f"seed-{n}-{code}"))
 
 
-def play(seed: int, *, crashes: list[CrashAt] | None = None, split: bool | None = None, verbose: bool = False) -> Run[Outcome]:
+def crash_points(dice: random.Random, split: bool) -> list[CrashAt]:
+    """Three port calls, far enough apart that each crash has happened before the next call is even asked for."""
+    span = SPREAD[split] // CRASHES
+    calls = [1 + n * span + dice.randrange(span - IN_FLIGHT) for n in range(CRASHES)]
+    return [CrashAt("ledger", call, dice.choice((Moment.BEFORE, Moment.AFTER))) for call in calls]
+
+
+def play(
+    seed: int,
+    *,
+    crashes: list[CrashAt] | None = None,
+    split: bool | None = None,
+    size: Size | None = None,
+    verbose: bool = False,
+) -> Run[Outcome]:
     """Run one seed. Without `crashes`, the seed decides where the three of them fall."""
     template()  # made outside the run: a simulation can't run inside another
     dice = random.Random(f"{seed} shape")
-    mode = dice.random() < 0.5 if split is None else split
-    if crashes is None:
-        calls = sorted(dice.sample(range(1, SPREAD[mode]), CRASHES))
-        crashes = [CrashAt("ledger", call, dice.choice((Moment.BEFORE, Moment.AFTER))) for call in calls]
+    mode = dice.random() < SPLIT_SHARE
+    mode = mode if split is None else split
 
     async def main(kernel: Kernel) -> Outcome:
-        return await Scenario(kernel, mode).play()
+        return await Scenario(kernel, mode, size or Size()).play()
 
-    return run(main, seed, crashes=crashes, verbose=verbose)
-
+    return run(main, seed, crashes=crash_points(dice, mode) if crashes is None else crashes, verbose=verbose)

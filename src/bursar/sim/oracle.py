@@ -17,10 +17,19 @@ from bursar.model.entries import Kind
 from bursar.model.envelope import decode_ids, decode_legs, decode_pins
 from bursar.model.money import Asset
 from bursar.model.postings import Posting
-from bursar.store.rows import account_of, asset_of, book_of, envelope_of, rebuild
+from bursar.model.records import StoredEnvelope
+from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of, rebuild
 from bursar.store.sqlite.calls import amount_out
 
 EVENT_COMMITTED = 1
+POSTINGS = (
+    "SELECT p.id, p.account, p.asset, p.amount, s.envelope, l.posting FROM postings p "
+    "LEFT JOIN spends s ON s.posting = p.id LEFT JOIN live_postings l ON l.posting = p.id"
+)
+
+
+def _posting(row: Row) -> Posting:
+    return Posting(row[0], row[1], row[2], amount_out(row[3]))
 
 
 class Violation(AssertionError):
@@ -42,42 +51,46 @@ class Oracle:
 
     def look(self) -> None:
         """Judge every envelope announced since the last look."""
-        news = self.db.execute("SELECT seq, kind, subject FROM events WHERE seq > ? ORDER BY seq", (self._seen,))
-        for seq, kind, subject in news.fetchall():
-            self._seen = seq
-            if kind == EVENT_COMMITTED:
-                self._envelope(subject)
+        news = self.db.execute(
+            "SELECT v.seq, v.kind, v.subject, e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, "
+            "e.consumes, e.metadata, e.at FROM events v LEFT JOIN envelopes e ON e.seq = v.subject AND v.kind = 1 "
+            "WHERE v.seq > ? ORDER BY v.seq",
+            (self._seen,),
+        )
+        for row in news.fetchall():
+            self._seen = row[0]
+            if row[1] == EVENT_COMMITTED:
+                if row[3] is None:
+                    raise Violation(f"I8: event of envelope {row[2]}, but no such envelope")
+                self._envelope(envelope_of(row[3:]))
 
-    def _envelope(self, seq: int) -> None:
+    def _envelope(self, stored: StoredEnvelope) -> None:
         self.checks += 1
-        row = self.db.execute(
-            "SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at FROM envelopes "
-            "WHERE seq = ?",
-            (seq,),
-        ).fetchone()
-        if row is None:
-            raise Violation(f"I8: event of envelope {seq}, but no such envelope")
-        stored = envelope_of(row)
+        seq = stored.seq
         ids = decode_ids(stored.consumes)
-        consumes = [self._posting(i) for i in ids]
-        creates = self._created(seq)
-        pins = decode_pins(stored.pins)
-        accounts = {pin[0]: self._version(pin) for pin in pins}
-        found = rebuild(stored, accounts, self.assets, self.books, tuple(consumes), tuple(creates)).id()
-        if found != stored.id:
-            raise Violation(f"I8: envelope {seq} hashes to {found.hex()}, not {stored.id.hex()}")
+        found = {
+            r[0]: r
+            for r in self.db.execute(f"{POSTINGS} WHERE p.id IN (SELECT value FROM json_each(?))", (str(list(ids)),))
+        }
+        if len(found) != len(ids):
+            raise Violation(f"I2: envelope {seq} spends postings that were never created, or one of them twice")
+        made = self.db.execute(f"{POSTINGS} WHERE p.id >= ? AND p.id < ? ORDER BY p.id", (seq << 16, (seq + 1) << 16))
+        created = made.fetchall()
+        consumes = [_posting(found[i]) for i in ids]
+        creates = [_posting(r) for r in created]
+        accounts = {pin[0]: self._version(pin) for pin in decode_pins(stored.pins)}
+        hashed = rebuild(stored, accounts, self.assets, self.books, tuple(consumes), tuple(creates)).id()
+        if hashed != stored.id:
+            raise Violation(f"I8: envelope {seq} hashes to {hashed.hex()}, not {stored.id.hex()}")
         self._conserves(seq, consumes, creates)
-        for i in ids:
-            spender = self.db.execute("SELECT envelope FROM spends WHERE posting = ?", (i,)).fetchone()
-            if spender is None or spender[0] != seq:
-                raise Violation(f"I2: envelope {seq} lists posting {i}, spent by {spender}")
-            if self.db.execute("SELECT 1 FROM live_postings WHERE posting = ?", (i,)).fetchone():
-                raise Violation(f"I3: posting {i} is spent by {seq} and live")
-        for p in creates:
-            live = self.db.execute("SELECT 1 FROM live_postings WHERE posting = ?", (p.id,)).fetchone()
-            spent = self.db.execute("SELECT 1 FROM spends WHERE posting = ?", (p.id,)).fetchone()
-            if not live and not spent:
-                raise Violation(f"I3: posting {p.id} is neither live nor spent")
+        for number, _, _, _, spender, live in found.values():
+            if spender != seq:
+                raise Violation(f"I2: envelope {seq} lists posting {number}, spent by {spender}")
+            if live is not None:
+                raise Violation(f"I3: posting {number} is spent by {seq} and live")
+        for number, _, _, _, spender, live in created:
+            if spender is None and live is None:
+                raise Violation(f"I3: posting {number} is neither live nor spent")
 
     def _conserves(self, seq: int, consumes: Iterable[Posting], creates: Iterable[Posting]) -> None:
         sums: Counter[int] = Counter()
@@ -87,17 +100,6 @@ class Oracle:
             sums[p.asset] += p.amount
         if any(sums.values()):
             raise Violation(f"I1: envelope {seq} makes or destroys value: {dict(sums)}")
-
-    def _posting(self, number: int) -> Posting:
-        row = self.db.execute("SELECT id, account, asset, amount FROM postings WHERE id = ?", (number,)).fetchone()
-        if row is None:
-            raise Violation(f"I2: posting {number} was spent but never created")
-        return Posting(row[0], row[1], row[2], amount_out(row[3]))
-
-    def _created(self, seq: int) -> list[Posting]:
-        sql = "SELECT id, account, asset, amount FROM postings WHERE id >= ? AND id < ? ORDER BY id"
-        rows = self.db.execute(sql, (seq << 16, (seq + 1) << 16))
-        return [Posting(r[0], r[1], r[2], amount_out(r[3])) for r in rows]
 
     def _version(self, pin: tuple[int, int]) -> Account:
         if pin not in self._versions:
@@ -123,7 +125,7 @@ class Oracle:
             raise Violation(f"I1: live postings sum to {dict(sums)}")
         if {i: r for i, r in postings.items() if i not in spends} != live:
             raise Violation("I3: live is not postings - spends")
-        listed = {}
+        listed: dict[int, int] = {}
         for seq, consumes in self.db.execute("SELECT seq, consumes FROM envelopes"):
             for i in decode_ids(consumes):
                 if i in listed:
@@ -144,24 +146,27 @@ class Oracle:
         sums: Counter[tuple[int, int]] = Counter()
         for _, account, asset, amount in live.values():
             sums[account, asset] += amount_out(amount)
-        heads = {r[0]: account_of(r) for r in self.db.execute(
-            "SELECT id, path, max(version), policy, status, book FROM accounts GROUP BY id"
-        )}
+        heads = {
+            r[0]: account_of(r)
+            for r in self.db.execute("SELECT id, path, max(version), policy, status, book FROM accounts GROUP BY id")
+        }
         for (account, asset), balance in sums.items():
             head = heads[account]
             floor = head.floor(self.assets[asset]) if head.may_owe(self.assets[asset]) else 0
             if floor is not None and balance < floor:
                 raise Violation(f"L1: {head.path} stands at {balance}, below {floor}")
-        for account, asset, balance in self.db.execute("SELECT account, asset, balance FROM account_heads"):
-            if sums[account, asset] != int(balance):
-                raise Violation(f"the guarded balance of {heads[account].path} is {balance}, not {sums[account, asset]}")
+        for account, asset, guarded in self.db.execute("SELECT account, asset, balance FROM account_heads"):
+            if sums[account, asset] != int(guarded):
+                raise Violation(
+                    f"the guarded balance of {heads[account].path} is {guarded}, not {sums[account, asset]}"
+                )
         cached: Counter[tuple[int, int]] = Counter()
         for account, asset, amount in self.db.execute("SELECT account, asset, amount FROM balance_cache"):
             if asset:
                 cached[account, asset] += int(amount)
-        for (account, asset), amount in cached.items():
-            if sums[account, asset] != amount:
-                raise Violation(f"the cached balance of {heads[account].path} is {amount}, not {sums[account, asset]}")
+        for (account, asset), kept in cached.items():
+            if sums[account, asset] != kept:
+                raise Violation(f"the cached balance of {heads[account].path} is {kept}, not {sums[account, asset]}")
         for (account, asset), balance in sums.items():
             if not heads[account].selects and cached[account, asset] != balance:
                 raise Violation(f"the cached balance of {heads[account].path} is missing {balance}")

@@ -394,7 +394,7 @@ class Sagas(Table):
     """Commits under way (split mode)."""
 
     async def save(self, saga: Saga) -> int:
-        """1, or 0 if the id or its key is there already."""
+        """1, or 0 if its key is under way or committed already."""
         row = (saga.id, saga.kind, saga.scope, saga.key, saga.phase, saga.fence, saga.lease_us, saga.data)
         return await self._s.write("save_saga", [row])
 

@@ -80,10 +80,9 @@ class SagaCommit:
         tables = self.store.single()
         job = GroupJob(self.heads, [Change((intent,))])
         job.heads = await self._learn_rules(tables, job.paths())
-        decided = await self._decide(tables, job, intent)
-        if isinstance(decided, Receipt):
-            return decided
-        data = decided
+        data = await self._decide(tables, job, intent)
+        if isinstance(data, Receipt):
+            return data
         saga = Saga(
             id=self.ports.token(),
             kind="commit",
@@ -97,12 +96,7 @@ class SagaCommit:
         if not await tables.sagas.save(saga):
             await self._help(tables, intent)
             raise Lost(f"key {intent.key!r} is being committed by somebody else")
-        # Whoever had this key before us may have finished between our look and our saga: look again, now that it is ours.
-        taken = await tables.envelopes.taken([(intent.scope, intent.key)])
-        if taken:
-            await tables.sagas.delete(saga.id, 1)
-            raise Lost(f"key {intent.key!r} has just been committed")
-        return await self._drive(tables, saga.id, 1, data)
+        return await self._drive(tables, saga.id, 1, data, job.heads)
 
     async def _decide(self, tables: Tables, job: GroupJob, intent: Intent) -> SagaData | Receipt:
         """Read-only: what would be written, or the receipt if it was written before."""
@@ -174,24 +168,32 @@ class SagaCommit:
             if (saga.scope, saga.key) == (intent.scope, intent.key):
                 await self._recover_one(tables, saga)
 
-    async def _drive(self, tables: Tables, saga: str, fence: int, data: SagaData) -> Receipt:
-        """Reserve, re-validate, pass the point of no return, roll forward."""
+    async def _drive(
+        self, tables: Tables, saga: str, fence: int, data: SagaData, heads: Heads | None = None
+    ) -> Receipt:
+        """Reserve, re-validate, pass the point of no return, roll forward.
+
+        With `heads`, the envelope was decided on them a moment ago, and what it rests on is held by the steps here: its
+        postings by the reservation, the rules by the generation that `finalize` compares. Only a guarded balance can
+        have moved before it was reserved; then, and for a saga found by recovery, everything is validated again.
+        """
         ids = list(decode_ids(data.envelope.consumes))
         guarded = [(a, s) for a, s, _ in data.floors]
         claimed = await tables.postings.reserve(ids, saga, fence) if ids else 0
-        heads = await tables.balances.reserve_heads(guarded, saga, fence) if guarded else 0
-        if claimed != len(ids) or heads != len(guarded):
+        claimed_heads = await tables.balances.reserve_heads(guarded, saga, fence) if guarded else 0
+        if claimed != len(ids) or claimed_heads != len(guarded):
             await self._abandon(tables, saga, fence, ids)
             raise Lost("a posting was taken")
-        try:
-            plan, generation = await self._revalidate(tables, data)
-        except Refusal as refusal:
-            await self._abandon(tables, saga, fence, ids)
-            if isinstance(refusal, StalePin):
-                raise Lost("an account has changed") from refusal
-            raise
-        data.floors = [(a, s, str(after)) for a, s, _, after in plan.floors]
-        if not await tables.sagas.finalize(saga, fence, _encode(data), generation):
+        if heads is None or guarded:
+            try:
+                plan, heads = await self._revalidate(tables, data)
+            except Refusal as refusal:
+                await self._abandon(tables, saga, fence, ids)
+                if isinstance(refusal, StalePin):
+                    raise Lost("an account has changed") from refusal
+                raise
+            data.floors = [(a, s, str(after)) for a, s, _, after in plan.floors]
+        if not await tables.sagas.finalize(saga, fence, _encode(data), heads.generation):
             await self._abandon(tables, saga, fence, ids)
             raise Lost("the rules have changed, or somebody has taken the saga over")
         return await self._roll_forward(tables, saga, fence, data)
@@ -202,7 +204,7 @@ class SagaCommit:
         await tables.balances.release_heads(saga, fence)
         await tables.sagas.delete(saga, fence)
 
-    async def _revalidate(self, tables: Tables, data: SagaData) -> tuple[Plan, int]:
+    async def _revalidate(self, tables: Tables, data: SagaData) -> tuple[Plan, Heads]:
         """The same checks again, on what is there now: floors, freezes and pins are judged here, as late as can be."""
         pins = decode_pins(data.envelope.pins)
         versions = {(a.id, a.version): a for a in self.heads.accounts.values()}
@@ -220,16 +222,16 @@ class SagaCommit:
         consumes, creates = (tuple(_narrow(p) for p in ps) for ps in (data.consumes, data.creates))
         books = {b.id: b for b in heads.books.values()}
         envelope = rebuild(data.envelope, accounts, ground.assets_by_id, books, consumes, creates)
-        return validate_and_plan(envelope, ground), heads.generation
+        return validate_and_plan(envelope, ground), heads
 
     async def _roll_forward(self, tables: Tables, saga: str, fence: int, data: SagaData) -> Receipt:
         """Do all that is left. Every step may have been done before."""
         stored = data.envelope
         ids = [p[0] for p in data.consumes]
         if ids:
-            await tables.postings.spend(ids, saga, fence, stored.seq)
-            spenders = await tables.postings.spenders(ids)
-            if any(spenders.get(i) != stored.seq for i in ids):
+            spent = await tables.postings.spend(ids, saga, fence, stored.seq)
+            spenders = {} if spent == len(ids) else await tables.postings.spenders(ids)
+            if spent != len(ids) and any(spenders.get(i) != stored.seq for i in ids):
                 if not await tables.sagas.has_fence(saga, fence):
                     raise Lost("somebody has taken the saga over")
                 # With our fence, past the point of no return, our reservation can't be lost. Stop, create nothing (L4).

@@ -356,9 +356,13 @@ WHERE (epoch, xid, seq) > ($1::integer, $2::bigint::text::xid8, $3::bigint)
 ORDER BY epoch, xid, seq LIMIT $4
 
 -- name: save_saga
--- Split mode: the write-ahead record of a commit. Key and saga are written first (L20).
+-- Split mode: the write-ahead record of a commit. Key and saga are written first (L20), unless the key is committed
+-- already: whoever had it before us may have finished between our look and now.
 INSERT INTO bursar.sagas (id, kind, scope, key, phase, fence, lease_us, data)
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bytea[])
+SELECT i, k, s, y, p, f, l, d
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bytea[])
+     AS v (i, k, s, y, p, f, l, d)
+WHERE NOT EXISTS (SELECT 1 FROM bursar.envelopes e WHERE e.scope = s AND e.key = y)
 ON CONFLICT DO NOTHING
 
 -- name: finalize_saga

@@ -344,8 +344,10 @@ INSERT INTO events (kind, subject, version) VALUES (?, ?, ?)
 SELECT 0, 0, seq, kind, subject, version FROM events WHERE ?1 = ?1 AND ?2 = ?2 AND seq > ?3 ORDER BY seq LIMIT ?4
 
 -- name: save_saga
--- Split mode: the write-ahead record of a commit. Key and saga are written first (L20).
-INSERT INTO sagas (id, kind, scope, key, phase, fence, lease_us, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+-- Split mode: the write-ahead record of a commit. Key and saga are written first (L20), unless the key is committed
+-- already: whoever had it before us may have finished between our look and now.
+INSERT INTO sagas (id, kind, scope, key, phase, fence, lease_us, data)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE NOT EXISTS (SELECT 1 FROM envelopes WHERE scope = ?3 AND key = ?4)
 ON CONFLICT DO NOTHING
 
 -- name: finalize_saga

@@ -61,19 +61,27 @@ class ReadSession(SqliteSession):
 
 
 class SingleSession(SqliteSession):
-    """Like a session on the writing connection, but never inside a unit that somebody else has open there."""
+    """Like a session on the writing connection, but never inside a unit that somebody else has open there.
+
+    It need not hold the lock itself: the lane keeps order, so what is queued before a unit's BEGIN runs before it.
+    """
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
-        async with self._store.write_lock:
-            return await super().rows(name, *args)
+        await self._outside_units()
+        return await super().rows(name, *args)
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
-        async with self._store.write_lock:
-            return await super().write(name, rows)
+        await self._outside_units()
+        return await super().write(name, rows)
 
     async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        async with self._store.write_lock:
-            return await super().together(writes)
+        await self._outside_units()
+        return await super().together(writes)
+
+    async def _outside_units(self) -> None:
+        while self._store.write_lock.locked():
+            async with self._store.write_lock:
+                pass
 
 
 class SqliteStore:
