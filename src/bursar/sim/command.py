@@ -1,7 +1,7 @@
 """`bursar sim`: seeds by the thousand, every crash point of one seed, or one seed again with its trace.
 
-Seeds are independent, so they run in as many processes as there are cores. A seed that fails is printed with the command
-that replays it and the last lines of its trace; it belongs into tests/sim/seeds.json from then on.
+Seeds are independent, so they run in as many processes as there are cores. A seed that fails is printed with the
+command that replays it and the last lines of its trace; it belongs into tests/sim/seeds.json from then on.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def _report(scenario: str, tally: Tally, seconds: float, as_json: bool) -> None:
         return
     rate = tally.seeds / seconds * 60
     click.echo(
-        f"{tally.seeds:,} seeds, {tally.commits:,} commits, {tally.port_calls:,} port calls, {tally.crashes:,} crashes, "
-        f"{len(tally.failures)} violations, {seconds:.1f} s ({rate:,.0f} seeds a minute)"
+        f"{tally.seeds:,} seeds, {tally.commits:,} commits, {tally.port_calls:,} port calls, "
+        f"{tally.crashes:,} crashes, {len(tally.failures)} violations, {seconds:.1f} s ({rate:,.0f} seeds a minute)"
     )
     for job, error in tally.failures[:FAILURES_SHOWN]:
         click.echo(f"\nseed {job.seed} failed: {error}\nreplay it with: {job.command(scenario)}")
