@@ -13,8 +13,8 @@ EVIDENCE_MAX = 10  # pieces of evidence kept per invariant; one is enough to act
 
 INVARIANTS: dict[str, str] = {
     "I1": "per asset, all live postings sum to zero",
-    "I2": "every posting is spent at most once, and by an envelope that lists it",
-    "I3": "live = postings - spends, and every kept balance is the sum of what is live",
+    "I2": "every posting is spent at most once, by an envelope that lists it",
+    "I3": "live = postings - spends; every kept balance is a sum of these",
     "I8": "envelopes hash to their ids, and each conserves every asset",
 }
 

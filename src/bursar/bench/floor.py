@@ -16,8 +16,10 @@ So a ratio of 1 is out of reach, and the distance is what keys, selection, valid
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import asyncpg
@@ -30,6 +32,7 @@ from bursar.store.sqlite.calls import amount_in
 HASH = bytes(range(32))  # as long as a content hash
 LEGS = bytes(13)  # as long as one movement
 PINS = bytes(11)  # as long as the pins of two accounts
+FOREVER = float("inf")
 BOOK = 1
 ASSET_ID = 1
 
@@ -47,18 +50,6 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 Group = tuple[list[Step], frozenset[int]]  # payments, and which of their postings are spent within the group
 
 
-class Rows(msgspec.Struct):
-    """What one group writes, as rows."""
-
-    envelopes: list[tuple[Any, ...]]
-    spends: list[tuple[int, int]]
-    dead: list[int]
-    postings: list[tuple[int, int, int, int]]
-    live: list[tuple[int, int, int, int]]
-    involved: list[tuple[int, int]]
-    events: list[int]
-
-
 class Picture:
     """Which posting each account would pay with: the largest, which is the change of its last payment."""
 
@@ -67,45 +58,55 @@ class Picture:
         self._largest = largest  # account → posting, amount
 
     def plan(self, workload: Workload, groups: int, size: int) -> list[Group]:
-        """So many groups of so many payments."""
+        """So many groups of so many payments, one after the other. Nothing has happened until they are accepted."""
         planned = []
+        seq, largest = self._seq, dict(self._largest)
         for _ in range(groups):
             steps, made, passing = [], set(), set()
             for key, payment in workload.take(size):
-                self._seq += 1
+                seq += 1
                 source, _target, amount = payment
-                posting, had = self._largest[source]
-                steps.append(Step(self._seq, key, payment, posting, had - amount))
-                self._largest[source] = (self._seq << 16, had - amount)
-                made.add(self._seq << 16)
+                posting, had = largest[source]
+                steps.append(Step(seq, key, payment, posting, had - amount))
+                largest[source] = (seq << 16, had - amount)
+                made.add(seq << 16)
                 if posting in made:
                     passing.add(posting)
             planned.append((steps, frozenset(passing)))
         return planned
 
+    def accept(self, groups: list[Group]) -> None:
+        """The first of the planned groups have been written."""
+        for steps, _ in groups:
+            for step in steps:
+                self._seq = step.seq
+                self._largest[step.payment[0]] = (step.seq << 16, step.change)
 
-def rows_of(group: Group) -> Rows:
-    """A group's payments as rows: on the clock."""
-    steps, passing = group
-    rows = Rows([], [], [], [], [], [], [])
-    for step in steps:
-        seq = step.seq
-        source, target, amount = step.payment
-        rows.envelopes.append(
-            (seq, HASH, "user", step.key, BOOK, 0, 0, LEGS, PINS, step.consumed.to_bytes(8, "big"), "{}")
-        )
-        rows.spends.append((step.consumed, seq))
-        if step.consumed not in passing:
-            rows.dead.append(step.consumed)
-        change = (seq << 16, source, ASSET_ID, step.change)
-        paid = (seq << 16 | 1, target, ASSET_ID, amount)
-        rows.postings += (change, paid)
-        if change[0] not in passing:
-            rows.live.append(change)
-        rows.live.append(paid)
-        rows.involved += ((source, seq), (target, seq))
-        rows.events.append(seq)
-    return rows
+
+class Rows:
+    """What one group writes, table by table. Made on the clock, and only once per row."""
+
+    __slots__ = ("dead", "envelopes", "events", "involved", "live", "postings", "spends")
+
+    def __init__(self, group: Group, amount: Callable[[int], Any]) -> None:
+        steps, passing = group
+        self.envelopes = [
+            (s.seq, HASH, "user", s.key, BOOK, 0, 0, LEGS, PINS, s.consumed.to_bytes(8, "big"), "{}") for s in steps
+        ]
+        self.spends = [(s.consumed, s.seq) for s in steps]
+        self.dead = [s.consumed for s in steps if s.consumed not in passing]
+        self.postings: list[tuple[int, int, int, Any]] = []
+        self.involved: list[tuple[int, int]] = []
+        for s in steps:
+            seq = s.seq
+            source, target, paid = s.payment
+            self.postings += (
+                (seq << 16, source, ASSET_ID, amount(s.change)),
+                (seq << 16 | 1, target, ASSET_ID, amount(paid)),
+            )
+            self.involved += ((source, seq), (target, seq))
+        self.live = [p for p in self.postings if p[0] not in passing] if passing else self.postings
+        self.events = [s.seq for s in steps]
 
 
 class Floor(Protocol):
@@ -113,22 +114,30 @@ class Floor(Protocol):
 
     picture: Picture
 
-    async def write(self, groups: list[Group]) -> None:
-        """Write groups, each in one durable transaction."""
+    async def write(self, groups: list[Group], deadline: float) -> int:
+        """Write groups, each in one durable transaction, until the time is up; returns how many."""
         ...
 
     async def settle(self, groups: list[Group]) -> None:
-        """Before measuring at a new group size: find the fastest way for it, by writing these groups."""
+        """Find the fastest way for groups of this size, by writing all of these."""
         ...
 
 
 async def window(floor: Floor, workload: Workload, size: int, seconds: float, rate: float) -> Window:
-    """A window of about so many seconds, at a rate known from before. Planning is off the clock."""
-    groups = max(1, round(seconds * rate / size))
-    planned = floor.picture.plan(workload, groups, size)
+    """A window of so many seconds, at a rate of about what was seen before. Planning is off the clock."""
+    planned = floor.picture.plan(workload, max(2, round(seconds * rate * 1.5 / size)), size)
     started = time.perf_counter()
-    await floor.write(planned)
-    return Window(groups * size, time.perf_counter() - started, groups)
+    written = await floor.write(planned, started + seconds)
+    window = Window(written * size, time.perf_counter() - started, written)
+    floor.picture.accept(planned[:written])
+    return window
+
+
+async def settle(floor: Floor, workload: Workload, size: int, groups: int) -> None:
+    """Before measuring at a group size: let the floor find its fastest way."""
+    planned = floor.picture.plan(workload, groups, size)
+    await floor.settle(planned)
+    floor.picture.accept(planned)
 
 
 # ------------------------------------------------------------------------------------------------------------ SQLite
@@ -145,26 +154,28 @@ class SqliteFloor:
 
     async def settle(self, groups: list[Group]) -> None:
         """There is only one way here."""
-        await self.write(groups)
+        await self.write(groups, FOREVER)
 
-    async def write(self, groups: list[Group]) -> None:
-        """Write groups, each in one durable transaction."""
+    async def write(self, groups: list[Group], deadline: float) -> int:
+        """Write groups, each in one durable transaction, until the time is up; returns how many."""
         many, run = self._connection.executemany, self._connection.execute
-        for group in groups:
-            rows = rows_of(group)
+        for place, group in enumerate(groups):
+            if time.perf_counter() > deadline:
+                return place
+            rows = Rows(group, amount_in)
             at = time.time_ns() // 1000
             run("BEGIN IMMEDIATE")
-            many("INSERT INTO envelopes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [(*e, at) for e in rows.envelopes])
+            many(
+                "INSERT INTO envelopes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [(*e, at) for e in rows.envelopes]
+            )
             many("INSERT INTO spends VALUES (?, ?)", rows.spends)
             many("DELETE FROM live_postings WHERE posting = ?", [(i,) for i in rows.dead])
-            many("INSERT INTO postings VALUES (?, ?, ?, ?)", [(i, a, s, amount_in(v)) for i, a, s, v in rows.postings])
-            many(
-                "INSERT INTO live_postings (posting, account, asset, amount) VALUES (?, ?, ?, ?)",
-                [(i, a, s, amount_in(v)) for i, a, s, v in rows.live],
-            )
+            many("INSERT INTO postings VALUES (?, ?, ?, ?)", rows.postings)
+            many("INSERT INTO live_postings (posting, account, asset, amount) VALUES (?, ?, ?, ?)", rows.live)
             many("INSERT INTO involved VALUES (?, ?)", rows.involved)
             many("INSERT INTO events (kind, subject, version) VALUES (1, ?, 0)", [(seq,) for seq in rows.events])
             run("COMMIT")
+        return len(groups)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -191,16 +202,10 @@ def _one_statement() -> str:
     """All of them as one data-modifying statement, which is a transaction by itself: one round trip."""
     parts, taken = [], 0
     for place, text in enumerate(STATEMENTS):
-        numbers = sorted({int(word) for word in _numbers(text)}, reverse=True)
-        for number in numbers:  # the highest first: $1 is the beginning of $11
-            text = text.replace(f"${number}::", f"${number + taken}::")
-        taken += len(numbers)
-        parts.append(text if place == len(STATEMENTS) - 1 else f"w{place} AS ({text})")
+        shifted = re.sub(r"\$(\d+)", lambda found, by=taken: f"${int(found[1]) + by}", text)  # type: ignore[misc]
+        taken += text.count("$")
+        parts.append(shifted if place == len(STATEMENTS) - 1 else f"w{place} AS ({shifted})")
     return f"WITH {', '.join(parts[:-1])} {parts[-1]}"
-
-
-def _numbers(text: str) -> list[str]:
-    return [piece.partition("::")[0] for piece in text.split("$")[1:]]
 
 
 ONE_STATEMENT = _one_statement()
@@ -227,7 +232,7 @@ class PostgresFloor:
             which = place % len(self._ways)
             await self._choose(which)
             started = time.perf_counter()
-            await self._way(rows_of(group))
+            await self._way(Rows(group, int))
             if place >= len(self._ways):  # the first of each prepares its statements
                 spent[which] += time.perf_counter() - started
         await self._choose(spent.index(min(spent)))
@@ -236,10 +241,13 @@ class PostgresFloor:
         self._way, plans = self._ways[which]
         await self._connection.execute(f"SET plan_cache_mode = {plans}")
 
-    async def write(self, groups: list[Group]) -> None:
-        """Write groups, each in one durable transaction."""
-        for group in groups:
-            await self._way(rows_of(group))
+    async def write(self, groups: list[Group], deadline: float) -> int:
+        """Write groups, each in one durable transaction, until the time is up; returns how many."""
+        for place, group in enumerate(groups):
+            if time.perf_counter() > deadline:
+                return place
+            await self._way(Rows(group, int))
+        return len(groups)
 
     async def _at_once(self, rows: Rows) -> None:
         columns = [column for table in _tables(rows) for column in table]

@@ -1,7 +1,7 @@
 """The ledger's cases.
 
-- `uniform`, `hot-source`, `hot-target` at 1, 16 and 256 callers: the ledger beside its floor (`floor`), which writes the
-  same rows in groups of the size that the ledger itself reached. One database for each, side by side on one server.
+- `uniform`, `hot-source`, `hot-target` at 1, 16 and 256 callers: the ledger beside its floor (`floor`), which writes
+  the same rows in groups of the size that the ledger itself reached. One database for each, on the same server.
 - `plain-uniform`: the ledger beside a table of balances (`plain`), one transaction per payment.
 - `growth-uniform-N`, `growth-hot-N`: the ledger on a database of N postings beside the same on 10^4, with the
   write-ahead bytes of a commit. One database per size, all open at once, window by window in turn.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import bursar
@@ -31,8 +31,8 @@ SHAPES = ("uniform", "hot-source", "hot-target")
 MANY = CALLERS[-1]
 GROWTH = ("uniform", "hot")
 PAGE = 4096
-SETTLE_GROUPS = 12  # to find the floor's fastest way at a group size
-SETTLE_PAYMENTS = 512
+SETTLE_GROUPS = 9  # to find the floor's fastest way at a group size
+SETTLE_PAYMENTS = 60
 
 Say = Callable[[str], None]
 
@@ -77,9 +77,9 @@ async def _beside_floor(
     ours_line, floor_line = lines
     warm = await ours(ledger, ours_line, callers, pace.warm_seconds)
     size = max(1, round(warm.group))
-    await floor.settle(floor.picture.plan(floor_line, max(SETTLE_GROUPS, SETTLE_PAYMENTS // size), size))
+    await floors.settle(floor, floor_line, size, max(SETTLE_GROUPS, SETTLE_PAYMENTS // size))
     rate = (await floors.window(floor, floor_line, size, pace.warm_seconds, warm.rate)).rate
-    samples, groups, wal = [], [], []
+    samples, groups = [], []
     gc.collect()
     for _ in range(pace.windows):
         window = await ours(ledger, ours_line, callers, pace.seconds)
@@ -88,8 +88,7 @@ async def _beside_floor(
         rate = least.rate
         samples.append((window.rate, least.rate))
         groups.append(window.group)
-    row = row_of(ours_line.shape, place.store, callers, samples, against="floor", group=statistics.median(groups))
-    return row
+    return row_of(ours_line.shape, place.store, callers, samples, against="floor", group=statistics.median(groups))
 
 
 async def _beside_plain(place: Place, ledger: Ledger, line: Workload, pace: Pace) -> Row:
@@ -158,17 +157,18 @@ async def _growth_of(
 async def _memory(place: Place, ledger: Ledger, pace: Pace) -> Row:
     line = Workload("uniform", seed=11)
     await ours(ledger, line, MANY, pace.memory_seconds / 4)
-    halves, resident, done = [], [_resident()], 0
+    halves, resident = [], []
     for _ in range(2):
         window = await ours(ledger, line, MANY, pace.memory_seconds / 2)
         halves.append(window)
         gc.collect()
         resident.append(_resident())
-        done += window.done
     first, second = halves
-    row = row_of("memory", place.store, MANY, [(second.rate, first.rate)], against="its own first half", group=second.group)
-    row.ratio = round(resident[1] / resident[2], 3)
-    grown = resident[2] - resident[1]
+    row = row_of(
+        "memory", place.store, MANY, [(second.rate, first.rate)], against="its own first half", group=second.group
+    )
+    row.ratio = round(resident[0] / resident[1], 3)
+    grown = resident[1] - resident[0]
     row.note = f"ratio of resident bytes; {grown / second.done:.0f} bytes more per commit over {second.done:,} commits"
     return row
 

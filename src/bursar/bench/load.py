@@ -45,7 +45,8 @@ FROM (SELECT k, (k - 1) / {A} AS n, (k - 1) % {A} AS place FROM {series}) AS num
 _FILL = """
 INSERT INTO {schema}spends (posting, envelope) SELECT gone, k FROM history WHERE gone <> 0 ORDER BY k;
 INSERT INTO {schema}postings (id, account, asset, amount)
-SELECT k << 16, source, 1, {kept} FROM history UNION ALL SELECT (k << 16) + 1, target, 1, {paid} FROM history ORDER BY 1;
+SELECT k << 16, source, 1, {kept} FROM history
+UNION ALL SELECT (k << 16) + 1, target, 1, {paid} FROM history ORDER BY 1;
 INSERT INTO {schema}live_postings (posting, account, asset, amount)
 SELECT k << 16, source, 1, {kept} FROM history WHERE n = 0 OR newest
 UNION ALL SELECT (k << 16) + 1, target, 1, {paid} FROM history WHERE n > 0 OR newest ORDER BY 1;
@@ -88,7 +89,7 @@ async def load_postgres(connection: asyncpg.Connection, postings: int) -> None:
         await connection.execute(
             "INSERT INTO bursar.envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata) "
             "SELECT k, sha256(k::text::bytea), 'user', 'load-' || lpad(k::text, 9, '0'), 1, 0, 0, "
-            f"$1::bytea, $2::bytea, CASE gone WHEN 0 THEN ''::bytea ELSE int8send(gone) END, '{{}}' "
+            "$1::bytea, $2::bytea, CASE gone WHEN 0 THEN ''::bytea ELSE int8send(gone) END, '{}' "
             "FROM history ORDER BY k",
             LEGS,
             PINS,

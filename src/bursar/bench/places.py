@@ -106,10 +106,9 @@ class SqlitePlace:
             # A reader with a snapshot keeps the log from being started over, so that its length is what was written.
             connection.execute("BEGIN")
             connection.execute("SELECT count(*) FROM rules").fetchall()
-            log = Path(f"{path}-wal")
-            before = log.stat().st_size if log.exists() else 0
+            before = _length(f"{path}-wal")
             yield counted
-            counted.append(log.stat().st_size - before)
+            counted.append(_length(f"{path}-wal") - before)
             connection.execute("ROLLBACK")
 
     async def settle(self) -> None:
@@ -177,6 +176,11 @@ async def _connected(address: str) -> AsyncIterator[asyncpg.Connection]:
         yield connection
     finally:
         await connection.close()
+
+
+def _length(file: str) -> int:
+    path = Path(file)
+    return path.stat().st_size if path.exists() else 0
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ class PostgresPlain:
                 "SELECT account, amount FROM balances WHERE account = ANY ($1::bigint[]) ORDER BY account FOR UPDATE",
                 [source, target],
             )
-            if dict(found)[source] < amount:
+            if {row[0]: row[1] for row in found}[source] < amount:
                 raise ValueError(f"account {source} has too little")
             await connection.execute(
                 "UPDATE balances SET amount = amount + CASE account WHEN $1 THEN -$3::bigint ELSE $3::bigint END "

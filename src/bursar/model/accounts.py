@@ -16,7 +16,7 @@ from functools import cached_property
 import msgspec
 
 from bursar.model.errors import InvalidName, PrecisionOverflow
-from bursar.model.money import Asset, _from_decimal
+from bursar.model.money import Asset, _from_decimal, len16
 
 PATH_LENGTH_MAX = 128
 NAME_LENGTH_MAX = 64
@@ -100,6 +100,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return len16(self.path)
 
     @cached_property
+    def pin_bytes(self) -> bytes:
+        """Path and snapshot: this version as an envelope pins it."""
+        return self.path_bytes + self.snapshot
+
+    @cached_property
     def selects(self) -> bool:
         """Whether it pays with postings it owns. System and external accounts never look for any."""
         return not isinstance(self.policy, SystemAccount | ExternalAccount)
@@ -119,12 +124,6 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if isinstance(self.policy, CappedOverdraft) and self.policy.asset == asset.code:
             return floor_minor(self.policy, asset)
         return None
-
-
-def len16(text: str) -> bytes:
-    """Text with its length in two big-endian bytes in front."""
-    data = text.encode()
-    return len(data).to_bytes(2, "big") + data
 
 
 def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
@@ -159,13 +158,18 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-class Book(msgspec.Struct, frozen=True, kw_only=True):
+class Book(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Which assets and accounts may take part in its entries. It never partitions balances."""
 
     id: int = 0
     name: str
     assets: tuple[str, ...] = ()  # asset codes; empty: all
     accounts: tuple[str, ...] = ()  # paths or prefixes; empty: all
+
+    @cached_property
+    def name_bytes(self) -> bytes:
+        """The name as it stands in canonical bytes."""
+        return len16(self.name)
 
     def admits_asset(self, code: str) -> bool:
         """Whether the asset may move in this book."""

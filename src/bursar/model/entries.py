@@ -24,7 +24,7 @@ MOVEMENTS_MAX = POSTINGS_MAX
 USER_SCOPE = "user"  # keys given from outside; internal scopes can't be reached by them (L19)
 
 
-class Movement(msgspec.Struct, frozen=True):
+class Movement(msgspec.Struct, frozen=True, gc=False):
     """Value from one account to another."""
 
     source: str
@@ -103,7 +103,7 @@ class HoldChange(msgspec.Struct, frozen=True, kw_only=True):
     posting: int = 0  # the posting held before; kept when the entry holds nothing any more
 
 
-class Intent(msgspec.Struct, frozen=True, kw_only=True):
+class Intent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An entry ready for the writer."""
 
     scope: str

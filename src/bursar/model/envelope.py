@@ -12,9 +12,9 @@ import hashlib
 
 import msgspec
 
-from bursar.model.accounts import Account, Book, len16
+from bursar.model.accounts import Account, Book
 from bursar.model.entries import Kind
-from bursar.model.money import Asset
+from bursar.model.money import Asset, len16
 from bursar.model.postings import Posting
 
 CANONICAL_VERSION = 1
@@ -34,7 +34,7 @@ class BookedLeg(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.amount if isinstance(self.amount, int) else int.from_bytes(self.amount, "big", signed=True)
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A resolved entry. `seq` is its number in this database; it is not part of the content."""
 
     seq: int
@@ -53,11 +53,11 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     def canonical(self) -> bytes:
         """The bytes that the id is the hash of."""
         paths = {a.id: a.path_bytes for a in self.accounts}
-        codes = {a.id: len16(a.code) for a in self.assets}
+        codes = {a.id: a.code_bytes for a in self.assets}
         parts = [
             bytes((CANONICAL_VERSION, self.kind)),
             self.reverses.to_bytes(8, "big"),
-            len16(self.book.name),
+            self.book.name_bytes,
             len16(self.scope),
             len16(self.key),
             len(self.legs).to_bytes(2, "big"),
@@ -66,8 +66,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
             parts += (paths[leg.source], paths[leg.target], codes[leg.asset])
             parts.append(leg.minor.to_bytes(16, "big", signed=True))
         parts.append(len(self.accounts).to_bytes(4, "big"))
-        for account in self.accounts:
-            parts += (account.path_bytes, account.snapshot)
+        parts += [account.pin_bytes for account in self.accounts]
         parts.append(len(self.consumes).to_bytes(2, "big"))
         for p in self.consumes:
             parts.append(p.id.to_bytes(8, "big"))
@@ -124,7 +123,7 @@ def decode_ids(data: bytes) -> tuple[int, ...]:
     return tuple(int.from_bytes(data[i : i + 8], "big") for i in range(0, len(data), 8))
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Proof that an entry is in the ledger."""
 
     envelope: int  # its number: the handle for show, reverse, history

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
@@ -24,6 +25,12 @@ _PLAIN = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?")  # ASCII digits only; use
 _CODE = re.compile(r"[A-Z0-9][A-Z0-9._-]{0,15}")
 
 
+def len16(text: str) -> bytes:
+    """Text with its length in two big-endian bytes in front."""
+    data = text.encode()
+    return len(data).to_bytes(2, "big") + data
+
+
 class AssetStatus(StrEnum):
     """Whether an asset moves."""
 
@@ -31,7 +38,7 @@ class AssetStatus(StrEnum):
     SUSPENDED = "suspended"
 
 
-class Asset(msgspec.Struct, frozen=True, kw_only=True):
+class Asset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A unit of value. Code and precision never change; the rest may."""
 
     id: int = 0  # row number in this database; 0 before it is stored
@@ -41,6 +48,11 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
     max_transfer: int = MINOR_MAX
     status: AssetStatus = AssetStatus.ACTIVE
     internal_transfer_enabled: bool = True
+
+    @cached_property
+    def code_bytes(self) -> bytes:
+        """The code as it stands in canonical bytes; kept because every envelope repeats it."""
+        return len16(self.code)
 
     def minor(self, amount: Amount) -> int:
         """The amount in smallest units, exactly, or a refusal. Zero and (for Money and Decimal) negatives pass."""
@@ -63,7 +75,7 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
         return Money(asset=self.code, precision=self.precision, minor=minor)
 
 
-class Money(msgspec.Struct, frozen=True):
+class Money(msgspec.Struct, frozen=True, gc=False):
     """An amount of an asset. Adds and compares with its own kind only."""
 
     asset: str

@@ -7,7 +7,7 @@ import msgspec
 from bursar.model.envelope import Envelope
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """A commit that is right on the ground it was checked on."""
 
     envelope: Envelope

@@ -49,7 +49,7 @@ class StoredEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
 
 
-class Taken(msgspec.Struct, frozen=True):
+class Taken(msgspec.Struct, frozen=True, gc=False):
     """What a key already stands for."""
 
     seq: int

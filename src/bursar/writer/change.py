@@ -7,7 +7,7 @@ import msgspec
 from bursar.model.entries import Intent
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, gc=False):
     """All or nothing, for one caller."""
 
     intents: tuple[Intent, ...]

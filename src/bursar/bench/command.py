@@ -1,0 +1,74 @@
+"""`bursar bench NAME`: runs a benchmark and shows, prints or keeps its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from bursar.bench import ledger, report
+from bursar.bench.measure import FULL, QUICK
+from bursar.devdb import PostgresFailedError, PostgresNotFoundError
+
+STORES = ("sqlite", "postgres")
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[ledger.Say]:
+    """A bar on standard error, where it disturbs nobody who reads the output; none if that is no terminal."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=total)
+
+        def say(what: str) -> None:
+            progress.update(task, advance=1, description=what)
+
+        yield say
+
+
+@click.command("bench")
+@click.argument("name", type=click.Choice(["ledger"]))
+@click.option("--quick", is_flag=True, help="Short windows and no database of 10^6 postings: under 45 seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON and nothing else.")
+@click.option("--store", type=click.Choice([*STORES, "all"]), default="all", show_default=True, help="Which store.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also write NAME.md, NAME.json and NAME.svg into this folder.",
+)
+def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None) -> None:
+    """Measure this project beside the least that the machine must do.
+
+    Both are measured in the same run, in turn, on throw-away databases that are durable while they last. Read the
+    ratios, not the rates: those are this machine's.
+
+    The floor of uniform and hot cases writes the same rows by bare SQL, in groups of the same size, and checks nothing.
+    plain: beside a table of balances, one transaction per payment. growth: beside the same at 10^4 postings.
+    memory: resident bytes half-way, over those at the end.
+    """
+    stores = STORES if store == "all" else (store,)
+    pace = QUICK if quick else FULL
+    try:
+        with _progress(ledger.steps(stores, pace)) as say:
+            rows = asyncio.run(ledger.run(stores, pace, say))
+    except (PostgresNotFoundError, PostgresFailedError) as error:
+        raise click.ClickException(f"{error} Or leave PostgreSQL out: --store sqlite") from error
+    if as_json:
+        click.echo(report.as_json(rows))
+    else:
+        Console().print(report.as_table(rows))
+    if out is not None:
+        for path in report.keep(rows, out, name):
+            click.echo(f"wrote {path}", err=True)

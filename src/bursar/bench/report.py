@@ -1,0 +1,94 @@
+"""What is shown of the rows: a table for the terminal, Markdown, JSON and a plot for the documentation."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.box import SIMPLE
+from rich.table import Table
+
+from bursar.bench.measure import Row
+from bursar.bench.plot import plot
+
+HEADINGS = ("case", "store", "callers", "ours/s", "floor/s", "ratio", "group", "log B")
+RIGHT = frozenset({2, 3, 4, 5, 6, 7})  # columns of numbers
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.case,
+        row.store,
+        f"{row.callers}",
+        f"{row.ours_per_s:,.0f}",
+        f"{row.floor_per_s:,.0f}",
+        f"{row.ratio:.2f}",
+        f"{row.group:.0f}",
+        "" if row.wal_bytes is None else f"{row.wal_bytes:,}",
+    )
+
+
+def as_table(rows: Sequence[Row]) -> Table:
+    """For a terminal."""
+    title = "The ledger beside its floor; plain, growth and memory: see `bursar bench --help`"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1), pad_edge=False)
+    for place, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="right" if place in RIGHT else "left", no_wrap=True)
+    store = None
+    for row in rows:
+        if store not in (None, row.store):
+            table.add_section()
+        store = row.store
+        table.add_row(*_cells(row))
+    return table
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """A list of rows."""
+    return msgspec.json.format(msgspec.json.encode(rows), indent=1).decode()
+
+
+def as_markdown(rows: Sequence[Row], name: str) -> str:
+    """For the documentation."""
+    rules = ("---:" if place in RIGHT else "---" for place in range(len(HEADINGS)))
+    lines = [
+        f"# Benchmark: {name}",
+        "",
+        f"Made by `bursar bench {name}` on {machine()}. Read the ratios; the rates are that machine's.",
+        "",
+        f"![ratio to the floor, by callers, and to 10^4 postings, by size]({name}.svg)",
+        "",
+        "The floor writes the same durable rows into the same tables by hand-written SQL, in groups of the same size,",
+        "and checks nothing. A row's two rates were measured in turn, window by window; each is the median.",
+        "In `plain` rows the other is a table of balances with one transaction per payment; in `growth` rows it is the",
+        "ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes, half-way and at the end.",
+        "",
+        f"| {' | '.join(HEADINGS)} |",
+        f"| {' | '.join(rules)} |",
+        *(f"| {' | '.join(_cells(row))} |" for row in rows),
+        "",
+        *(f"- {row.case}, {row.store}: {row.note}." for row in rows if row.note),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def machine() -> str:
+    """What it ran on, in a few words."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores of {platform.machine()}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
+
+
+def keep(rows: Sequence[Row], folder: Path, name: str) -> list[Path]:
+    """Write all three into a folder; returns where they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {"md": as_markdown(rows, name), "json": as_json(rows) + "\n", "svg": plot(rows)}
+    paths = []
+    for kind, text in contents.items():
+        path = folder / f"{name}.{kind}"
+        path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    return paths

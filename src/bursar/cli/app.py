@@ -1,0 +1,190 @@
+"""The command itself: its options, its commands (loaded when they are used), and how it ends.
+
+Nothing is imported here that `bursar --help` does not need. Every ending is decided in one place, `Root.main`: one line
+on stderr (or a JSON object on stdout) and an exit code that a script can act on, never a traceback for what a user or a
+database can do. Set BURSAR_TRACEBACK=1 to see where an unexpected error came from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from bursar.cli.state import DEFAULT_DATABASE, State
+
+OK, REFUSED, USAGE, CONFLICT, DATABASE, UNKNOWN = range(6)
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+TRACEBACK_VARIABLE = "BURSAR_TRACEBACK"
+
+# name → where the command is, and what it does in one line.
+COMMANDS = {
+    "migrate": ("bursar.cli.commands.database:migrate", "Set a database up, or bring it to this version."),
+    "asset": ("bursar.cli.commands.asset:asset", "Units of value: create, list, suspend, resume."),
+    "book": ("bursar.cli.commands.book:book", "Which assets and accounts may take part: create, list."),
+    "account": ("bursar.cli.commands.account:account", "Accounts: create, list, show, freeze, close, compact."),
+    "ledger": ("bursar.cli.commands.ledger:ledger", "Move value and look at it: deposit, pay, history, show, events."),
+    "hold": ("bursar.cli.commands.hold:hold", "Money set aside: authorize, confirm, void, list, expire."),
+    "audit": ("bursar.cli.commands.audit:audit", "Check the invariants: is every unit of value accounted for?"),
+    "recover": ("bursar.cli.commands.database:recover", "Finish or cleanly abandon what a crash left half done."),
+    "rebuild": ("bursar.cli.commands.database:rebuild", "Make the disposable tables anew from the value tables."),
+    "sim": ("bursar.sim.command:command", "Run a scenario on the simulator, crashing it everywhere."),
+    "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
+    "demo": ("bursar.cli.commands.demo:demo", "A day of traffic, killed in the middle, and nothing is lost."),
+}
+
+HELP = """Move money between accounts, and never lose or duplicate any.
+
+\b
+First steps:
+  bursar asset create USDT --precision 6
+  bursar account create external:bank --policy external
+  bursar account create user:1001:funding
+  bursar ledger deposit external:bank user:1001:funding USDT 100.00 --key dep-1
+  bursar ledger balance user:1001:funding
+  bursar audit
+"""
+
+EPILOG = """\b
+Exit codes:
+  0  done
+  1  refused, or an audit found something broken; nothing was written
+  2  wrong usage
+  3  conflict: others were faster, or commits are under way; try again
+  4  the database can't be used
+  5  the outcome is unknown: repeat with the same --key to learn it
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are run, not when they are listed."""
+
+    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return None
+        module, _, name = self._lazy[cmd_name][0].partition(":")
+        try:
+            found = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise
+            raise click.UsageError(f"{cmd_name!r} is not part of this installation.", ctx) from None
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
+
+
+class Root(LazyGroup):
+    """The command, and the one place where it ends."""
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run, and exit with a code that means something."""
+        words = list(sys.argv[1:] if args is None else args)
+        state = State(json="--json" in words)
+        extra |= {"standalone_mode": False, "obj": state}
+        try:
+            result = super().main(words, prog_name="bursar", **extra)
+            code = result if isinstance(result, int) else OK
+            sys.stdout.flush()
+        except BrokenPipeError:
+            code = _pipe_closed()
+        except (KeyboardInterrupt, click.Abort):
+            code = INTERRUPTED
+        except click.exceptions.Exit as end:
+            code = end.exit_code
+        except Exception as error:
+            if os.environ.get(TRACEBACK_VARIABLE):
+                raise
+            code = _report(error, state)
+        sys.exit(code)
+
+
+def _report(error: Exception, state: State) -> int:
+    """One line on stderr, or an object on stdout; returns the exit code."""
+    name, message, facts, code = explain(error)
+    try:
+        if state.json:
+            import json
+
+            click.echo(json.dumps({"code": name, "message": message, "facts": facts}))
+        else:
+            click.echo(f"error: {name}: {message}", err=True)
+    except BrokenPipeError:
+        return _pipe_closed()
+    return code
+
+
+def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
+    """An error's name, message, facts and exit code."""
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+        return "USAGE", " ".join(error.format_message().split()) + hint, {}, USAGE
+    from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, StoreError
+
+    if isinstance(error, BursarError):
+        code = REFUSED
+        if isinstance(error, OutcomeUnknown):
+            code = UNKNOWN
+        elif isinstance(error, StoreError):
+            code = DATABASE
+        elif isinstance(error, Conflict):
+            code = CONFLICT
+        return error.code, " ".join(str(error).split()), error.facts, code
+    text = " ".join(str(error).split()) or "no more is known"
+    why = f"{type(error).__name__}: {text}; set {TRACEBACK_VARIABLE}=1 to see where, and run `bursar audit`"
+    return "UNEXPECTED", why, {}, DATABASE
+
+
+def _pipe_closed() -> int:
+    """Whoever read our output has gone. Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return PIPE_CLOSED
+
+
+@click.group(
+    cls=Root, lazy=COMMANDS, help=HELP, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.option(
+    "--database",
+    metavar="URL",
+    envvar="BURSAR_DATABASE",
+    show_envvar=True,
+    default=DEFAULT_DATABASE,
+    show_default=True,
+    help="sqlite:///file.db (four slashes: absolute path) or postgresql://user@host/name.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, errors too. Also accepted after the command.")
+@click.version_option(package_name="bursar", message="%(prog)s %(version)s")
+@click.pass_context
+def root(ctx: click.Context, database: str, as_json: bool) -> None:
+    """Move money between accounts, and never lose or duplicate any."""
+    state = ctx.ensure_object(State)
+    state.database = database
+    state.database_given = ctx.get_parameter_source("database") is click.core.ParameterSource.COMMANDLINE
+    state.json = state.json or as_json
+    if state.json:
+        # Commands of other packages have a --json of their own; tell them what was said in front of their name.
+        ctx.default_map = {name: {"json": True, "as_json": True} for name in ("sim", "bench")}
+
+
+def main() -> NoReturn:
+    """The console script."""
+    root.main()

@@ -1,0 +1,85 @@
+"""Assets: units of value. Code and precision never change; limits and status may."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.output import Output, table
+from bursar.cli.state import Group, on_database
+from bursar.model.money import MINOR_MAX, Asset, AssetStatus
+
+if TYPE_CHECKING:
+    from bursar.instance import Bursar
+
+
+@click.group(cls=Group)
+def asset() -> None:
+    """Units of value: create, list, suspend, resume."""
+
+
+@asset.command(
+    examples="""
+    bursar asset create USDT --precision 6
+    bursar asset create EUR --precision 2 --min-transfer 0.01 --max-transfer 50000.00
+    """
+)
+@click.argument("code")
+@click.option("--precision", type=int, required=True, help="Decimals: 2 for cents, 18 for wei.")
+@click.option("--min-transfer", metavar="AMOUNT", help="Smallest internal transfer.")
+@click.option("--max-transfer", metavar="AMOUNT", help="Largest internal transfer.")
+@on_database(may_create=True)
+async def create(
+    b: Bursar, out: Output, code: str, precision: int, min_transfer: str | None, max_transfer: str | None
+) -> None:
+    """Create an asset. CODE is up to 16 capital letters and digits."""
+    made = await b.ledger.create_asset(code, precision, min_transfer=min_transfer, max_transfer=max_transfer)
+    out.show(_json(made), lambda: f"asset {made.code} has {made.precision} decimals and is {made.status}")
+
+
+@asset.command("list", examples="bursar asset list")
+@on_database()
+async def list_(b: Bursar, out: Output) -> None:
+    """All assets."""
+    found = sorted((await b.ledger.assets()).values(), key=lambda a: a.code)
+    rows = [(a.code, a.precision, a.status, _limit(a, a.min_transfer), _limit(a, a.max_transfer)) for a in found]
+    columns = ("asset", "decimals", "status", "min transfer", "max transfer")
+    right = ("decimals", "min transfer", "max transfer")
+    out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right) if rows else "no assets yet")
+
+
+@asset.command(examples="bursar asset suspend USDT")
+@click.argument("code")
+@on_database()
+async def suspend(b: Bursar, out: Output, code: str) -> None:
+    """Stop an asset: nothing moves it any more, except what is given back."""
+    await _change(b, out, code, AssetStatus.SUSPENDED)
+
+
+@asset.command(examples="bursar asset resume USDT")
+@click.argument("code")
+@on_database()
+async def resume(b: Bursar, out: Output, code: str) -> None:
+    """Let a suspended asset move again."""
+    await _change(b, out, code, AssetStatus.ACTIVE)
+
+
+async def _change(b: Bursar, out: Output, code: str, status: AssetStatus) -> None:
+    changed = await b.ledger.change_asset(code, status=status)
+    out.show(_json(changed), lambda: f"asset {changed.code} is {changed.status}")
+
+
+def _limit(asset: Asset, minor: int) -> str:
+    return "" if minor == MINOR_MAX else str(asset.of_minor(minor))
+
+
+def _json(asset: Asset) -> dict[str, Any]:
+    return {
+        "code": asset.code,
+        "precision": asset.precision,
+        "status": asset.status,
+        "min_transfer": str(asset.of_minor(asset.min_transfer)),
+        "max_transfer": None if asset.max_transfer == MINOR_MAX else str(asset.of_minor(asset.max_transfer)),
+        "internal_transfer_enabled": asset.internal_transfer_enabled,
+    }

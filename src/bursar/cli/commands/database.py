@@ -1,0 +1,165 @@
+"""The database itself: set it up, mend it after a crash or a restore, make its disposable tables anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bursar.cli.output import Output, table
+from bursar.cli.state import Command, State, on_database, open_database, sqlite_path
+from bursar.model.errors import DatabaseOlder, DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from bursar.instance import Bursar
+
+T = TypeVar("T")
+
+RECOVERED = {
+    "finished": "commits rolled forward: they had passed their point of no return, or could still be made",
+    "abandoned": "commits given up cleanly: nothing of them remains",
+    "broken": "commits that can't be read or contradict the ledger; set aside for a person",
+    "alive": "commits whose owner may still be at work; run it again in a few seconds",
+}
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    bursar --database postgresql://bursar@db.internal/money migrate
+    bursar migrate --sql | psql -1 money
+    """,
+)
+@click.option("--sql", is_flag=True, help="Print the whole PostgreSQL script for a DBA instead, and touch nothing.")
+@click.pass_obj
+def migrate(state: State, sql: bool) -> None:
+    """Set a database up, or bring it to this version. Doing it twice is doing it once."""
+    if sql:
+        from bursar.store.postgres.schema import script
+
+        click.echo(script(), nl=False)
+        return
+    output = Output(as_json=state.json)
+    version, applied = asyncio.run(_migrate(state.database))
+    names = [f"{number:04d}_{name}" for number, name in applied]
+    done = f"applied {', '.join(names)}" if names else "nothing to do"
+    output.show({"version": version, "applied": names}, lambda: f"{done}; the schema is at version {version}")
+
+
+async def _migrate(url: str) -> tuple[int, list[tuple[int, str]]]:
+    """The version it is at now, and what was applied."""
+    if sqlite_path(url) is not None:
+        from bursar.store.sqlite.store import MIGRATIONS, VERSION
+
+        applied = _migrate_sqlite(url)
+    else:
+        from bursar.store.postgres.schema import MIGRATIONS, VERSION
+
+        applied = await _migrate_postgres(url)
+    async with open_database(url):  # it opens, so it is whole
+        pass
+    return VERSION, [(number, name) for number, name, _ in MIGRATIONS if number in applied]
+
+
+def _migrate_sqlite(url: str) -> list[int]:
+    import sqlite3
+    from contextlib import closing
+
+    from bursar.ports import SystemPorts
+    from bursar.store.sqlite import calls
+    from bursar.store.sqlite.store import version
+
+    try:
+        with closing(SystemPorts().sqlite(sqlite_path(url) or "", read_only=False)) as connection:
+            connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
+            try:
+                return version(connection, migrate=False)  # refuses a file that belongs to something else
+            except DatabaseOlder:
+                return version(connection, migrate=True)
+    except sqlite3.Error as error:
+        raise calls.explain(error) from error
+
+
+async def _migrate_postgres(url: str) -> list[int]:
+    from bursar.store.postgres.schema import check_version
+
+    return await _on_postgres(url, partial(check_version, migrate=True))
+
+
+async def _on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Do something on a bare connection, where the store would refuse to open."""
+    import asyncpg
+
+    from bursar.store.postgres.store import CONNECT_TIMEOUT_S, explain
+
+    if not url.startswith(("postgresql://", "postgres://")):
+        async with open_database(url):  # says what is wrong with the address
+            raise DatabaseUnavailable(f"{url} is not PostgreSQL")
+    try:
+        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        raise explain(error) from error
+    except ValueError as error:
+        raise DatabaseUnavailable(f"its address can't be read: {error}") from error
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    bursar recover
+    bursar --database postgresql://bursar@db.internal/money recover --restored
+    """,
+)
+@click.option(
+    "--restored", is_flag=True, help="PostgreSQL: the database was restored from a dump into another cluster."
+)
+@click.pass_obj
+def recover(state: State, restored: bool) -> int:
+    """Finish or cleanly abandon what a crash left half done. Safe at any time; a second time finds nothing to do.
+
+    A ledger that commits in transactions (the default) never has anything half done. After a PostgreSQL dump was
+    restored elsewhere, run it once with --restored: events written from then on sort after all that are there.
+    """
+    output = Output(as_json=state.json)
+    if restored:
+        epoch = asyncio.run(_raise_epoch(state.database))
+        output.show({"epoch": epoch}, lambda: f"events written from now on belong to epoch {epoch}")
+        return 0
+    found = asyncio.run(_recover(state.database))
+    rows = [(name, found.get(name, 0), text) for name, text in RECOVERED.items()]
+    output.show(found, lambda: table("outcome", "commits", "meaning", rows=rows, right=("commits",)))
+    if found.get("broken"):
+        return 1
+    return 3 if found.get("alive") else 0
+
+
+async def _recover(url: str) -> dict[str, int]:
+    async with open_database(url) as b:
+        return await b.ledger.recover()
+
+
+async def _raise_epoch(url: str) -> int:
+    from bursar.store.postgres.store import SQL
+
+    async def work(connection: Any) -> int:
+        return int(await connection.fetchval(SQL["raise_epoch"]))
+
+    if sqlite_path(url) is not None:
+        raise click.UsageError("--restored is for PostgreSQL: a SQLite file brings its own numbering along.")
+    return await _on_postgres(url, work)
+
+
+@click.command(cls=Command, examples="bursar rebuild && bursar audit")
+@on_database()
+async def rebuild(b: Bursar, out: Output) -> None:
+    """Make the disposable tables (live postings, kept balances) anew from the value tables, in one transaction."""
+    with out.bar("rebuilding"):
+        live = await b.ledger.rebuild()
+    out.show({"live_postings": live}, lambda: f"rebuilt: {live} postings are live")

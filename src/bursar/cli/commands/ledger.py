@@ -1,0 +1,224 @@
+"""The ledger: move value, and look at what was moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.commands.hold import hold
+from bursar.cli.output import Output, table
+from bursar.cli.show import EventNames, draw_envelope, show_receipt
+from bursar.cli.state import Group, on_database
+from bursar.cli.types import LIMIT, NUMBER, POSTING, entry_options, envelope_name, meta_option, moment
+from bursar.model import entries
+
+if TYPE_CHECKING:
+    from bursar.instance import Bursar
+    from bursar.model.money import Money
+
+
+@click.group(cls=Group)
+def ledger() -> None:
+    """Move value and look at it: deposit, pay, withdraw, reverse, history, balance, show, postings, events."""
+
+
+async def _commit(
+    b: Bursar,
+    out: Output,
+    make: Callable[..., entries.Entry],
+    places: tuple[str, str, str, str],
+    key: str | None,
+    meta: tuple[tuple[str, str], ...],
+    book: str,
+) -> None:
+    show_receipt(out, await b.ledger.commit(make(*places, key=key, metadata=dict(meta), book=book)))
+
+
+@ledger.command(examples="bursar ledger deposit external:bank user:1001:funding USDT 100.00 --key dep-1 --meta ref=A17")
+@click.argument("external")
+@click.argument("account")
+@click.argument("asset")
+@click.argument("amount")
+@entry_options
+@on_database()
+async def deposit(b: Bursar, out: Output, /, external: str, account: str, asset: str, amount: str, **more: Any) -> None:
+    """Value comes in from an EXTERNAL account."""
+    await _commit(b, out, entries.deposit, (external, account, asset, amount), **more)
+
+
+@ledger.command(examples="bursar ledger pay user:1001:funding merchant:42 USDT 12.50 --key order-7")
+@click.argument("source")
+@click.argument("target")
+@click.argument("asset")
+@click.argument("amount")
+@entry_options
+@on_database()
+async def pay(b: Bursar, out: Output, /, source: str, target: str, asset: str, amount: str, **more: Any) -> None:
+    """Value moves from SOURCE to TARGET."""
+    await _commit(b, out, entries.pay, (source, target, asset, amount), **more)
+
+
+@ledger.command(examples="bursar ledger withdraw user:1001:funding external:bank USDT 40.00 --key wd-1")
+@click.argument("account")
+@click.argument("external")
+@click.argument("asset")
+@click.argument("amount")
+@entry_options
+@on_database()
+async def withdraw(
+    b: Bursar, out: Output, /, account: str, external: str, asset: str, amount: str, **more: Any
+) -> None:
+    """Value leaves to an EXTERNAL account."""
+    await _commit(b, out, entries.withdraw, (account, external, asset, amount), **more)
+
+
+@ledger.command(examples="bursar ledger reverse 12 --meta why=mistake")
+@click.argument("envelope", type=envelope_name)
+@meta_option
+@on_database()
+async def reverse(b: Bursar, out: Output, envelope: int | str, meta: tuple[tuple[str, str], ...]) -> None:
+    """Undo an envelope by another one. Doing it again changes nothing."""
+    show_receipt(out, await b.ledger.reverse(envelope, metadata=dict(meta)))
+
+
+@ledger.command(
+    examples="""
+    bursar ledger balance user:1001:funding
+    bursar ledger balance user:1001 USDT --prefix --at 2026-01-31T23:59:59Z
+    """
+)
+@click.argument("account")
+@click.argument("asset", required=False)
+@click.option("--prefix", is_flag=True, help="ACCOUNT and everything below it, in sum.")
+@click.option("--at", metavar="TIME", type=moment, help="What it was then: 2026-01-31T12:00:00Z (no zone: UTC).")
+@on_database()
+async def balance(b: Bursar, out: Output, account: str, asset: str | None, prefix: bool, at: datetime | None) -> None:
+    """What an account has, or had; of one ASSET or of all."""
+    found: list[Money]
+    if asset is None and at is None and not prefix:
+        found = list((await b.ledger.balances(account)).values())
+    else:
+        codes = [asset] if asset is not None else sorted(await b.ledger.assets())
+        where: dict[str, Any] = {"prefix": account} if prefix else {"account": account}
+        found = [await b.ledger.balance(asset=code, at=at, **where) for code in codes]
+        found = [money for money in found if money or asset is not None]
+    value = [{"account": account, "asset": money.asset, "amount": str(money)} for money in found]
+    rows = [(account + (":*" if prefix else ""), money.asset, money) for money in found]
+    out.show(
+        value,
+        lambda: table("account", "asset", "balance", rows=rows, right=("balance",)) if rows else "it has no balance",
+    )
+
+
+@ledger.command(
+    examples="""
+    bursar ledger history user:1001:funding --limit 20
+    bursar ledger history user:1001:funding --since 2026-01-01 --until 2026-02-01
+    """
+)
+@click.argument("account")
+@click.option("--since", metavar="TIME", type=moment, help="Not before this time.")
+@click.option("--until", metavar="TIME", type=moment, help="Before this time.")
+@click.option("--before", metavar="ENVELOPE", type=NUMBER, help="Go on below this envelope.")
+@click.option("--limit", type=LIMIT, default=20, show_default=True, help="How many at most.")
+@on_database()
+async def history(
+    b: Bursar,
+    out: Output,
+    account: str,
+    since: datetime | None,
+    until: datetime | None,
+    before: int | None,
+    limit: int,
+) -> None:
+    """What an account took part in, newest first."""
+    lines = await b.ledger.history(account, before=before, since=since, until=until, limit=limit + 1)
+    more, lines = len(lines) > limit, lines[:limit]
+    rows = []
+    for line in lines:
+        others = sorted({p for m in line.movements for p in (m.source, m.target)} - {account})
+        for n, change in enumerate(line.changes or (None,)):
+            sign = "+" if change is not None and change.minor > 0 else ""
+            amount = "" if change is None else f"{sign}{change}"
+            asset = "" if change is None else change.asset
+            first = (line.envelope, line.at, line.kind) if n == 0 else ("", "", "")
+            rows.append((*first, amount, asset, ", ".join(others), line.key if n == 0 else ""))
+    columns = ("envelope", "time (UTC)", "kind", "change", "asset", "with", "key")
+    out.show(
+        lines,
+        lambda: table(*columns, rows=rows, right=("envelope", "change")) if rows else f"{account} has no history there",
+    )
+    if more:
+        out.say(f"more: bursar ledger history {account} --before {lines[-1].envelope}")
+
+
+@ledger.command(
+    examples="""
+    bursar ledger show 12
+    bursar ledger show --key order-7
+    """
+)
+@click.argument("envelope", type=envelope_name, required=False)
+@click.option("--key", metavar="TEXT", help="Find it by its idempotency key instead.")
+@on_database()
+async def show(b: Bursar, out: Output, envelope: int | str | None, key: str | None) -> None:
+    """One envelope as a small graph: what it consumed, from whom; what it created, and who spent that since.
+
+    ENVELOPE is its number, or its content hash (which looks at all of them).
+    """
+    if (envelope is None) == (key is None):
+        raise click.UsageError("Give either the envelope's number (or hash) or its --key.")
+    view = await b.ledger.envelope_by_key(key) if key is not None else await b.ledger.envelope(envelope or 0)
+    out.show(view, lambda: draw_envelope(view, out.console.width))
+
+
+@ledger.command(examples="bursar ledger postings user:1001:funding USDT --all")
+@click.argument("account")
+@click.argument("asset", required=False)
+@click.option("--all", "everything", is_flag=True, help="Spent ones too.")
+@click.option("--after", metavar="POSTING", type=POSTING, default=0, help="Go on after this posting.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="How many at most.")
+@on_database()
+async def postings(
+    b: Bursar, out: Output, account: str, asset: str | None, everything: bool, after: int, limit: int
+) -> None:
+    """The postings of an account: what its balance is the sum of."""
+    found = await b.ledger.postings(account, asset, live_only=not everything, after=after, limit=limit + 1)
+    more, found = len(found) > limit, found[:limit]
+    rows = [(p.id, p.amount, p.amount.asset, p.state, p.created_by, p.spent_by) for p in found]
+    columns = ("posting", "amount", "asset", "state", "created by", "spent by")
+    right = ("posting", "amount", "created by", "spent by")
+    out.show(found, lambda: table(*columns, rows=rows, right=right) if rows else f"{account} has no such postings")
+    if more:
+        out.say(f"more: bursar ledger postings {account} --after {found[-1].id}")
+
+
+@ledger.command(
+    examples="""
+    bursar ledger events --limit 20
+    bursar --json ledger events --follow --after 0.0.1041
+    """
+)
+@click.option("--after", metavar="CURSOR", default="", help="Go on after this cursor; not given: from the beginning.")
+@click.option("--follow", is_flag=True, help="Then wait for those to come, until interrupted.")
+@click.option("--limit", type=LIMIT, default=50, show_default=True, help="How many at most, unless following.")
+@on_database()
+async def events(b: Bursar, out: Output, after: str, follow: bool, limit: int) -> None:
+    """What happened, in order. A cursor never skips an event, however late its commit."""
+    names = EventNames(b)
+    try:
+        page = await b.ledger.events(after, limit=1 if follow else limit)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if not follow:
+        rows = [(e.cursor, e.kind, await names.subject(e)) for e in page]
+        out.show(page, lambda: table("cursor", "event", "what", rows=rows) if rows else "no events there")
+        return
+    async for event in b.ledger.follow(after):
+        out.line(event, f"{event.cursor:<20} {event.kind.name.lower():<16} {await names.subject(event)}")
+
+
+ledger.add_command(hold)

@@ -1,0 +1,159 @@
+"""Output: tables for people, JSON for programs, bars for the impatient.
+
+Tables go to stdout as wide as they need to be when that is a file or a pipe, and as wide as the terminal when it is
+one. Bars go to stderr, and only if that is a terminal, so that no log is ever full of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from bursar.model.money import Money
+from bursar.model.views import moment
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+PIPE_WIDTH = 1_000  # columns where nobody looks: nothing is wrapped or cut
+
+Advance = Callable[[str, int, int], None]
+
+
+class Output:
+    """Where a command's results go."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console:
+        """The terminal, or the pipe."""
+        if self._console is None:
+            self._console = stdout_console()
+        return self._console
+
+    def show(self, value: Any, draw: Callable[[], RenderableType | str]) -> None:
+        """The value for a program, or what `draw` makes of it for a person."""
+        if self.as_json:
+            click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+        else:
+            self.console.print(draw(), markup=False, highlight=False)
+
+    def line(self, value: Any, text: str) -> None:
+        """One of many, as they come: a line of JSON, or a line of text. Flushed, since somebody may be waiting."""
+        click.echo(json.dumps(plain(value), ensure_ascii=False) if self.as_json else text)
+
+    def say(self, text: str) -> None:
+        """Something for a person only."""
+        if not self.as_json:
+            self.console.print(text, markup=False, highlight=False)
+
+    @contextlib.contextmanager
+    def bar(self, title: str) -> Iterator[Advance]:
+        """A bar on long work. Gives a function to call with (what, done, of how much; 0: unknown)."""
+        if self.as_json or not sys.stderr.isatty():
+            yield lambda _what, _done, _total: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(title, total=None)
+
+            def advance(what: str, done: int, total: int) -> None:
+                progress.update(task, description=f"{title}: {what}", completed=done, total=total or None)
+
+            yield advance
+
+
+def stdout_console() -> Console:
+    """A console that lets a closed pipe through as the error it is."""
+    from rich.console import Console
+
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    wide = None if sys.stdout.isatty() else PIPE_WIDTH
+    return PipedConsole(width=wide, highlight=False, soft_wrap=False)
+
+
+def table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = None, right: Sequence[str] = ()) -> Table:
+    """A table; the columns named in `right` are numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, show_edge=False
+    )
+    for name in columns:
+        amount = name in right
+        made.add_column(name, justify="right" if amount else "left", no_wrap=amount, overflow="fold")
+    for row in rows:
+        made.add_row(*[cell if isinstance(cell, Text) else Text(text(cell)) for cell in row])
+    return made
+
+
+def text(value: Any) -> str:
+    """A value as it stands in a table."""
+    match value:
+        case None:
+            return ""
+        case datetime():
+            return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+        case bool():
+            return "yes" if value else "no"
+        case StrEnum():
+            return value.value
+        case IntEnum():
+            return value.name.lower()
+        case _:
+            return str(value)
+
+
+def time_text(at: datetime) -> str:
+    """A time in UTC, to the millisecond."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03d}"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: money as text with its asset, times in ISO 8601, enums by name."""
+    match value:
+        case Money():
+            return {"asset": value.asset, "amount": str(value)}
+        case msgspec.Struct():
+            names = value.__struct_fields__
+            return dict(_field(name, getattr(value, name)) for name in names)
+        case datetime():
+            return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        case StrEnum():
+            return value.value
+        case IntEnum():
+            return value.name.lower()
+        case bytes():
+            return value.hex()
+        case dict():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case _:
+            return value
+
+
+def _field(name: str, value: Any) -> tuple[str, Any]:
+    if name.endswith("_us"):
+        return name.removesuffix("_us"), None if value is None else plain(moment(value))
+    return name, plain(value)

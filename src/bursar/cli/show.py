@@ -1,0 +1,132 @@
+"""Pictures: an envelope as a small graph, receipts and events in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bursar.cli.output import Output, time_text
+from bursar.model.entries import Kind
+from bursar.model.envelope import Receipt
+from bursar.model.postings import PostingState
+from bursar.model.records import Event, EventKind
+from bursar.model.views import EnvelopeView, PostingView
+
+if TYPE_CHECKING:
+    from bursar.instance import Bursar
+
+POSTINGS_SHOWN = 20  # on each side of the graph
+PATH_WIDTH_MIN = 16
+INDENT = 2
+
+WHY = {Kind.ENTRY: "entry", Kind.RETURN: "gives back", Kind.COMPACT: "merges postings"}
+
+
+def show_receipt(out: Output, receipt: Receipt) -> None:
+    """Say what was committed, and whether it was there already."""
+    again = "was there already; nothing happened now" if receipt.replayed else "is committed"
+    out.show(receipt, lambda: f"envelope {receipt.envelope} {again} (key {receipt.key})\n{receipt.id}")
+
+
+class EventNames:
+    """Says what an event is about, with names instead of numbers."""
+
+    def __init__(self, b: Bursar) -> None:
+        self._b = b
+        self._assets: dict[int, str] = {}
+        self._books: dict[int, str] = {}
+
+    async def subject(self, event: Event) -> str:
+        """What the event is about."""
+        match event.kind:
+            case EventKind.COMMITTED:
+                return f"envelope {event.subject}"
+            case EventKind.ACCOUNT_CREATED | EventKind.ACCOUNT_CHANGED:
+                heads = await self._b.store.read.accounts.heads_by_id([event.subject])
+                path = heads[event.subject].path if event.subject in heads else f"#{event.subject}"
+                return f"account {path} version {event.version}"
+            case EventKind.ASSET_CREATED | EventKind.ASSET_CHANGED:
+                if event.subject not in self._assets:
+                    self._assets = {a.id: a.code for a in (await self._b.ledger.assets()).values()}
+                return f"asset {self._assets.get(event.subject, event.subject)}"
+            case EventKind.BOOK_CREATED:
+                if event.subject not in self._books:
+                    self._books = {book.id: book.name for book in (await self._b.ledger.books()).values()}
+                return f"book {self._books.get(event.subject, event.subject)}"
+
+
+def draw_envelope(view: EnvelopeView, width: int) -> str:
+    """An envelope as text: consumed postings above, created ones below, one line between them.
+
+    from envelope 3  user:1   100.00 USDT  #196608 ──┐
+                                                 envelope 12
+                     user:2    30.00 USDT  #786432 ◀─┤ live
+                     user:1    70.00 USDT  #786433 ◀─┘ spent by envelope 15
+    """
+    return "\n".join([*_heading(view), "", *_graph(view, width)])
+
+
+def _heading(view: EnvelopeView) -> list[str]:
+    lines = [
+        f"envelope {view.envelope}: {WHY[view.kind]} in book {view.book}, {time_text(view.at)} UTC",
+        f"key {view.key}" + ("" if view.scope == "user" else f" (scope {view.scope})"),
+        f"id  {view.id}",
+    ]
+    if view.reverses is not None:
+        lines.append(f"reverses envelope {view.reverses}")
+    if view.metadata:
+        lines.append("meta " + ", ".join(f"{name}={value}" for name, value in view.metadata.items()))
+    amounts = [str(m.amount) for m in view.movements[:POSTINGS_SHOWN]]
+    wide = max(map(len, amounts), default=0)
+    for movement, amount in zip(view.movements, amounts, strict=False):
+        lines.append(f"     {amount:>{wide}} {movement.amount.asset}  {movement.source} → {movement.target}")
+    return [*lines, *_more(len(view.movements), "movements")]
+
+
+def _graph(view: EnvelopeView, width: int) -> list[str]:
+    consumes, creates = view.consumes[:POSTINGS_SHOWN], view.creates[:POSTINGS_SHOWN]
+    both = (*consumes, *creates)
+    origin = max([len(_origin(p)) for p in consumes], default=0)
+    amounts = max([len(str(p.amount)) for p in both], default=0)
+    assets = max([len(p.amount.asset) for p in both], default=0)
+    numbers = max([len(str(p.id)) for p in both], default=0)
+    fate = max([len(_fate(p)) for p in creates], default=0)
+    fixed = INDENT + origin + 2 + amounts + 1 + assets + 3 + numbers + 4 + 2 + fate + 3
+    paths = min(max([len(p.account) for p in both], default=0), max(PATH_WIDTH_MIN, width - fixed))
+
+    def body(p: PostingView, start: str) -> str:
+        path = _shorten(p.account, paths)
+        amount = f"{p.amount!s:>{amounts}} {p.amount.asset:<{assets}}"
+        return f"{'':{INDENT}}{start:<{origin}}  {path:<{paths}}  {amount}  #{p.id:<{numbers}}"
+
+    above = [body(p, _origin(p)) + (" ──┐" if n == 0 else " ──┤") for n, p in enumerate(consumes)]
+    below = []
+    for n, p in enumerate(creates):
+        last = n == len(creates) - 1
+        below.append(body(p, "") + (" ◀─┘ " if last else " ◀─┤ ") + _fate(p))
+    spine = len((above or below)[0].rstrip()) - 1 if above else below[0].index("◀") + 2
+    label = f"( {view.envelope} )"
+    middle = " " * max(0, spine - len(label) // 2) + label
+    bar = " " * spine + "│"
+    lines = [*above, *_more(len(view.consumes), "consumed")]
+    lines += [bar] * bool(above) + [middle] + [bar] * bool(below)
+    return [*lines, *below, *_more(len(view.creates), "created")]
+
+
+def _origin(p: PostingView) -> str:
+    return f"from {p.created_by}"
+
+
+def _fate(p: PostingView) -> str:
+    return f"spent by {p.spent_by}" if p.state is PostingState.SPENT else p.state.value
+
+
+def _shorten(path: str, width: int) -> str:
+    """The end of a path tells more than its middle."""
+    if len(path) <= width:
+        return path
+    left = (width - 1) // 2
+    return f"{path[:left]}…{path[len(path) - (width - 1 - left) :]}"
+
+
+def _more(count: int, what: str) -> list[str]:
+    return [f"  … and {count - POSTINGS_SHOWN} more {what}"] if count > POSTINGS_SHOWN else []

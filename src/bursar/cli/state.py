@@ -1,0 +1,102 @@
+"""What one run of the command knows: which database, and whether a person or a program reads the output."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+import click
+
+if TYPE_CHECKING:
+    from bursar.cli.output import Output
+    from bursar.instance import Bursar
+
+DEFAULT_DATABASE = "sqlite:///bursar.db"
+
+P = ParamSpec("P")
+
+
+@dataclass
+class State:
+    """Filled by the options, read by the commands."""
+
+    database: str = DEFAULT_DATABASE
+    database_given: bool = False  # on the command line, as against by the environment or by default
+    json: bool = False
+
+
+class Command(click.Command):
+    """A command that also takes --json, and whose help ends with examples."""
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(
+            click.Option(["--json", "as_json"], is_flag=True, expose_value=False, callback=_json, help="Print JSON.")
+        )
+        if examples:
+            lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
+            self.epilog = f"\b\nExamples:\n{lines}"
+
+
+def _json(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    state = ctx.ensure_object(State)
+    state.json = state.json or value
+
+
+class Group(click.Group):
+    """A group of such commands, in the order in which they are written."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def on_database(
+    *, may_create: bool = False
+) -> Callable[[Callable[Concatenate[Bursar, Output, P], Awaitable[int | None]]], Callable[P, int | None]]:
+    """Turn `async def body(b, out, …)` into a command: the database is open around it.
+
+    Only what sets things up may make a new file: for everything else a missing one is a mistyped path.
+    """
+
+    def decorate(body: Callable[Concatenate[Bursar, Output, P], Awaitable[int | None]]) -> Callable[P, int | None]:
+        @functools.wraps(body)
+        def run(*args: P.args, **kwargs: P.kwargs) -> int | None:
+            from bursar.cli.output import Output
+
+            state = click.get_current_context().ensure_object(State)
+            output = Output(as_json=state.json)
+
+            async def work() -> int | None:
+                async with open_database(state.database, may_create=may_create) as b:
+                    return await body(b, output, *args, **kwargs)
+
+            return asyncio.run(work())
+
+        return run
+
+    return decorate
+
+
+def open_database(url: str, *, may_create: bool = False) -> Bursar:
+    """The database behind an address; a SQLite file has to be there, unless it may be made."""
+    from bursar.instance import Bursar
+    from bursar.model.errors import DatabaseUnavailable
+
+    if (path := sqlite_path(url)) is not None and not may_create:
+        from pathlib import Path
+
+        if not Path(path).exists():
+            raise DatabaseUnavailable(f"there is no file {path}; make it with `bursar --database {url} migrate`")
+    return Bursar(url)
+
+
+def sqlite_path(url: str) -> str | None:
+    """The file of a SQLite address, as the store reads it; None for other addresses."""
+    if not url.startswith("sqlite:///"):
+        return None
+    return url.removeprefix("sqlite:///") or None
