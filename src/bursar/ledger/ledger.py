@@ -168,6 +168,8 @@ class Ledger(Reads):
             raise InvalidName("hold", owner, "one that is owned by a record can't expire by itself")
         expires_us = None
         if expires_in is not None:
+            if expires_in <= timedelta(0):
+                raise InvalidName("expiry", str(expires_in), "a hold must last longer than nothing")
             expires_us = await self.store.read.holds.clock_us() + expires_in // timedelta(microseconds=1)
         intent = Intent(
             scope=USER_SCOPE,

@@ -12,7 +12,7 @@ import contextlib
 from typing import Any
 
 from bursar.model.envelope import Receipt
-from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, Refusal
+from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
 from bursar.store import Store
 from bursar.store.group import Broken, Heads, Lost
@@ -99,8 +99,9 @@ class Writer:
         try:
             outcomes = await self._attempt(changes)
         except Exception as error:
-            if len(batch) > 1 and not isinstance(error, OutcomeUnknown):
-                # One of them may be to blame: halves find it, and the others go through.
+            if len(batch) > 1 and not (isinstance(error, StoreError) and not isinstance(error, DatabaseCorrupt)):
+                # One of them may be to blame: halves find it, and the others go through. A database that is down,
+                # full or locked is nobody's fault; asking it a hundred times more would only take longer.
                 middle = len(batch) // 2
                 await self._group(batch[:middle])
                 await self._group(batch[middle:])

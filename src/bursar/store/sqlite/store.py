@@ -97,6 +97,7 @@ class SqliteStore:
         self._read_lane = ports.lane("read")
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._closed = False
         self.write_lock = asyncio.Lock()
         self.read_lock = asyncio.Lock()
         self.read = Tables(ReadSession(self, self._read_lane, self._get_reader))
@@ -114,11 +115,14 @@ class SqliteStore:
             for lane, connection in ((self._read_lane, self._reader), (self._write_lane, self._writer)):
                 if connection is not None:
                     await self.run(lane, connection.close)
+        self._closed = True
         self._read_lane.close()
         self._write_lane.close()
 
     async def run(self, lane: Lane, work: Callable[[], T]) -> T:
         """Run something on a lane, turning SQLite's errors into ours."""
+        if self._closed:
+            raise DatabaseUnavailable("it is closed")
         try:
             return await lane.run(work)
         except sqlite3.Error as error:
