@@ -133,7 +133,8 @@ class Spending(Check):
         async for page in self.scene.walk.pages(consumed=False, created=True):
             numbers = [p.id for created in page.created.values() for p in created]
             spenders = await tables.postings.spenders(numbers) if numbers else {}
-            rows = await tables.envelopes.get(sorted(set(spenders.values()))) if spenders else []
+            readable = sorted(set(spenders.values()) - self.scene.walk.unreadable)
+            rows = await tables.envelopes.get(readable) if readable else []
             lists = {e.seq: set(decode_ids(e.consumes)) for e in rows}
             for number, envelope in sorted(spenders.items()):
                 if number not in lists.get(envelope, ()):

@@ -105,6 +105,11 @@ class Root(LazyGroup):
             sys.stdout.flush()
         except BrokenPipeError:
             code = _pipe_closed()
+        except SystemExit:
+            # click ends by itself when a pipe is closed, having wrapped stdout so that the last flush is quiet.
+            if not type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+                raise
+            code = PIPE_CLOSED
         except (KeyboardInterrupt, click.Abort):
             code = INTERRUPTED
         except click.exceptions.Exit as end:

@@ -87,10 +87,12 @@ def open_database(url: str, *, may_create: bool = False) -> Bursar:
     from bursar.instance import Bursar
     from bursar.model.errors import DatabaseUnavailable
 
-    if (path := sqlite_path(url)) is not None and not may_create:
+    if (path := sqlite_path(url)) is not None:
         from pathlib import Path
 
-        if not Path(path).exists():
+        if Path(path).is_dir():
+            raise DatabaseUnavailable(f"{path} is a folder; name a file in it")
+        if not may_create and not Path(path).exists():
             raise DatabaseUnavailable(f"there is no file {path}; make it with `bursar --database {url} migrate`")
     return Bursar(url)
 

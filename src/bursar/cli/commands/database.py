@@ -51,6 +51,7 @@ def migrate(state: State, sql: bool) -> None:
 
 async def _migrate(url: str) -> tuple[int, list[tuple[int, str]]]:
     """The version it is at now, and what was applied."""
+    open_database(url, may_create=True)  # refuses what can't be a database, before anything is touched
     if sqlite_path(url) is not None:
         from bursar.store.sqlite.store import MIGRATIONS, VERSION
 

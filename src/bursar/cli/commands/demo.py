@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -67,7 +68,7 @@ def _run(out: Output, url: str, seconds: float, *, kept: bool) -> int:
         asyncio.run(_tables(out, url, report))
         _verdict(out, report)
         if kept:
-            out.say(f"\nLook around: bursar --database {url} account list")
+            out.say(f"\nLook around: bursar --database {shlex.quote(url)} account list")
         else:
             out.say("\nTo keep the ledger and look around: bursar demo --database sqlite:///demo.db")
     return 0 if report.ok else 1

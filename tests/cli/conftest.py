@@ -1,0 +1,102 @@
+"""The command as a person runs it, in this process: fast, and with everything it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bursar.cli.app import TRACEBACK_VARIABLE, root
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed for programs."""
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs the command on a database of the test's own."""
+
+    url: str
+
+    def __call__(self, *words: str) -> Ran:
+        result = CliRunner().invoke(root, ["--database", self.url, *words])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert "Traceback" not in result.output
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    def ok(self, *words: str) -> str:
+        """Run it, and expect that it went well."""
+        ran = self(*words)
+        assert ran.code == 0, ran.err + ran.out
+        return ran.out
+
+    def json(self, *words: str) -> Any:
+        """Run it for a program, and expect that it went well."""
+        return json.loads(self.ok("--json", *words))
+
+    def on(self, url: str) -> Shell:
+        """The same on another database."""
+        return Shell(url)
+
+    def process(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        """Run it as a process of its own."""
+        command = [sys.executable, "-c", "from bursar.cli import main; main()", "--database", self.url, *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, **(pipes | more))
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No database and no wish for tracebacks from the environment of whoever runs the tests."""
+    for name in ("BURSAR_DATABASE", TRACEBACK_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    assert TRACEBACK_VARIABLE not in os.environ
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Shell:
+    """No database yet."""
+    return Shell(f"sqlite:///{tmp_path}/funds.db")
+
+
+@pytest.fixture
+def shell(empty: Shell) -> Shell:
+    """A small ledger: USDT, a bank, a user with 100, a shop that may owe 500."""
+    empty.ok("asset", "create", "USDT", "--precision", "6")
+    empty.ok("account", "create", "external:bank", "--policy", "external")
+    empty.ok("account", "create", "user:1")
+    empty.ok("account", "create", "shop", "--policy", "capped", "--floor", "-500.00", "--asset", "USDT")
+    empty.ok("ledger", "deposit", "external:bank", "user:1", "USDT", "100.00", "--key", "dep-1", "--meta", "ref=A17")
+    return empty
+
+
+@pytest.fixture
+def broken(shell: Shell) -> Callable[[str], None]:
+    """Run SQL behind the ledger's back."""
+
+    def run(sql: str) -> None:
+        with sqlite3.connect(shell.url.removeprefix("sqlite:///")) as file:
+            file.execute(sql)
+        file.close()
+
+    return run

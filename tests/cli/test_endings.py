@@ -1,0 +1,257 @@
+"""How the command ends when it does not end well: one line, and a code that means something."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Shell
+
+from bursar.ledger import Ledger
+from bursar.model.errors import OutcomeUnknown
+
+PAY = ("ledger", "pay", "user:1", "shop", "USDT")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((*PAY, "1000"), "INSUFFICIENT_BALANCE"),
+        ((*PAY, "1e3"), "INVALID_AMOUNT"),
+        ((*PAY, ""), "INVALID_AMOUNT"),
+        ((*PAY, "\uff11"), "INVALID_AMOUNT"),
+        ((*PAY, "0"), "INVALID_AMOUNT"),
+        ((*PAY, "0.0000001"), "PRECISION_OVERFLOW"),
+        ((*PAY, "9" * 40), "AMOUNT_TOO_LARGE"),
+        ((*PAY, "1", "--key", "dep-1"), "DUPLICATE_REQUEST"),
+        ((*PAY, "1", "--book", "nope"), "BOOK_NOT_FOUND"),
+        (("ledger", "pay", "user:1", "nobody", "USDT", "1"), "ACCOUNT_NOT_FOUND"),
+        (("ledger", "pay", "user:1", "user:1", "USDT", "1"), "SAME_ACCOUNT"),
+        (("ledger", "pay", "user:1", "Shop", "USDT", "1"), "INVALID_NAME"),
+        (("ledger", "pay", "user:1", "shop", "EUR", "1"), "INVALID_ASSET"),
+        (("ledger", "pay", "shop", "user:1", "USDT", "500.000001"), "OVERDRAFT_FLOOR"),
+        (("ledger", "show", "77"), "ENVELOPE_NOT_FOUND"),
+        (("ledger", "show", "--key", "nope"), "ENVELOPE_NOT_FOUND"),
+        (("ledger", "reverse", "77"), "ENVELOPE_NOT_FOUND"),
+        (("account", "show", "nobody"), "ACCOUNT_NOT_FOUND"),
+        (("account", "create", "user:1", "--policy", "system"), "ALREADY_EXISTS"),
+        (("account", "create", "x", "--policy", "capped", "--floor", "5", "--asset", "USDT"), "INVALID_NAME"),
+        (("account", "close", "user:1"), "ACCOUNT_NOT_EMPTY"),
+        (("asset", "create", "usdt", "--precision", "2"), "INVALID_NAME"),
+        (("asset", "suspend", "EUR"), "INVALID_ASSET"),
+        (("hold", "void", "77"), "HOLD_NOT_FOUND"),
+    ],
+)
+def test_a_refusal_is_one_line_and_code_1(shell: Shell, words: tuple[str, ...], code: str) -> None:
+    before = shell.json("ledger", "events", "--limit", "1000")
+    ran = shell(*words)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith(f"error: {code}: ")
+    assert ran.err.count("\n") == 1
+    told = shell("--json", *words)
+    assert (told.code, told.err, told.json["code"]) == (1, "", code)
+    assert set(told.json) == {"code", "message", "facts"}
+    assert shell.json("ledger", "events", "--limit", "1000") == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("ledger", "pya"),
+        ("ledger", "pay", "user:1"),
+        (*PAY, "-1"),
+        (*PAY, "1", "--meta", "novalue"),
+        (*PAY, "1", "--kay", "x"),
+        ("ledger", "show"),
+        ("ledger", "show", "1", "--key", "x"),
+        ("ledger", "show", "12ab"),
+        ("ledger", "show", "9" * 30),
+        ("ledger", "events", "--after", "garbage"),
+        ("ledger", "history", "user:1", "--limit", "0"),
+        ("ledger", "balance", "user:1", "--at", "yesterday"),
+        ("account", "create", "x", "--policy", "rich"),
+        ("account", "create", "x", "--policy", "capped"),
+        ("account", "create", "x", "--floor", "-5"),
+        ("hold", "authorize", "user:1", "USDT", "1", "--expires-in", "soon"),
+        ("hold", "authorize", "user:1", "USDT", "1", "--expires-in", "0s"),
+        ("hold", "confirm", "x", "shop"),
+        ("audit", "--only", "I5"),
+        ("audit", "--watch", "0"),
+        ("recover", "--restored"),
+        ("demo", "--seconds", "0"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(shell: Shell, words: tuple[str, ...]) -> None:
+    ran = shell(*words)
+    assert ran.code == 2
+    assert ran.err.startswith("error: USAGE: ")
+    assert "--help`" in ran.err
+    assert ran.err.count("\n") == 1
+    told = shell("--json", *words)
+    assert (told.code, told.json["code"]) == (2, "USAGE")
+
+
+def test_commits_under_way_are_code_3(shell: Shell, broken: Callable[[str], None]) -> None:
+    broken("INSERT INTO sagas VALUES ('s1', 'commit', 'user', 'k', 'reserving', 1, 9000000000000000, x'00')")
+    rebuild = shell("rebuild")
+    assert rebuild.code == 3
+    assert rebuild.err.startswith("error: CONFLICT: ")
+    audit = shell("audit")
+    assert audit.code == 3
+    assert "1 commit is under way; run `bursar recover`" in audit.out
+    assert [f["judged"] for f in shell("--json", "audit").json] == [False, False, False, True]
+
+
+def test_recover_sets_aside_what_it_cannot_read_and_says_so(shell: Shell, broken: Callable[[str], None]) -> None:
+    broken("INSERT INTO sagas VALUES ('s1', 'commit', 'user', 'k', 'reserving', 1, 0, x'00')")
+    ran = shell("--json", "recover")
+    assert (ran.code, ran.json["broken"]) == (1, 1)
+
+
+def test_a_broken_ledger_is_code_1_with_evidence(shell: Shell, broken: Callable[[str], None]) -> None:
+    broken("DELETE FROM live_postings WHERE posting = 65537")
+    ran = shell("audit")
+    assert ran.code == 1
+    assert "BROKEN" in ran.out
+    assert "I3: posting 65537 (100.000000 USDT of user:1) is unspent, but not live as it was created" in ran.out
+    told = shell("--json", "audit")
+    assert (told.code, [f["ok"] for f in told.json]) == (1, [False, True, False, True])
+    shell.ok("rebuild")
+    shell.ok("audit")
+
+
+def test_an_unknown_outcome_is_code_5_and_names_the_key(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def commit(*_args: Any, **_more: Any) -> None:
+        raise OutcomeUnknown("o7", "connection reset")
+
+    monkeypatch.setattr(Ledger, "commit", commit)
+    ran = shell(*PAY, "1", "--key", "o7")
+    assert ran.code == 5
+    assert "repeat with the same key" in ran.err
+    assert ran.err.rstrip().endswith("o7")
+
+
+def test_the_unexpected_is_one_line_too(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def commit(*_args: Any, **_more: Any) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(Ledger, "commit", commit)
+    ran = shell(*PAY, "1")
+    assert ran.code == 4
+    assert ran.err.startswith("error: UNEXPECTED: RuntimeError: two lines; ")
+    assert ran.err.count("\n") == 1
+
+
+# --- databases that can't be used -----------------------------------------------------------------------------------
+
+
+def no_file(folder: Path) -> str:
+    return f"sqlite:///{folder}/missing.db"
+
+
+def a_folder(folder: Path) -> str:
+    return f"sqlite:///{folder}"
+
+
+def garbage(folder: Path) -> str:
+    (folder / "garbage.db").write_bytes(b"\x07" * 10_000)
+    return f"sqlite:///{folder}/garbage.db"
+
+
+def corrupt(folder: Path) -> str:
+    url = f"sqlite:///{folder}/corrupt.db"
+    Shell(url).ok("migrate")
+    content = bytearray((folder / "corrupt.db").read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    (folder / "corrupt.db").write_bytes(content)
+    return url
+
+
+def somebody_elses(folder: Path) -> str:
+    with sqlite3.connect(folder / "other.db") as file:
+        file.execute("CREATE TABLE things (x)")
+    file.close()
+    return f"sqlite:///{folder}/other.db"
+
+
+def newer(folder: Path) -> str:
+    url = f"sqlite:///{folder}/newer.db"
+    Shell(url).ok("migrate")
+    with sqlite3.connect(folder / "newer.db") as file:
+        file.execute("PRAGMA user_version = 99")
+    file.close()
+    return url
+
+
+def nobody_listens(_folder: Path) -> str:
+    return "postgresql://bursar@127.0.0.1:1/money"
+
+
+def no_such_port(_folder: Path) -> str:
+    return "postgresql://bursar@127.0.0.1:many/money"
+
+
+def other_engine(_folder: Path) -> str:
+    return "mysql://db/money"
+
+
+def no_address(_folder: Path) -> str:
+    return "sqlite://"
+
+
+@pytest.mark.parametrize("command", [("audit",), ("account", "list"), ("migrate",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "make",
+    [
+        no_file,
+        a_folder,
+        garbage,
+        corrupt,
+        somebody_elses,
+        newer,
+        nobody_listens,
+        no_such_port,
+        other_engine,
+        no_address,
+    ],
+)
+def test_a_database_that_cannot_be_used_is_code_4(
+    tmp_path: Path, make: Callable[[Path], str], command: tuple[str, ...]
+) -> None:
+    if make is no_file and command == ("migrate",):
+        return  # that is what migrate is for
+    shell = Shell(make(tmp_path))
+    if make is corrupt and command == ("migrate",):
+        command = ("audit",)  # the schema's number is on the page that is left
+    ran = shell(*command)
+    assert ran.code == 4, ran.out
+    assert ran.err.startswith("error: DATABASE_")
+    assert ran.err.count("\n") == 1
+    told = shell("--json", *command)
+    assert (told.code, told.json["code"][:9]) == (4, "DATABASE_")
+
+
+def test_migrate_leaves_somebody_elses_database_alone(tmp_path: Path) -> None:
+    ran = Shell(somebody_elses(tmp_path))("migrate")
+    assert ran.code == 4
+    with sqlite3.connect(tmp_path / "other.db") as file:
+        assert file.execute("SELECT name FROM sqlite_master").fetchall() == [("things",)]
+    file.close()
+
+
+def test_only_what_sets_things_up_makes_a_file(empty: Shell, tmp_path: Path) -> None:
+    ran = empty("account", "freeze", "user:1")
+    assert ran.code == 4
+    assert "migrate" in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_for_programs_carry_the_facts(shell: Shell) -> None:
+    told = shell("--json", *PAY, "1000").json
+    assert told["facts"] == {"account": "user:1", "asset": "USDT", "needed": "1000.000000", "available": "100.000000"}
+    assert json.dumps(told)

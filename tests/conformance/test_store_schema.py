@@ -1,0 +1,270 @@
+"""What the database itself promises: value tables that refuse change, and migrations that only go forward."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+from tests.builders import BANK, Place, check_sound, furnish, scenario
+
+from bursar import deposit, pay
+from bursar.model.errors import DatabaseNewer, DatabaseOlder, DatabaseUnavailable
+from bursar.store.postgres import schema
+from bursar.store.postgres import store as postgres
+from bursar.store.sqlite import store as sqlite
+
+VALUE_TABLES = ("accounts", "envelopes", "postings", "spends", "involved", "events")
+
+
+class Raw:
+    """A connection of somebody who goes behind our back."""
+
+    def __init__(self, connection: sqlite3.Connection | asyncpg.Connection) -> None:
+        self.connection = connection
+
+    async def execute(self, statement: str) -> None:
+        if isinstance(self.connection, sqlite3.Connection):
+            self.connection.execute(statement)
+        else:
+            await self.connection.execute(statement)
+
+    async def count(self, table: str) -> int:
+        query = f"SELECT count(*) FROM {table}"
+        if isinstance(self.connection, sqlite3.Connection):
+            return int(self.connection.execute(query).fetchone()[0])
+        return int(await self.connection.fetchval(query))
+
+
+@contextlib.asynccontextmanager
+async def raw(place: Place) -> AsyncIterator[Raw]:
+    if place.engine == "sqlite":
+        with contextlib.closing(sqlite3.connect(place.path, isolation_level=None)) as connection:
+            yield Raw(connection)
+    else:
+        server = await asyncpg.connect(place.url, server_settings={"search_path": "bursar"})
+        try:
+            yield Raw(server)
+        finally:
+            await server.close()
+
+
+async def populate(place: Place) -> None:
+    """Something in every value table."""
+    async with place.bursar() as bursar:
+        await bursar.ledger.commit(deposit(BANK, "alice", "USDT", "10"))
+        await bursar.ledger.commit(pay("alice", "bob", "USDT", "4"))
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("accounts", "book"),
+        ("envelopes", "key"),
+        ("postings", "account"),
+        ("spends", "envelope"),
+        ("involved", "envelope"),
+        ("events", "version"),
+    ],
+)
+@scenario
+async def test_value_tables_refuse_update_by_the_database_itself(place: Place, table: str, column: str) -> None:
+    await populate(place)
+    async with raw(place) as intruder:
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.PostgresError), match="insert-only"):
+            await intruder.execute(f"UPDATE {table} SET {column} = {column}")
+
+
+@pytest.mark.parametrize("table", VALUE_TABLES)
+@scenario
+async def test_value_tables_refuse_delete_by_the_database_itself(place: Place, table: str) -> None:
+    await populate(place)
+    async with raw(place) as intruder:
+        before = await intruder.count(table)
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.PostgresError), match="insert-only"):
+            await intruder.execute(f"DELETE FROM {table}")
+        assert await intruder.count(table) == before > 0
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("accounts", "path, version"),
+        ("envelopes", "seq"),
+        ("postings", "id"),
+        ("spends", "posting"),
+        ("involved", "account, envelope"),
+        ("events", "subject, kind, version"),
+    ],
+)
+@scenario
+async def test_value_tables_refuse_an_upsert(place: Place, table: str, key: str) -> None:
+    await populate(place)
+    column = key.split(",", maxsplit=1)[0]
+    async with raw(place) as intruder:
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.PostgresError), match="insert-only"):
+            await intruder.execute(
+                f"INSERT INTO {table} SELECT * FROM {table} WHERE true "
+                f"ON CONFLICT ({key}) DO UPDATE SET {column} = excluded.{column}"
+            )
+
+
+@pytest.mark.parametrize("mode", ["postgres"], indirect=True)
+@pytest.mark.parametrize("table", VALUE_TABLES)
+@scenario
+async def test_value_tables_refuse_truncate(place: Place, table: str) -> None:
+    await populate(place)
+    async with raw(place) as intruder:
+        with pytest.raises(asyncpg.PostgresError, match="insert-only"):
+            await intruder.execute(f"TRUNCATE {table} CASCADE")
+
+
+@scenario
+async def test_a_posting_can_be_spent_once_whoever_writes_the_row(place: Place) -> None:
+    await populate(place)
+    async with raw(place) as intruder:
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.UniqueViolationError)):
+            await intruder.execute("INSERT INTO spends (posting, envelope) SELECT posting, envelope + 1 FROM spends")
+
+
+# --- migrations ------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_migrating_twice_is_once(bare_place: Place) -> None:
+    for _ in range(2):
+        store = bare_place.store()
+        await store.open(migrate=True)
+        assert list(await store.read.rules.books()) == ["main"]
+        await store.close()
+
+
+@scenario
+async def test_a_new_database_is_set_up_without_being_asked(
+    mode: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    empty = request.getfixturevalue("fresh_postgres") if mode == "postgres" else f"sqlite:///{tmp_path}/new.db"
+    async with Place(mode, empty).bursar() as bursar:
+        await furnish(bursar.ledger)
+        assert "USDT" in await bursar.ledger.assets()
+
+
+@pytest.fixture
+def one_more_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of tomorrow: it has a migration that the database does not have yet."""
+    number = sqlite.VERSION + 1
+    later = (number, "notes", "CREATE TABLE notes (envelope INTEGER PRIMARY KEY, note TEXT NOT NULL);")
+    monkeypatch.setattr(sqlite, "MIGRATIONS", [*sqlite.MIGRATIONS, later])
+    monkeypatch.setattr(sqlite, "VERSION", number)
+    server = (schema.VERSION + 1, "notes", later[2].replace("notes", "bursar.notes"))
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, server])
+    monkeypatch.setattr(schema, "VERSION", server[0])
+
+
+@scenario
+async def test_an_older_database_is_refused_until_it_is_migrated(own_place: Place, one_more_migration: None) -> None:
+    store = own_place.store()
+    with pytest.raises(DatabaseOlder):
+        await store.open()
+    await store.close()
+
+
+@scenario
+async def test_migrations_go_forward_on_populated_tables(own_place: Place, request: pytest.FixtureRequest) -> None:
+    await populate(own_place)
+    request.getfixturevalue("one_more_migration")
+
+    store = own_place.store()
+    await store.open(migrate=True)
+    await store.close()
+
+    async with own_place.bursar() as bursar:
+        assert str(await bursar.ledger.balance("alice", "USDT")) == "6.000000"
+        await bursar.ledger.commit(pay("alice", "bob", "USDT", "6"))
+        await check_sound(bursar.ledger)
+    async with raw(own_place) as look:
+        assert await look.count("notes") == 0
+
+
+@scenario
+async def test_a_migration_that_fails_leaves_the_old_schema_whole(
+    own_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await populate(own_place)
+    broken = "CREATE TABLE half (id INTEGER PRIMARY KEY); CREATE TABLE half (id INTEGER PRIMARY KEY);"
+    with monkeypatch.context() as tomorrow:
+        for module in (sqlite, schema):
+            number = module.VERSION + 1
+            tomorrow.setattr(module, "MIGRATIONS", [*module.MIGRATIONS, (number, "broken", broken)])
+            tomorrow.setattr(module, "VERSION", number)
+        store = own_place.store()
+        with pytest.raises(DatabaseUnavailable):
+            await store.open(migrate=True)
+        await store.close()
+
+    async with own_place.bursar() as bursar:
+        assert str(await bursar.ledger.balance("alice", "USDT")) == "6.000000"
+    async with raw(own_place) as look:
+        with pytest.raises((sqlite3.OperationalError, asyncpg.UndefinedTableError)):
+            await look.count("half")
+
+
+@scenario
+async def test_a_newer_database_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sqlite, schema):
+        monkeypatch.setattr(module, "VERSION", module.VERSION - 1)
+    store = place.store()
+    with pytest.raises(DatabaseNewer):
+        await store.open(migrate=True)
+    await store.close()
+
+
+@pytest.mark.parametrize("mode", ["postgres"], indirect=True)
+@scenario
+async def test_a_newer_database_that_says_so_still_serves_this_program(
+    own_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version N and N + 1 run side by side while a cluster is upgraded."""
+    async with raw(own_place) as dba:
+        await dba.execute(
+            f"INSERT INTO migrations (number, name, runs_from) VALUES ({schema.VERSION + 1}, 'later', {schema.VERSION})"
+        )
+
+    await populate(own_place)
+
+
+@pytest.mark.parametrize("mode", ["postgres"], indirect=True)
+@scenario
+async def test_the_script_for_a_dba_makes_what_we_would_make(own_place: Place) -> None:
+    async with raw(own_place) as dba:
+        await dba.execute("DROP SCHEMA bursar CASCADE")
+        await dba.execute(schema.script())
+
+    async with own_place.bursar() as bursar:
+        await furnish(bursar.ledger)
+        await bursar.ledger.commit(deposit(BANK, "alice", "USDT", "1"))
+
+
+@pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
+@scenario
+async def test_somebody_elses_sqlite_file_is_left_alone(bare_place: Place) -> None:
+    with contextlib.closing(sqlite3.connect(bare_place.path)) as other:
+        other.execute("CREATE TABLE theirs (id INTEGER)")
+    store = bare_place.store()
+    with pytest.raises(DatabaseUnavailable, match="something else"):
+        await store.open()
+    await store.close()
+
+
+def test_every_statement_exists_for_both_engines() -> None:
+    """One table of names: what one engine can do, the other can too. Only groups are worked differently."""
+    from bursar.store.sqlite.calls import SQL  # noqa: PLC0415
+
+    def shared(names: set[str]) -> set[str]:
+        own = {"insert_spend", "delete_live", "raise_epoch"}
+        return {name for name in names if not name.endswith("_new") and not name.startswith("group_")} - own
+
+    assert shared(set(SQL)) == shared(set(postgres.SQL))

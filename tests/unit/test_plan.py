@@ -1,0 +1,392 @@
+"""validate_and_plan on hand-made envelopes: each refusal, and which one comes first when there are several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from bursar.model.accounts import (
+    Account,
+    AccountStatus,
+    Book,
+    CappedOverdraft,
+    ExternalAccount,
+    NoOverdraft,
+    Policy,
+    UncappedOverdraft,
+)
+from bursar.model.entries import Kind
+from bursar.model.envelope import BookedLeg, Envelope
+from bursar.model.errors import (
+    AccountClosed,
+    AccountFrozen,
+    AmountTooLarge,
+    AssetSuspended,
+    BookRefuses,
+    ConservationBroken,
+    DuplicateConsume,
+    FloorExceeded,
+    InvalidEntry,
+    NegativePosting,
+    PostingNotLive,
+    Refusal,
+    StalePin,
+    TooManyPostings,
+    UnknownAccount,
+)
+from bursar.model.ground import Ground
+from bursar.model.money import Asset, AssetStatus
+from bursar.model.plan import validate_and_plan
+from bursar.model.postings import POSTINGS_MAX, Posting, posting_id
+
+USDT = Asset(id=1, code="USDT", precision=6)
+BTC = Asset(id=2, code="BTC", precision=8)
+ALICE = Account(id=11, path="alice")
+BOB = Account(id=12, path="bob")
+BANK = Account(id=13, path="bank", policy=ExternalAccount())
+MAIN = Book(id=1, name="main")
+COIN = Posting(posting_id(1, 0), ALICE.id, USDT.id, 100)
+SEQ = 7
+
+
+def made(index: int, account: Account, amount: int, asset: Asset = USDT) -> Posting:
+    return Posting(posting_id(SEQ, index), account.id, asset.id, amount)
+
+
+# Alice pays bob 30 of her 100.
+RIGHT = Envelope(
+    seq=SEQ,
+    scope="user",
+    key="k",
+    book=MAIN,
+    kind=Kind.ENTRY,
+    reverses=0,
+    legs=(BookedLeg(ALICE.id, BOB.id, USDT.id, 30),),
+    accounts=(ALICE, BOB),
+    assets=(USDT,),
+    consumes=(COIN,),
+    creates=(made(0, ALICE, 70), made(1, BOB, 30)),
+    metadata="{}",
+)
+
+
+def but(**changes: Any) -> Envelope:
+    """The right envelope, with something wrong."""
+    return msgspec.structs.replace(RIGHT, **changes)
+
+
+def ground(*accounts: Account, live: tuple[Posting, ...] = (COIN,), **balances: int) -> Ground:
+    """Alice, bob and the bank as they are, unless given otherwise."""
+    heads = {a.path: a for a in (ALICE, BOB, BANK, *accounts)}
+    found = Ground(heads, {a.code: a for a in (USDT, BTC)}, {MAIN.name: MAIN})
+    found.learn(list(live), key=None)
+    for path, balance in balances.items():
+        found.balances[heads[path].id, USDT.id] = balance
+    return found
+
+
+def changed(account: Account, **changes: Any) -> Account:
+    return msgspec.structs.replace(account, version=account.version + 1, **changes)
+
+
+def test_a_right_envelope_is_planned() -> None:
+    plan = validate_and_plan(RIGHT, ground())
+
+    assert (plan.envelope, plan.id, plan.floors) == (RIGHT, RIGHT.id(), ())
+
+
+# --- 1 and 2: shape --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_consumed_and_nothing_created() -> None:
+    with pytest.raises(InvalidEntry):
+        validate_and_plan(but(consumes=(), creates=()), ground())
+
+
+@pytest.mark.parametrize("side", ["consumes", "creates"])
+def test_too_many_postings(side: str) -> None:
+    many = tuple(Posting(i, BOB.id, USDT.id, 1) for i in range(POSTINGS_MAX + 1))
+    with pytest.raises(TooManyPostings) as refused:
+        validate_and_plan(but(**{side: many}), ground())
+
+    assert (refused.value.count, refused.value.limit) == (POSTINGS_MAX + 1, POSTINGS_MAX)
+
+
+def test_duplicate_consume() -> None:
+    """Otherwise conservation would hold: 200 consumed, 200 created."""
+    twice = but(consumes=(COIN, COIN), creates=(made(0, ALICE, 170), made(1, BOB, 30)))
+    with pytest.raises(DuplicateConsume) as refused:
+        validate_and_plan(twice, ground())
+
+    assert refused.value.posting == COIN.id
+
+
+# --- 3: book and asset -----------------------------------------------------------------------------------------------
+
+
+def test_the_book_does_not_admit_the_asset() -> None:
+    with pytest.raises(BookRefuses):
+        validate_and_plan(but(book=Book(name="b", assets=("BTC",))), ground())
+
+
+def test_the_book_does_not_admit_the_account() -> None:
+    with pytest.raises(BookRefuses):
+        validate_and_plan(but(book=Book(name="b", accounts=("alice",))), ground())
+
+
+def test_the_account_belongs_to_another_book() -> None:
+    bob = msgspec.structs.replace(BOB, book="retail")
+    with pytest.raises(BookRefuses):
+        validate_and_plan(but(accounts=(ALICE, bob)), ground(bob))
+
+
+@pytest.mark.parametrize("kind", [Kind.ENTRY, Kind.COMPACT])
+def test_a_suspended_asset_does_not_move(kind: Kind) -> None:
+    suspended = msgspec.structs.replace(USDT, status=AssetStatus.SUSPENDED)
+    with pytest.raises(AssetSuspended):
+        validate_and_plan(but(assets=(suspended,), kind=kind), ground())
+
+
+def test_a_suspended_asset_is_given_back() -> None:
+    suspended = msgspec.structs.replace(USDT, status=AssetStatus.SUSPENDED)
+
+    assert validate_and_plan(but(assets=(suspended,), kind=Kind.RETURN), ground()).id
+
+
+# --- 4: accounts -----------------------------------------------------------------------------------------------------
+
+
+def test_an_account_that_is_not_there() -> None:
+    bare = Ground({"alice": ALICE}, {"USDT": USDT}, {"main": MAIN})
+    bare.learn([COIN], key=None)
+    with pytest.raises(UnknownAccount):
+        validate_and_plan(RIGHT, bare)
+
+
+def test_a_pin_that_is_stale() -> None:
+    with pytest.raises(StalePin):
+        validate_and_plan(RIGHT, ground(), (("bank", bytes(32)),))
+
+
+def test_a_pin_that_holds() -> None:
+    assert validate_and_plan(RIGHT, ground(), (("bank", BANK.snapshot),)).id
+
+
+def test_a_pin_of_nobody() -> None:
+    with pytest.raises(UnknownAccount):
+        validate_and_plan(RIGHT, ground(), (("nobody", bytes(32)),))
+
+
+def test_an_envelope_made_against_an_older_version() -> None:
+    with pytest.raises(StalePin):
+        validate_and_plan(RIGHT, ground(changed(ALICE, policy=UncappedOverdraft())))
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("who", [ALICE, BOB], ids=["source", "target"])
+def test_a_closed_account_never_moves_again(who: Account, kind: Kind) -> None:
+    closed = changed(who, status=AccountStatus.CLOSED)
+    accounts = tuple(closed if a is who else a for a in (ALICE, BOB))
+    with pytest.raises(AccountClosed):
+        validate_and_plan(but(accounts=accounts, kind=kind), ground(closed))
+
+
+@pytest.mark.parametrize("who", [ALICE, BOB], ids=["source", "target"])
+def test_a_frozen_account_takes_no_part(who: Account) -> None:
+    frozen = changed(who, status=AccountStatus.FROZEN)
+    accounts = tuple(frozen if a is who else a for a in (ALICE, BOB))
+    with pytest.raises(AccountFrozen):
+        validate_and_plan(but(accounts=accounts), ground(frozen))
+
+
+def test_a_return_reaches_a_frozen_account() -> None:
+    frozen = changed(BOB, status=AccountStatus.FROZEN)
+
+    assert validate_and_plan(but(accounts=(ALICE, frozen), kind=Kind.RETURN), ground(frozen)).id
+
+
+def test_a_return_does_not_leave_a_frozen_account() -> None:
+    frozen = changed(ALICE, status=AccountStatus.FROZEN)
+    with pytest.raises(AccountFrozen):
+        validate_and_plan(but(accounts=(frozen, BOB), kind=Kind.RETURN), ground(frozen))
+
+
+def test_a_frozen_account_may_be_compacted() -> None:
+    frozen = changed(ALICE, status=AccountStatus.FROZEN)
+    merge = but(accounts=(frozen,), kind=Kind.COMPACT, legs=(), creates=(made(0, ALICE, 100),))
+
+    assert validate_and_plan(merge, ground(frozen)).id
+
+
+# --- 5: what is consumed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        Posting(posting_id(9, 0), ALICE.id, USDT.id, 100),
+        msgspec.structs.replace(COIN, amount=101),
+        msgspec.structs.replace(COIN, account=BOB.id),
+        msgspec.structs.replace(COIN, asset=BTC.id),
+    ],
+    ids=["number", "amount", "owner", "asset"],
+)
+def test_a_posting_that_the_ledger_does_not_have_like_that(claimed: Posting) -> None:
+    with pytest.raises(PostingNotLive):
+        validate_and_plan(but(consumes=(claimed,)), ground())
+
+
+def test_a_posting_of_an_account_that_takes_no_part() -> None:
+    """Were it not named, its status and policy would go unchecked."""
+    with pytest.raises(UnknownAccount):
+        validate_and_plan(but(accounts=(BOB,)), ground())
+
+
+# --- 6: what is created ----------------------------------------------------------------------------------------------
+
+
+def test_an_empty_posting() -> None:
+    with pytest.raises(InvalidEntry):
+        validate_and_plan(but(creates=(*RIGHT.creates, made(2, BOB, 0))), ground())
+
+
+def test_a_posting_that_does_not_fit() -> None:
+    with pytest.raises(AmountTooLarge):
+        validate_and_plan(but(creates=(made(0, ALICE, 2**127), made(1, BOB, 30))), ground())
+
+
+def test_a_negative_posting_where_the_policy_forbids_it() -> None:
+    with pytest.raises(NegativePosting) as refused:
+        validate_and_plan(but(creates=(made(0, ALICE, -30), made(1, BOB, 130))), ground())
+
+    assert refused.value.account == "alice"
+
+
+def test_a_created_posting_of_an_account_that_takes_no_part() -> None:
+    with pytest.raises(UnknownAccount):
+        validate_and_plan(but(creates=(made(0, ALICE, 70), made(1, BANK, 30))), ground())
+
+
+# --- 7 and 8: conservation, and the intent ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("got", [29, 31, 130])
+def test_conservation_broken_by_a_hand_made_envelope(got: int) -> None:
+    with pytest.raises(ConservationBroken) as refused:
+        validate_and_plan(but(creates=(made(0, ALICE, 70), made(1, BOB, got))), ground())
+
+    assert (refused.value.asset, refused.value.consumed, refused.value.created) == ("USDT", 100, 70 + got)
+
+
+def test_conservation_is_per_asset() -> None:
+    """As much of one as is missing of the other is no consolation."""
+    crossed = but(assets=(USDT, BTC), creates=(made(0, ALICE, 70), made(1, BOB, 30, BTC)))
+    with pytest.raises(ConservationBroken):
+        validate_and_plan(crossed, ground())
+
+
+def test_value_from_nothing() -> None:
+    with pytest.raises(ConservationBroken):
+        validate_and_plan(but(consumes=(), creates=(made(0, BOB, 30),)), ground())
+
+
+@pytest.mark.parametrize(("alice", "bob"), [(69, 31), (71, 29), (100, 0)])
+def test_an_envelope_that_does_not_do_what_its_movements_say(alice: int, bob: int) -> None:
+    creates = tuple(made(i, who, v) for i, (who, v) in enumerate(((ALICE, alice), (BOB, bob))) if v)
+    with pytest.raises(InvalidEntry):
+        validate_and_plan(but(creates=creates), ground())
+
+
+# --- 9: floors -------------------------------------------------------------------------------------------------------
+
+
+def overdraw(amount: int, floor: str) -> tuple[Envelope, Account]:
+    """Alice has a balance of 100 in one posting and pays so much."""
+    policy = CappedOverdraft(floor=floor, asset="USDT")
+    alice = msgspec.structs.replace(ALICE, policy=policy)
+    creates = (made(0, ALICE, 100 - amount), made(1, BOB, amount))
+    legs = (BookedLeg(ALICE.id, BOB.id, USDT.id, amount),)
+    return but(accounts=(alice, BOB), creates=creates, legs=legs), alice
+
+
+def test_a_floor_exactly_met() -> None:
+    envelope, alice = overdraw(105, "-0.000005")
+
+    assert validate_and_plan(envelope, ground(alice, alice=100)).floors == ((ALICE.id, USDT.id, 100, -5),).id
+
+
+def test_a_floor_exceeded_by_one_unit() -> None:
+    envelope, alice = overdraw(106, "-0.000005")
+    with pytest.raises(FloorExceeded):
+        validate_and_plan(envelope, ground(alice, alice=100))
+
+
+def test_the_floor_is_about_the_whole_balance_not_about_what_is_consumed() -> None:
+    envelope, alice = overdraw(101, "-0.000005")
+    with pytest.raises(FloorExceeded):
+        validate_and_plan(envelope, ground(alice, alice=95))
+
+
+def test_paying_in_is_welcome_below_the_floor() -> None:
+    bob = msgspec.structs.replace(BOB, policy=CappedOverdraft(floor="0", asset="USDT"))
+
+    assert validate_and_plan(but(accounts=(ALICE, bob)), ground(bob, bob=-500)).floors == (
+        (BOB.id, USDT.id, -500, -470),
+    )
+
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+def broken(*faults: str) -> tuple[Envelope, Ground]:
+    """The right envelope with every one of these faults at once."""
+    envelope, heads = RIGHT, [ALICE, BOB]
+    live: tuple[Posting, ...] = (COIN,)
+    policy: Policy = NoOverdraft()
+    if "floor" in faults:
+        policy = CappedOverdraft(floor="0", asset="USDT")
+    if "frozen" in faults:
+        heads[0] = changed(ALICE, status=AccountStatus.FROZEN, policy=policy)
+    elif "floor" in faults:
+        heads[0] = changed(ALICE, policy=policy)
+    envelope = msgspec.structs.replace(envelope, accounts=tuple(heads))
+    if "not live" in faults:
+        live = ()
+    if "intent" in faults:
+        envelope = msgspec.structs.replace(envelope, legs=(BookedLeg(ALICE.id, BOB.id, USDT.id, 31),))
+    if "conservation" in faults:
+        envelope = msgspec.structs.replace(envelope, creates=(made(0, ALICE, 70), made(1, BOB, 35)))
+    if "too large" in faults:
+        envelope = msgspec.structs.replace(envelope, creates=(made(0, ALICE, 2**127), made(1, BOB, 30)))
+    if "book" in faults:
+        envelope = msgspec.structs.replace(envelope, book=Book(name="b", accounts=("alice",)))
+    if "suspended" in faults:
+        envelope = msgspec.structs.replace(
+            envelope, assets=(msgspec.structs.replace(USDT, status=AssetStatus.SUSPENDED),)
+        )
+    if "duplicate" in faults:
+        envelope = msgspec.structs.replace(envelope, consumes=(COIN, COIN))
+    return envelope, ground(*heads, live=live, alice=10)
+
+
+ORDER: list[tuple[str, type[Refusal]]] = [
+    ("duplicate", DuplicateConsume),
+    ("suspended", AssetSuspended),
+    ("book", BookRefuses),
+    ("frozen", AccountFrozen),
+    ("not live", PostingNotLive),
+    ("too large", AmountTooLarge),
+    ("conservation", ConservationBroken),
+    ("intent", InvalidEntry),
+    ("floor", FloorExceeded),
+]
+
+
+@pytest.mark.parametrize("first", range(len(ORDER)), ids=[fault for fault, _ in ORDER])
+def test_the_first_check_that_fails_names_the_refusal(first: int) -> None:
+    """However many others would fail after it."""
+    envelope, where = broken(*[fault for fault, _ in ORDER[first:]])
+    with pytest.raises(ORDER[first][1]):
+        validate_and_plan(envelope, where)
