@@ -21,7 +21,11 @@ class Bursar:
 
     async def __aenter__(self) -> Self:
         self.store = connect(self.url, self._ports, split=self._split)
-        await self.store.open(migrate=self._migrate)
+        try:
+            await self.store.open(migrate=self._migrate)
+        except BaseException:
+            await self.store.close()
+            raise
         self.ledger = Ledger(self.store)
         return self
 

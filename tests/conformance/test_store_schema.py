@@ -142,12 +142,17 @@ async def test_migrating_twice_is_once(bare_place: Place) -> None:
         await store.close()
 
 
+@pytest.fixture
+def empty_place(mode: str, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    """A database with nothing in it at all."""
+    return Place(
+        mode, request.getfixturevalue("fresh_postgres") if mode == "postgres" else f"sqlite:///{tmp_path}/empty.db"
+    )
+
+
 @scenario
-async def test_a_new_database_is_set_up_without_being_asked(
-    mode: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    empty = request.getfixturevalue("fresh_postgres") if mode == "postgres" else f"sqlite:///{tmp_path}/new.db"
-    async with Place(mode, empty).bursar() as bursar:
+async def test_a_new_database_is_set_up_without_being_asked(empty_place: Place) -> None:
+    async with empty_place.bursar() as bursar:
         await furnish(bursar.ledger)
         assert "USDT" in await bursar.ledger.assets()
 

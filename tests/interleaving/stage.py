@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import asyncpg
 
@@ -107,7 +107,7 @@ class SteppedStore(PostgresStore):
 
     def __init__(self, connection: SteppedConnection) -> None:
         super().__init__(StagePorts(), "stage")
-        self._stepped: Any = connection
+        self._stepped = cast(asyncpg.Connection, connection)
         self._in_use = asyncio.Lock()  # a pool of one
 
     @contextlib.asynccontextmanager
@@ -230,13 +230,13 @@ class Stage:
     ) -> list[tuple[int, int]]:
         """One scene, following `choices` and then always the first; returns each choice and how many there were."""
         self.script, self.commits, self.deadlocks = [], [], 0
-        cast = self.actors[: len(operations)]
-        for actor, operation in zip(cast, operations, strict=True):
+        players = self.actors[: len(operations)]
+        for actor, operation in zip(players, operations, strict=True):
             actor.begin(operation(actor), gates)
         taken: list[tuple[int, int]] = []
         while True:
-            ready = [a for a in cast if not a.ended and await a.settled() and not a.ended]
-            if all(a.ended for a in cast):
+            ready = [a for a in players if not a.ended and await a.settled() and not a.ended]
+            if all(a.ended for a in players):
                 self.scenes += 1
                 return taken
             if not ready:  # all wait for locks: PostgreSQL finds the deadlock and picks a victim

@@ -11,6 +11,8 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.interleaving.stage import GROUP
+from tests.interleaving.world import ASSET, BANK, Operation, World, every_order
 
 from bursar import (
     Account,
@@ -33,8 +35,6 @@ from bursar.model.errors import (
     Refusal,
     UnknownAccount,
 )
-from tests.interleaving.stage import GROUP
-from tests.interleaving.world import ASSET, BANK, Operation, World, every_order
 
 RULES = GROUP | {"bump_rules", "insert_account"}
 

@@ -7,11 +7,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.interleaving.stage import GROUP, Actor
+from tests.interleaving.world import ASSET, BANK, Operation, World, every_order
 
 from bursar import Account, CappedOverdraft, Entry, Receipt, deposit, pay
 from bursar.model.errors import AccountFrozen, Conflict, FloorExceeded, InsufficientFunds
-from tests.interleaving.stage import GROUP, Actor
-from tests.interleaving.world import ASSET, BANK, Operation, World, every_order
 
 ENDING = GROUP | {"ROLLBACK"}
 
@@ -120,7 +120,7 @@ def test_entries_in_one_transaction_build_on_each_other(fresh_postgres: str) -> 
     """The second spends what the first created, while others pay into the same account."""
 
     async def prepare(world: World) -> list[Operation]:
-        a, b, c = [await world.account(name) for name in "abc"]
+        a, b = await world.account("a"), await world.account("b")
         mine = [deposit(BANK, a, ASSET, "5", key=world.key("m1")), pay(a, b, ASSET, "5", key=world.key("m2"))]
         other = deposit(BANK, a, ASSET, "1", key=world.key("k"))
         return [in_own_transaction(mine, commit=True), lambda actor: actor.ledger.commit(other)]
@@ -157,7 +157,7 @@ def test_two_transactions_in_opposite_order(fresh_postgres: str) -> None:
 
 
 def test_a_reader_never_skips_what_a_long_transaction_commits_late(fresh_postgres: str) -> None:
-    """Events of a long-open transaction and two quick ones: the follower, who looks at every step, sees all, in order."""
+    """Events of a long-open transaction and of two quick ones: the follower, who looks at every step, sees them all."""
 
     async def prepare(world: World) -> list[Operation]:
         a = await world.account("a")

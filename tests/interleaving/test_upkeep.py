@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from bursar import Account, CappedOverdraft, Receipt, SystemAccount, UncappedOverdraft, deposit, pay
 from tests.interleaving.stage import GROUP, Actor
 from tests.interleaving.world import ASSET, BANK, Operation, World, every_order
+
+from bursar import Account, CappedOverdraft, Receipt, SystemAccount, UncappedOverdraft, deposit, pay
 
 FOLDING = frozenset({"take_cache_parts", "add_to_cache"})
 REBUILDING = frozenset({"bump_rules", "clear_live", "rebuild_live", "clear_cache", "clear_heads", "insert_cache"})

@@ -1,6 +1,6 @@
-"""The world of a scene: accounts and money of its own, a follower of the events, and the books checked after each scene.
+"""The world of a scene: accounts and money of its own, a follower of the events, and the books, checked after each.
 
-`every_order(url, prepare, check)` plays one scene in every order of its steps. Each scene has fresh accounts in the same
+`every_order(url, prepare, check)` plays one scene in every order of its steps. Each has fresh accounts in the same
 database, so that what is checked afterwards is all that has ever happened there.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import asyncpg
+from tests.interleaving.stage import GROUP, Actor, Stage, next_choices
 
 from bursar import Bursar, ExternalAccount, NoOverdraft, Receipt, deposit
 from bursar.ledger import Ledger
 from bursar.model.accounts import Policy
 from bursar.model.envelope import decode_pins
-from tests.interleaving.stage import GROUP, Actor, Stage, next_choices
 
 ASSET = "USDT"
 BANK = "bank"
@@ -55,7 +55,8 @@ AUDIT = {
     "a cached balance is not the sum": """
         WITH heads AS (SELECT DISTINCT ON (id) id, path, policy::json->>'policy' AS policy FROM bursar.accounts
                        ORDER BY id, version DESC),
-             cached AS (SELECT account, asset, sum(amount) AS total FROM bursar.balance_cache WHERE asset <> 0 GROUP BY 1, 2),
+             cached AS (SELECT account, asset, sum(amount) AS total FROM bursar.balance_cache
+                        WHERE asset <> 0 GROUP BY 1, 2),
              live AS (SELECT account, asset, sum(amount) AS total FROM bursar.live_postings GROUP BY 1, 2)
         SELECT h.path, c.total, l.total FROM cached c FULL JOIN live l ON c.account = l.account AND c.asset = l.asset
         JOIN heads h ON h.id = coalesce(c.account, l.account)
@@ -77,7 +78,8 @@ AUDIT = {
     "a closed account has a balance or an open hold": """
         SELECT a.path FROM (SELECT DISTINCT ON (id) * FROM bursar.accounts ORDER BY id, version DESC) a
         WHERE a.status = 'closed' AND (
-            EXISTS (SELECT 1 FROM bursar.live_postings l WHERE l.account = a.id GROUP BY l.asset HAVING sum(l.amount) <> 0)
+            EXISTS (SELECT 1 FROM bursar.live_postings l WHERE l.account = a.id
+                    GROUP BY l.asset HAVING sum(l.amount) <> 0)
             OR EXISTS (SELECT 1 FROM bursar.holds h WHERE h.account = a.id AND h.state = 'open'))""",
     "a hold does not have its posting": """
         SELECT h.id FROM bursar.holds h LEFT JOIN bursar.live_postings l ON l.posting = h.posting

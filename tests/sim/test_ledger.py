@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
 from bursar.sim import CrashAt, Moment, SimDisk, ledger
-from bursar.sim.command import Job, every_crash, run_everywhere, run_jobs
 from bursar.sim.oracle import Oracle, Violation
 
 SEEDS = int(os.environ.get("BURSAR_SIM_SEEDS", "5000"))
@@ -117,7 +117,7 @@ def test_the_command_reports_and_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     """`bursar sim ledger --json` has the promised keys; a wrong option is refused in words."""
     from click.testing import CliRunner  # noqa: PLC0415
 
-    from bursar.sim.command import command  # noqa: PLC0415
+    from bursar.cli.commands.sim import command  # noqa: PLC0415
 
     invoke = partial(CliRunner().invoke, command)
     done = invoke(["ledger", "--seeds", "3", "--jobs", "1", "--json"])

@@ -16,6 +16,8 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.builders import check_sound
+from tests.system.crew import ASSET, BANK, crew, furnish, outcome, until
 
 from bursar import CappedOverdraft, Receipt, deposit, pay
 from bursar import open as open_bursar
@@ -23,8 +25,6 @@ from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.ledger import Ledger
 from bursar.model.errors import StoreError
 from bursar.store.group import Lost
-from tests.builders import check_sound
-from tests.system.crew import ASSET, BANK, crew, furnish, outcome, until
 
 
 @pytest.fixture(params=["postgres", "sqlite"])
@@ -134,7 +134,7 @@ def test_hot_account_from_two_processes(url: str, hot: str, record_property: Cal
         results = [racer.result() for racer in racers]
     lost, groups = sum(r[1] for r in results), sum(r[2] for r in results)
     record_property("groups_tried_again", f"{lost} of {groups}")
-    print(f"{url.split(':')[0]}, hot {hot}: {lost} tries lost for {groups} groups written")
+    print(f"{url[:6]}, hot {hot}: {lost} tries lost for {groups} groups written")
     assert [found for found, _, _ in results] == [{"paid": 300}, {"paid": 300}]
     if hot == "target":
         assert lost == 0, "who is only paid gets in nobody's way"
@@ -179,7 +179,7 @@ def test_freeze_while_others_pay(url: str) -> None:
             assert payer.get() == ("said", "running")
         newest, took = asyncio.run(freeze())
         results = [payer.result() for payer in payers]
-    print(f"{url.split(':')[0]}: freeze took {took * 1000:.0f} ms against three paying processes")
+    print(f"{url[:6]}: freeze took {took * 1000:.0f} ms against three paying processes")
     assert {code for code, _, _ in results} == {"ACCOUNT_FROZEN"}
     assert max(last for _, _, last in results) <= newest, "committed after the freeze had returned"
     paid = sum(count for _, count, _ in results)
@@ -240,6 +240,32 @@ def test_kill_a_client_in_the_middle_of_its_commits(url: str) -> None:
 async def count_envelopes(url: str) -> int:
     async with open_bursar(url) as bursar:
         return int((await bursar.store.read.checks.counts())["envelopes"])
+
+
+def test_an_open_transaction_of_a_user_does_not_stop_unrelated_commits(fresh_postgres: str) -> None:
+    """Whoever wants the posting that it spends has to wait for it; everybody else in the process need not."""
+
+    async def body() -> None:
+        await furnish(fresh_postgres, "a", "b", "c", "d")
+        async with open_bursar(fresh_postgres) as bursar:
+            ledger = bursar.ledger
+            await ledger.commit_many([deposit(BANK, account, ASSET, "10") for account in "ac"])
+            connection = await asyncpg.connect(fresh_postgres)
+            async with connection.transaction():
+                await ledger.commit(pay("a", "b", ASSET, "1"), connection=connection)
+                contended = asyncio.create_task(ledger.commit(pay("a", "b", ASSET, "1", key="contended")))
+                waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                async with asyncio.timeout(5):
+                    while not await connection.fetchval(waits):  # noqa: ASYNC110 (the condition is the server's)
+                        await asyncio.sleep(0.005)
+                try:
+                    async with asyncio.timeout(3):
+                        assert isinstance(await ledger.commit(pay("c", "d", ASSET, "1")), Receipt)
+                finally:
+                    contended.cancel()
+            await connection.close()
+
+    asyncio.run(body())
 
 
 # --- the database goes away -------------------------------------------------------------------------------------
@@ -376,7 +402,7 @@ async def commit_and_weigh(_say: Any, url: str) -> list[float]:
             for start in range(0, 5000, 500):
                 results = await bursar.ledger.commit_many(entries[start : start + 500])
                 assert all(isinstance(r, Receipt) for r in results)
-            del entries, results
+            del entries
             weights.append(rss_mb())
     return weights
 
@@ -392,5 +418,5 @@ def test_memory_does_not_grow(url: str) -> None:
     asyncio.run(prepare())
     with crew((commit_and_weigh, url)) as (client,):
         weights = client.result()
-    print(f"{url.split(':')[0]}: {[f'{w:.1f}' for w in weights]} MB")
+    print(f"{url[:6]}: {[f'{w:.1f}' for w in weights]} MB")
     assert weights[-1] - weights[0] < 6

@@ -314,7 +314,7 @@ def overdraw(amount: int, floor: str) -> tuple[Envelope, Account]:
 def test_a_floor_exactly_met() -> None:
     envelope, alice = overdraw(105, "-0.000005")
 
-    assert validate_and_plan(envelope, ground(alice, alice=100)).floors == ((ALICE.id, USDT.id, 100, -5),).id
+    assert validate_and_plan(envelope, ground(alice, alice=100)).floors == ((ALICE.id, USDT.id, 100, -5),)
 
 
 def test_a_floor_exceeded_by_one_unit() -> None:

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from bursar.audit.finding import EVIDENCE_MAX, Evidence, Progress
 from bursar.audit.walk import PAGE_MAX, UNREADABLE, Page, Walk
 from bursar.model.accounts import HELD, Account, Book
-from bursar.model.entries import HoldState
 from bursar.model.envelope import Envelope, decode_ids, decode_pins
 from bursar.model.money import Asset
-from bursar.model.postings import Posting, PostingState
-from bursar.model.records import HoldRow, StoredEnvelope
+from bursar.model.postings import PostingState
+from bursar.model.records import StoredEnvelope
 from bursar.store.rows import rebuild
 from bursar.store.tables import Tables
 
@@ -147,26 +146,10 @@ class Liveness(Check):
     """I3: the disposable tables are what the value tables say."""
 
     invariant = "I3"
-    walks = True  # a hold has the number of the envelope that authorized it
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._held: dict[int, int] = {}  # asset → what open holds say is held
-
-    async def page(self, page: Page) -> None:
-        rows = await self.scene.tables.holds.get([e.seq for e in page.envelopes])
-        holds = [h for h in rows if h.state is HoldState.OPEN]
-        if not holds:
-            return
-        stored = {p.posting.id: p for p in await self.scene.tables.postings.get([h.posting for h in holds])}
-        for hold in holds:
-            self._held[hold.asset] = self._held.get(hold.asset, 0) + hold.remaining
-            found = stored.get(hold.posting)
-            if found is None or found.state is PostingState.SPENT or not _covers(found.posting, hold):
-                remaining = self.scene.money(hold.asset, hold.remaining)
-                self.evidence.add(
-                    f"hold {hold.id} says {remaining} remain, but posting {hold.posting} does not hold that"
-                )
 
     async def finish(self) -> None:
         self.checked = self.scene.counts["postings"]
@@ -175,12 +158,32 @@ class Liveness(Check):
             self.evidence.add(f"{await self.scene.posting(number)} is unspent, but not live as it was created")
         for number in await checks.ids("wrongly_live", EVIDENCE_MAX + 1):
             self.evidence.add(f"{await self.scene.posting(number)} is live, but it was spent or never created")
+        for number in await checks.ids("stray_reservations", EVIDENCE_MAX + 1):
+            self.evidence.add(f"{await self.scene.posting(number)} is reserved by a commit that does not exist")
+        await self._holds()
         await self._balances()
+
+    async def _holds(self) -> None:
+        """Every open hold has its posting, and nothing else is held."""
+        after = 0
+        while page := await self.scene.tables.checks.open_holds(after, PAGE_MAX):
+            after = page[-1][0]
+            stored = {p.posting.id: p for p in await self.scene.tables.postings.get([h[3] for h in page])}
+            for hold, asset, remaining, posting in page:
+                self._held[asset] = self._held.get(asset, 0) + remaining
+                found = stored.get(posting)
+                spent = found is None or found.state is PostingState.SPENT
+                if spent or found is None or (found.posting.asset, found.posting.amount) != (asset, remaining):
+                    left = self.scene.money(asset, remaining)
+                    self.evidence.add(f"hold {hold} says {left} remain, but posting {posting} does not hold that")
 
     async def _balances(self) -> None:
         """Kept balances: of system, external and wide accounts, of capped overdrafts, of what is held."""
         tables = self.scene.tables
         guarded = await tables.balances.all_heads()
+        cached: dict[int, dict[int, int]] = {}
+        for account, asset, total in await tables.checks.cached_sums():
+            cached.setdefault(account, {})[asset] = total
         wide = await tables.balances.wide()
         after, seen = "", 0
         while page := await tables.accounts.list("", after, PAGE_MAX):
@@ -188,7 +191,7 @@ class Liveness(Check):
             self.scene.progress("balances", seen, self.scene.counts["accounts"])
             for head in page:
                 if not head.selects or head.id in wide:
-                    await self._compare(head, await tables.balances.cached(head.id), "the cache says")
+                    await self._compare(head, cached.get(head.id, {}), "the cache says")
                 floors = [a for a in self.scene.assets.values() if head.floor(a) is not None]
                 if floors:
                     kept = {a.id: guarded.get((head.id, a.id), 0) for a in floors}
@@ -275,10 +278,6 @@ class Content(Check):
         if self.scene.settled:
             for number in await self.scene.tables.checks.ids("stray_postings", EVIDENCE_MAX + 1):
                 self.evidence.add(f"{await self.scene.posting(number)} belongs to no envelope")
-
-
-def _covers(posting: Posting, hold: HoldRow) -> bool:
-    return (posting.asset, posting.amount) == (hold.asset, hold.remaining)
 
 
 CHECKS: dict[str, type[Check]] = {c.invariant: c for c in (Conservation, Spending, Liveness, Content)}

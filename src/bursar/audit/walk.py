@@ -12,6 +12,7 @@ import msgspec
 
 from bursar.model.accounts import Account
 from bursar.model.envelope import decode_ids, decode_pins
+from bursar.model.errors import DatabaseCorrupt
 from bursar.model.postings import Posting
 from bursar.model.records import StoredEnvelope, StoredPosting
 from bursar.store.tables import Tables
@@ -23,7 +24,7 @@ POSTINGS_MAX = 20_000  # named by one page
 VERSIONS_MAX = 100_000  # account versions remembered; beyond that the memory starts over
 
 # What decoding a row that somebody else wrote may raise.
-UNREADABLE = (ValueError, KeyError, OverflowError, msgspec.MsgspecError)
+UNREADABLE = (ValueError, KeyError, OverflowError, msgspec.MsgspecError, DatabaseCorrupt)
 
 
 class Page(msgspec.Struct):

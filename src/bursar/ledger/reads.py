@@ -13,13 +13,13 @@ import msgspec
 from bursar.ledger.rules import RuleBook
 from bursar.model.accounts import Account, check_path
 from bursar.model.envelope import decode_ids, decode_legs, decode_pins
-from bursar.model.errors import BursarError, UnknownAsset, UnknownEnvelope
+from bursar.model.errors import BursarError, UnknownAsset, UnknownBook, UnknownEnvelope
 from bursar.model.money import Asset, Money
 from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Event, StoredEnvelope, StoredPosting
 from bursar.model.views import EnvelopeView, HistoryLine, MovementView, PostingView, microseconds, moment
 from bursar.store.rows import parse_cursor
-from bursar.store.tables import FOREVER_US
+from bursar.store.value import FOREVER_US
 
 WIDE = 1_000  # live postings of one asset from which an account's balance is kept in the cache
 PAGE = 500
@@ -119,7 +119,10 @@ class Reads(RuleBook):
 
     async def envelopes(self, *, after: int = 0, book: str | None = None, limit: int = 100) -> list[EnvelopeView]:
         """Envelopes in order of creation; of one book if given."""
-        number = 0 if book is None else (await self.books())[book].id
+        books = await self.books()
+        if book is not None and book not in books:
+            raise UnknownBook(book)
+        number = 0 if book is None else books[book].id
         rows = await self.store.read.envelopes.after(after, book=number, limit=limit)
         return [await self.envelope(row.seq) for row in rows]
 

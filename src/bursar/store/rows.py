@@ -10,12 +10,14 @@ import msgspec
 from bursar.model.accounts import Account, AccountStatus, Book, decode_policy
 from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope, decode_legs, decode_pins, encode_ids, encode_legs, encode_pins
+from bursar.model.errors import DatabaseCorrupt
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.postings import Posting
 from bursar.model.records import HoldRow, StoredEnvelope
 
 Row = Sequence[Any]
 
+_KINDS = frozenset(int(kind) for kind in Kind)
 _names = msgspec.json.Decoder(tuple[str, ...])
 
 
@@ -52,6 +54,8 @@ def account_of(row: Row) -> Account:
 def envelope_of(row: Row) -> StoredEnvelope:
     """A whole row of envelopes."""
     seq, id_, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at_us = row
+    if kind not in _KINDS:
+        raise DatabaseCorrupt(f"envelope {seq}", f"its kind is {kind}")
     return StoredEnvelope(
         seq=seq,
         id=id_,

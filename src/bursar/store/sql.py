@@ -9,12 +9,14 @@ MARK = "-- name: "
 
 
 def statements(package: str) -> dict[str, str]:
-    """The statements of an engine, by name."""
-    text = (files(package) / "statements.sql").read_text(encoding="utf-8")
+    """The statements of an engine, by name, from all `.sql` files beside its code."""
     found: dict[str, str] = {}
-    for block in text.split(MARK)[1:]:
-        name, _, body = block.partition("\n")
-        found[name.strip()] = "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
+    for file in files(package).iterdir():
+        if file.name.endswith(".sql"):
+            for block in file.read_text(encoding="utf-8").split(MARK)[1:]:
+                name, _, body = block.partition("\n")
+                lines = [line for line in body.splitlines() if not line.startswith("--")]
+                found[name.strip()] = "\n".join(lines).strip()
     return found
 
 

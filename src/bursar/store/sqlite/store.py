@@ -147,13 +147,20 @@ class SqliteStore:
 
     @contextlib.asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Tables]:
-        """Reads that all see the same moment."""
-        async with self.read_lock:
-            await self.run(self._read_lane, partial(self._get_reader().execute, "BEGIN"))
-            try:
-                yield Tables(SqliteSession(self, self._read_lane, self._get_reader))
-            finally:
-                await self.run(self._read_lane, partial(self._get_reader().execute, "ROLLBACK"))
+        """Reads that all see the same moment, on a connection of their own: other readers go on meanwhile."""
+        lane = self.ports.lane("snapshot")
+        connection = await self.run(lane, self._new_reader)
+        shared = connection is self._writer  # the simulator has one connection for all
+        try:
+            async with self.read_lock if shared else contextlib.nullcontext():
+                await self.run(lane, partial(connection.execute, "BEGIN"))
+                try:
+                    yield Tables(SqliteSession(self, lane, lambda: connection))
+                finally:
+                    await self.run(lane, partial(connection.execute, "ROLLBACK"))
+        finally:
+            await self.run(lane, connection.close)
+            lane.close()
 
     async def group(self, job: Job, connection: sqlite3.Connection | None = None) -> None:
         """Write a group, in a transaction of its own or in the caller's."""
@@ -207,10 +214,13 @@ class SqliteStore:
         self._writer = connection
 
     def _open_reader(self) -> None:
+        self._reader = self._new_reader()
+
+    def _new_reader(self) -> sqlite3.Connection:
         connection = self.ports.sqlite(self.path, read_only=True)
         connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
         calls.register(connection, self.ports.now_us)
-        self._reader = connection
+        return connection
 
 
 def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
@@ -222,7 +232,7 @@ def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
         return []
     if have and not migrate:
         raise DatabaseOlder(have, VERSION)
-    if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] and not migrate:
+    if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
     applied = []
     for number, _name, text in MIGRATIONS:

@@ -1,0 +1,47 @@
+"""A session: named statements on a connection. What differs between the engines (SQL, lists, amounts) is behind it.
+
+Whether several calls happen together is the session's affair: inside `store.unit()` they do, in split mode each stands
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from bursar.store.rows import Row
+
+
+class Session(Protocol):
+    """A connection with named statements."""
+
+    async def rows(self, name: str, *args: Any) -> Sequence[Row]:
+        """Run a statement and return its rows. Lists are passed as they are."""
+        ...
+
+    async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Run a statement once per row, in as few round trips as the engine can; returns how many rows changed."""
+        ...
+
+    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
+        """Several writes as one: the largest primitive there is."""
+        ...
+
+    def amount(self, minor: int) -> Any:
+        """An amount as this engine stores it."""
+        ...
+
+    def minor(self, stored: Any) -> int:
+        """An amount as it was before it was stored."""
+        ...
+
+
+class Table:
+    """Something that talks through a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._s = session
+
+    async def _one(self, name: str, *args: Any) -> Any:
+        rows = await self._s.rows(name, *args)
+        return rows[0][0] if rows else None

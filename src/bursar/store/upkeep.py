@@ -1,0 +1,213 @@
+"""Tables beside the value: disposable balances, the outbox, holds, commits under way, and what audit asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bursar.model.entries import HoldState
+from bursar.model.records import Event, EventKind, HoldRow, Saga
+from bursar.store.rows import Row, hold_values, parse_cursor
+from bursar.store.session import Table
+from bursar.store.value import LAST_PATH
+
+
+class Balances(Table):
+    """Sums of what is live, and the two disposable tables that keep some of them."""
+
+    async def of(self, account: int) -> dict[int, tuple[int, int]]:
+        """asset → (sum, number of postings), from the live table."""
+        return {row[0]: (int(row[1]), row[2]) for row in await self._s.rows("balances", account)}
+
+    async def cached(self, account: int) -> dict[int, int]:
+        """asset → sum, from the cache."""
+        return {row[0]: int(row[1]) for row in await self._s.rows("cached_balances", account)}
+
+    async def by_prefix(self, prefix: str) -> dict[int, int]:
+        """asset → sum over an account and all below it."""
+        rows = await self._s.rows("balances_by_prefix", prefix, prefix + ":", prefix + ":" + LAST_PATH)
+        return {row[0]: int(row[1]) for row in rows}
+
+    async def at(self, account: int, asset: int, at_us: int) -> int:
+        """The sum as it was at a moment."""
+        found = await self._one("balance_at", account, asset, at_us)
+        return 0 if found is None else int(found)
+
+    async def wide(self) -> set[int]:
+        """Accounts that have been given a cache."""
+        return {row[0] for row in await self._s.rows("wide_accounts")}
+
+    async def add_cache(self, rows: Sequence[tuple[int, int, int, int]]) -> int:
+        """(account, asset, part, amount)."""
+        return await self._s.write("insert_cache", [(a, s, p, str(v)) for a, s, p, v in rows])
+
+    async def start_cache(self, account: int, sums: dict[int, int]) -> None:
+        """Give an account a cache of its own, beginning with what it has. In a unit that has bumped the rules."""
+        await self._s.rows("clear_cache_of", account)
+        await self.add_cache([(account, 0, 0, 0), *((account, asset, 0, amount) for asset, amount in sums.items())])
+
+    async def crowds(self, most: int) -> list[tuple[int, int]]:
+        """Cached balances in more than so many parts."""
+        return [(row[0], row[1]) for row in await self._s.rows("cache_crowds", most)]
+
+    async def fold(self, account: int, asset: int) -> None:
+        """Replace the parts of a cached balance by their sum. To be called in a unit."""
+        parts = await self._s.rows("take_cache_parts", account, asset)
+        await self._s.write("add_to_cache", [(account, asset, str(sum(int(row[0]) for row in parts)))])
+
+    async def clear_cache(self) -> None:
+        """Forget the cache."""
+        await self._s.rows("clear_cache")
+
+    async def heads(self, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[int, int, str | None]]:
+        """(account, asset) → (guarded balance, turn, reservation)."""
+        rows = await self._s.rows("head_balances", [a for a, _ in wanted], [s for _, s in wanted])
+        return {(r[0], r[1]): (int(r[2]), r[3], r[4]) for r in rows}
+
+    async def all_heads(self) -> dict[tuple[int, int], int]:
+        """Every guarded balance."""
+        return {(r[0], r[1]): int(r[2]) for r in await self._s.rows("all_heads")}
+
+    async def put_heads(self, rows: Sequence[tuple[int, int, int]]) -> int:
+        """(account, asset, balance)."""
+        return await self._s.write("put_head", [(a, s, str(b)) for a, s, b in rows])
+
+    async def drop_head(self, account: int) -> None:
+        """Forget the guarded balance of an account that is no longer capped."""
+        await self._s.rows("drop_head", account)
+
+    async def clear_heads(self) -> None:
+        """Forget the guarded balances."""
+        await self._s.rows("clear_heads")
+
+    async def reserve_heads(self, wanted: Sequence[tuple[int, int]], saga: str, fence: int) -> int:
+        """Claim guarded balances for a saga; ours count."""
+        return await self._s.write("reserve_head", [(a, s, saga, fence) for a, s in wanted])
+
+    async def settle_heads(self, rows: Sequence[tuple[int, int, int]], saga: str) -> int:
+        """Write guarded balances that we claimed, and let go of them."""
+        return await self._s.write("settle_head", [(a, s, str(b), saga) for a, s, b in rows])
+
+    async def release_heads(self, saga: str, fence: int) -> int:
+        """Let go of guarded balances."""
+        return await self._s.write("release_heads", [(saga, fence)])
+
+
+class Events(Table):
+    """The outbox."""
+
+    async def append(self, kind: EventKind, subject: int, version: int = 0) -> int:
+        """1, or 0 if that event is there already."""
+        return await self._s.write("insert_event", [(int(kind), subject, version)])
+
+    async def since(self, cursor: str, limit: int) -> list[Event]:
+        """Events after a cursor, in order; never one that another could still come before."""
+        epoch, xid, seq = parse_cursor(cursor)
+        rows = await self._s.rows("events_since", epoch, xid, seq, limit)
+        return [Event(cursor=f"{r[0]}.{r[1]}.{r[2]}", kind=EventKind(r[3]), subject=r[4], version=r[5]) for r in rows]
+
+
+class Sagas(Table):
+    """Commits under way (split mode)."""
+
+    async def save(self, saga: Saga) -> int:
+        """1, or 0 if its key is under way or committed already."""
+        row = (saga.id, saga.kind, saga.scope, saga.key, saga.phase, saga.fence, saga.lease_us, saga.data)
+        return await self._s.write("save_saga", [row])
+
+    async def finalize(self, saga: str, fence: int, data: bytes, generation: int) -> int:
+        """The point of no return; 0 if the fence is lost or the rules have changed."""
+        return await self._s.write("finalize_saga", [(saga, fence, data, generation)])
+
+    async def take(self, saga: Saga, lease_us: int, now_us: int) -> int:
+        """Take over an abandoned saga, if it is still as we saw it; its fence rises by one."""
+        return await self._s.write("take_saga", [(saga.id, saga.fence, lease_us, now_us, saga.phase)])
+
+    async def has_fence(self, saga: str, fence: int) -> bool:
+        """Whether nobody has taken it over, or finished it."""
+        return bool(await self._s.rows("saga_fence", saga, fence))
+
+    async def set_aside(self, saga: str) -> int:
+        """It can't be read; leave it for a person."""
+        return await self._s.write("break_saga", [(saga,)])
+
+    async def delete(self, saga: str, fence: int) -> int:
+        """It is over."""
+        return await self._s.write("delete_saga", [(saga, fence)])
+
+    async def list(self) -> list[Saga]:
+        """All of them."""
+        return [
+            Saga(id=r[0], kind=r[1], scope=r[2], key=r[3], phase=r[4], fence=r[5], lease_us=r[6], data=r[7])
+            for r in await self._s.rows("sagas")
+        ]
+
+    async def count(self) -> int:
+        """Those that are not set aside."""
+        return int(await self._one("count_sagas"))
+
+
+class Holds(Table):
+    """Holds as they stand."""
+
+    def _hold(self, row: Row) -> HoldRow:
+        id_, account, asset, amount, remaining, posting, state, owner, expires_us = row
+        return HoldRow(
+            id=id_,
+            account=account,
+            asset=asset,
+            amount=self._s.minor(amount),
+            remaining=self._s.minor(remaining),
+            posting=posting,
+            state=HoldState(state),
+            owner=owner,
+            expires_us=expires_us,
+        )
+
+    async def put(self, hold: HoldRow) -> int:
+        """Write a hold, new or changed."""
+        return await self._s.write("put_hold", [hold_values(hold, self._s.amount)])
+
+    async def get(self, ids: Iterable[int]) -> list[HoldRow]:
+        """Holds by number."""
+        return [self._hold(row) for row in await self._s.rows("holds_by_id", list(ids))]
+
+    async def open_of(self, account: int) -> list[HoldRow]:
+        """Open holds of an account."""
+        return [self._hold(row) for row in await self._s.rows("holds_of_account", account)]
+
+    async def due(self, limit: int) -> list[HoldRow]:
+        """Open holds whose time is up."""
+        return [self._hold(row) for row in await self._s.rows("holds_due", limit)]
+
+    async def clock_us(self) -> int:
+        """The clock that decides whose time is up."""
+        return int(await self._one("clock"))
+
+
+class Checks(Table):
+    """What audit asks. Rows are evidence of something broken; none is good."""
+
+    async def asset_sums(self) -> dict[int, int]:
+        """I1."""
+        return {row[0]: int(row[1]) for row in await self._s.rows("asset_sums")}
+
+    async def ids(self, name: str, limit: int) -> list[int]:
+        """Numbers of rows that break an invariant: `stray_spends`, `not_live`, `wrongly_live`, `stray_postings`."""
+        return [row[0] for row in await self._s.rows(name, limit)]
+
+    async def spends(self) -> int:
+        """How many spends there are."""
+        return int(await self._one("count_spends"))
+
+    async def cached_sums(self) -> list[tuple[int, int, int]]:
+        """(account, asset, sum) of all cached balances."""
+        return [(r[0], r[1], int(r[2])) for r in await self._s.rows("cached_sums")]
+
+    async def open_holds(self, after: int, limit: int) -> list[tuple[int, int, int, int]]:
+        """(hold, asset, remaining, posting) of open holds, by number, after one."""
+        return [(r[0], r[1], self._s.minor(r[2]), r[3]) for r in await self._s.rows("open_holds", after, limit)]
+
+    async def counts(self) -> dict[str, int]:
+        """How much there is."""
+        row = (await self._s.rows("counts"))[0]
+        return dict(zip(("accounts", "envelopes", "postings", "live", "events"), map(int, row), strict=True))

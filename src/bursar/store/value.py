@@ -1,0 +1,244 @@
+"""Tables of value and of the rules about it. They apply what they are told and return what changed.
+
+One set of classes serves both engines. Nothing here interprets a count, decides a state or retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from bursar.model.accounts import Account, Book, encode_policy
+from bursar.model.envelope import Envelope
+from bursar.model.money import Asset
+from bursar.model.postings import SEQ_MAX, Posting, PostingState, posting_id
+from bursar.model.records import EventKind, HoldRow, StoredEnvelope, StoredPosting, StoredVersion, Taken
+from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of, envelope_row, hold_values
+from bursar.store.session import Table
+
+LAST_PATH = "\x7f"  # sorts after every character a path may have
+FOREVER_US = 2**57  # some 4,500 years after 1970
+
+
+class Rules(Table):
+    """The one row that guards status, policy and book of all accounts; assets and books, which are few."""
+
+    async def generation(self) -> int:
+        """The current generation."""
+        return int(await self._one("generation"))
+
+    async def bump(self) -> int:
+        """A rule changes: commits validated before this fail. Returns the new generation."""
+        return int(await self._one("bump_rules"))
+
+    async def assets(self) -> dict[str, Asset]:
+        """All assets by code."""
+        return {row[1]: asset_of(row) for row in await self._s.rows("assets")}
+
+    async def create_asset(self, asset: Asset) -> int:
+        """1 if it is new, 0 if the code is taken."""
+        row = (asset.code, asset.precision, str(asset.min_transfer), str(asset.max_transfer), asset.status.value)
+        return await self._s.write("insert_asset", [(*row, asset.internal_transfer_enabled)])
+
+    async def update_asset(self, asset: Asset) -> int:
+        """Limits and status."""
+        row = (asset.code, str(asset.min_transfer), str(asset.max_transfer), asset.status.value)
+        return await self._s.write("update_asset", [(*row, asset.internal_transfer_enabled)])
+
+    async def books(self) -> dict[str, Book]:
+        """All books by name."""
+        return {row[1]: book_of(row) for row in await self._s.rows("books")}
+
+    async def create_book(self, book: Book) -> int:
+        """1 if it is new, 0 if the name is taken."""
+        lists = [msgspec.json.encode(list(names)).decode() for names in (book.assets, book.accounts)]
+        return await self._s.write("insert_book", [(book.name, *lists)])
+
+
+class Accounts(Table):
+    """Versions of accounts: append only, without gaps."""
+
+    async def take_number(self) -> int:
+        """A number nobody has."""
+        return int(await self._one("take_account_number"))
+
+    async def append(self, account: Account) -> int:
+        """A new version. 0 if it does not follow directly on the newest, or is there already."""
+        row = (account.id, account.version, account.path, encode_policy(account.policy), account.status.value)
+        return await self._s.write("insert_account", [(*row, account.book)])
+
+    async def heads(self, paths: Iterable[str]) -> dict[str, Account]:
+        """Newest versions by path; the missing are missing."""
+        return {row[1]: account_of(row) for row in await self._s.rows("heads_by_path", list(paths))}
+
+    async def heads_by_id(self, ids: Iterable[int]) -> dict[int, Account]:
+        """Newest versions by number."""
+        return {row[0]: account_of(row) for row in await self._s.rows("heads_by_id", list(ids))}
+
+    async def versions(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Account]:
+        """Exact versions by (number, version)."""
+        pairs = list(wanted)
+        rows = await self._s.rows("versions", [i for i, _ in pairs], [v for _, v in pairs])
+        return {(row[0], row[2]): account_of(row) for row in rows}
+
+    async def history(self, path: str) -> list[StoredVersion]:
+        """Every version, oldest first."""
+        rows = await self._s.rows("account_history", path)
+        return [StoredVersion(account=account_of(row), at_us=row[6]) for row in rows]
+
+    async def list(self, prefix: str = "", after: str = "", limit: int = 100) -> list[Account]:
+        """Heads by path, from those that start with `prefix`, after a path."""
+        rows = await self._s.rows("list_accounts", after, prefix, prefix + LAST_PATH, limit)
+        return [account_of(row) for row in rows]
+
+
+class Postings(Table):
+    """Postings, who spent them, and the disposable table of what is live."""
+
+    def _stored(self, row: Row) -> StoredPosting:
+        posting = Posting(row[0], row[1], row[2], self._s.minor(row[3]))
+        if row[5] is not None and not row[6]:
+            state = PostingState.SPENT
+        else:
+            state = PostingState.LIVE if row[4] is None else PostingState.RESERVED
+        return StoredPosting(posting=posting, state=state, reservation=row[4], spender=row[5])
+
+    def _rows(self, postings: Sequence[Posting]) -> list[tuple[Any, ...]]:
+        return [(p.id, p.account, p.asset, self._s.amount(p.amount)) for p in postings]
+
+    async def insert(self, postings: Sequence[Posting]) -> int:
+        """Write postings; those there already don't count."""
+        return await self._s.write("insert_posting", self._rows(postings))
+
+    async def enliven(self, postings: Sequence[Posting]) -> int:
+        """Make postings live, except those spent already."""
+        return await self._s.write("insert_live", self._rows(postings))
+
+    async def get(self, ids: Iterable[int]) -> list[StoredPosting]:
+        """Postings by number, in that order; the missing are missing. Spent ones stay readable."""
+        return [self._stored(row) for row in await self._s.rows("postings_by_id", list(ids))]
+
+    async def of_envelopes(self, first: int, last: int) -> list[StoredPosting]:
+        """What the envelopes from `first` to `last` created."""
+        rows = await self._s.rows("postings_of_envelopes", posting_id(first, 0), posting_id(last + 1, 0))
+        return [self._stored(row) for row in rows]
+
+    async def of_account(
+        self, account: int, *, asset: int = 0, live_only: bool = False, after: int = 0, limit: int = 100
+    ) -> list[StoredPosting]:
+        """Postings of one account by number; of one asset if given."""
+        name = "live_of_account" if live_only else "postings_of_account"
+        return [self._stored(row) for row in await self._s.rows(name, account, after, asset, limit)]
+
+    async def candidates(self, name: str, account: int, asset: int, limit: int) -> list[Posting]:
+        """Free live postings: `largest`, `most_negative` or `smallest` first."""
+        rows = await self._s.rows(name, account, asset, limit)
+        return [Posting(row[0], row[1], row[2], self._s.minor(row[3])) for row in rows]
+
+    async def live(self, ids: Iterable[int]) -> list[Posting]:
+        """Those of the postings that are live and free."""
+        rows = await self._s.rows("live_by_id", list(ids))
+        return [Posting(row[0], row[1], row[2], self._s.minor(row[3])) for row in rows]
+
+    async def reserve(self, ids: Sequence[int], saga: str, fence: int) -> int:
+        """Claim free postings; what is taken is skipped. Ours count."""
+        return await self._s.write("reserve", [(i, saga, fence) for i in ids])
+
+    async def release(self, ids: Sequence[int], saga: str, fence: int) -> int:
+        """Give back those that are ours."""
+        return await self._s.write("release", [(i, saga, fence) for i in ids])
+
+    async def spend(self, ids: Sequence[int], saga: str, fence: int, envelope: int) -> int:
+        """Spend those we reserved, in the name of an envelope; what is spent already is skipped."""
+        return await self._s.write("spend", [(i, saga, fence, envelope) for i in ids])
+
+    async def bury(self, ids: Sequence[int], saga: str) -> int:
+        """Take what is spent out of the live table."""
+        return await self._s.write("bury", [(i, saga) for i in ids])
+
+    async def spenders(self, ids: Iterable[int]) -> dict[int, int]:
+        """Who spent them; the unspent are missing."""
+        return {row[0]: row[1] for row in await self._s.rows("spends_by_id", list(ids))}
+
+    async def shortage(self, account: int, asset: int) -> tuple[int, int, int]:
+        """In one moment: postings claimed by others, commits past their point of no return, what is free to spend."""
+        row = (await self._s.rows("shortage", account, asset))[0]
+        return row[0], row[1], int(row[2] or 0)
+
+    async def rebuild(self) -> int:
+        """Throw the live table away and make it anew from postings and spends."""
+        await self._s.rows("clear_live")
+        await self._s.rows("rebuild_live")
+        return sum(row[3] for row in await self._s.rows("live_sums"))
+
+    async def sums(self) -> list[tuple[int, int, int, int]]:
+        """(account, asset, sum, count) of all that is live."""
+        return [(r[0], r[1], int(r[2]), r[3]) for r in await self._s.rows("live_sums")]
+
+
+class Envelopes(Table):
+    """Committed envelopes, and which accounts they involve."""
+
+    async def take_numbers(self, count: int) -> int:
+        """Reserve numbers; returns the last of them."""
+        return int(await self._one("take_numbers", count))
+
+    async def store(self, envelope: Envelope, id_: bytes) -> int:
+        """Write an envelope; 0 if its number or key is there already."""
+        return await self._s.write("insert_envelope", [envelope_row(envelope, id_)])
+
+    async def publish(
+        self,
+        stored: StoredEnvelope,
+        accounts: Iterable[int],
+        cache: Sequence[tuple[int, int, int]],
+        hold: HoldRow | None,
+        saga: str,
+        fence: int,
+    ) -> int:
+        """Store an envelope with all that it announces, if its saga still has its fence. 0: it has not, or was done.
+
+        One primitive, because whoever finds the envelope takes it for a receipt: history, cached balances, hold and
+        event must be there with it.
+        """
+        s = stored
+        head = (s.seq, s.id, s.scope, s.key, s.book, int(s.kind), s.reverses)
+        writes: list[tuple[str, Sequence[tuple[Any, ...]]]] = [
+            ("insert_envelope_fenced", [(*head, s.legs, s.pins, s.consumes, s.metadata, saga, fence)]),
+            ("insert_involved_fenced", [(a, s.seq, saga, fence) for a in accounts]),
+            ("insert_cache_fenced", [(a, asset, s.seq, str(v), saga, fence) for a, asset, v in cache]),
+            ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, self._s.amount), saga, fence)]),
+            ("insert_event_fenced", [(int(EventKind.COMMITTED), s.seq, 0, saga, fence)]),
+        ]
+        return (await self._s.together([(name, rows) for name, rows in writes if rows]))[0]
+
+    async def involve(self, accounts: Iterable[int], envelope: int) -> int:
+        """Write who took part."""
+        return await self._s.write("insert_involved", [(a, envelope) for a in accounts])
+
+    async def taken(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Taken]:
+        """What (scope, key) pairs stand for already."""
+        rows = await self._s.rows("envelopes_by_key", [s for s, _ in keys], [k for _, k in keys])
+        return {(r[2], r[3]): Taken(r[0], r[1], r[4], r[5]) for r in rows}
+
+    async def get(self, seqs: Iterable[int]) -> list[StoredEnvelope]:
+        """Envelopes by number, in order of number."""
+        return [envelope_of(row) for row in await self._s.rows("envelopes_by_seq", list(seqs))]
+
+    async def after(self, seq: int, *, book: int = 0, limit: int = 100) -> list[StoredEnvelope]:
+        """Envelopes in order of creation, after a number; of one book if given."""
+        return [envelope_of(row) for row in await self._s.rows("envelopes_range", seq, book, limit)]
+
+    async def of_account(
+        self, account: int, *, before: int = SEQ_MAX, since_us: int = 0, until_us: int = FOREVER_US, limit: int = 100
+    ) -> list[StoredEnvelope]:
+        """Envelopes an account took part in, newest first."""
+        rows = await self._s.rows("envelopes_of_account", account, before, since_us, until_us, limit)
+        return [envelope_of(row) for row in rows]
+
+    async def by_hash(self, id_: bytes) -> int | None:
+        """Number of the envelope with this content hash, by looking at all of them."""
+        found = await self._one("envelope_by_hash", id_)
+        return None if found is None else int(found)
