@@ -32,6 +32,7 @@ from bursar.model.errors import (
     HoldClosed,
     HoldTooSmall,
     InvalidAmount,
+    InvalidEntry,
     InvalidName,
     KeyReused,
     PostingNotLive,
@@ -97,9 +98,12 @@ class Ledger(Reads):
             return error
 
     async def _intend(self, entry: Entry, scope: str = USER_SCOPE) -> Intent:
-        codes = [m.asset for m in entry.movements] if isinstance(entry, Entry) else []
-        assets = await self.known_assets(*[c for c in codes if isinstance(c, str)])
-        return intend(entry, assets, scope=scope, key=self.store.ports.token())
+        if not isinstance(entry, Entry):
+            raise InvalidEntry(f"an Entry is expected, not {type(entry).__name__}")
+        assets = self._assets
+        if any(m.asset not in assets for m in entry.movements):
+            assets = await self.known_assets("")
+        return intend(entry, assets, scope=scope, key=self.store.ports.token() if entry.key is None else entry.key)
 
     # --- reversal ----------------------------------------------------------------------------------------------
 

@@ -109,6 +109,16 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Whether it pays with postings it owns. System and external accounts never look for any."""
         return not isinstance(self.policy, SystemAccount | ExternalAccount)
 
+    @cached_property
+    def capped(self) -> bool:
+        """Whether a guarded balance stands between it and its floor."""
+        return isinstance(self.policy, CappedOverdraft)
+
+    @cached_property
+    def never_owes(self) -> bool:
+        """Whether it may own no negative posting of any asset."""
+        return isinstance(self.policy, NoOverdraft)
+
     def may_owe(self, asset: Asset) -> bool:
         """Whether it may own a negative posting of the asset."""
         match self.policy:

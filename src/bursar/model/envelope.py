@@ -9,6 +9,7 @@ says that. Golden vectors are in tests/unit/golden; a change here that alters th
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import msgspec
 
@@ -18,6 +19,8 @@ from bursar.model.money import Asset, len16
 from bursar.model.postings import Posting
 
 CANONICAL_VERSION = 1
+_HEAD = struct.Struct(">BBQ").pack  # version, kind, number of the envelope it reverses
+_U16, _U32, _U64 = struct.Struct(">H").pack, struct.Struct(">I").pack, struct.Struct(">Q").pack
 
 
 class BookedLeg(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -54,28 +57,25 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """The bytes that the id is the hash of."""
         paths = {a.id: a.path_bytes for a in self.accounts}
         codes = {a.id: a.code_bytes for a in self.assets}
-        parts = [
-            bytes((CANONICAL_VERSION, self.kind)),
-            self.reverses.to_bytes(8, "big"),
-            self.book.name_bytes,
-            len16(self.scope),
-            len16(self.key),
-            len(self.legs).to_bytes(2, "big"),
-        ]
+        metadata = self.metadata.encode()
+        parts = [_HEAD(CANONICAL_VERSION, self.kind, self.reverses), self.book.name_bytes, len16(self.scope)]
+        parts += (len16(self.key), _U16(len(self.legs)))
         for leg in self.legs:
-            parts += (paths[leg.source], paths[leg.target], codes[leg.asset])
-            parts.append(leg.minor.to_bytes(16, "big", signed=True))
-        parts.append(len(self.accounts).to_bytes(4, "big"))
+            parts += (
+                paths[leg.source],
+                paths[leg.target],
+                codes[leg.asset],
+                leg.minor.to_bytes(16, "big", signed=True),
+            )
+        parts.append(_U32(len(self.accounts)))
         parts += [account.pin_bytes for account in self.accounts]
-        parts.append(len(self.consumes).to_bytes(2, "big"))
+        parts.append(_U16(len(self.consumes)))
         for p in self.consumes:
-            parts.append(p.id.to_bytes(8, "big"))
-            parts += (paths[p.account], codes[p.asset], p.amount.to_bytes(16, "big", signed=True))
-        parts.append(len(self.creates).to_bytes(2, "big"))
+            parts += (_U64(p.id), paths[p.account], codes[p.asset], p.amount.to_bytes(16, "big", signed=True))
+        parts.append(_U16(len(self.creates)))
         for p in self.creates:
             parts += (paths[p.account], codes[p.asset], p.amount.to_bytes(16, "big", signed=True))
-        metadata = self.metadata.encode()
-        parts += (len(metadata).to_bytes(4, "big"), metadata)
+        parts += (_U32(len(metadata)), metadata)
         return b"".join(parts)
 
     def id(self) -> bytes:
@@ -115,7 +115,7 @@ def decode_pins(data: bytes) -> tuple[tuple[int, int], ...]:
 
 def encode_ids(postings: tuple[Posting, ...]) -> bytes:
     """Posting numbers, eight bytes each."""
-    return b"".join([p.id.to_bytes(8, "big") for p in postings])
+    return b"".join([_U64(p.id) for p in postings])
 
 
 def decode_ids(data: bytes) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from bursar.model.envelope import Envelope
 from bursar.model.errors import (
     AccountClosed,
     AccountFrozen,
+    AmountTooLarge,
     AssetSuspended,
     BookRefuses,
     ConservationBroken,
@@ -38,7 +39,7 @@ from bursar.model.errors import (
     UnknownAccount,
 )
 from bursar.model.ground import Ground
-from bursar.model.money import Asset, AssetStatus, bounded, format_minor
+from bursar.model.money import MINOR_MAX, MINOR_MIN, Asset, AssetStatus, format_minor
 from bursar.model.plan_types import Plan
 from bursar.model.postings import POSTINGS_MAX
 
@@ -47,14 +48,15 @@ def validate_and_plan(envelope: Envelope, ground: Ground, pins: tuple[tuple[str,
     """Check an envelope against the ground; return what to write, or raise the refusal."""
     _check_shape(envelope)
     _check_book(envelope)
-    accounts = {a.id: a for a in envelope.accounts}
-    assets = {a.id: a for a in envelope.assets}
     wanted = _wanted(envelope)
     _check_accounts(envelope, ground, wanted, pins)
+    accounts = {a.id: a for a in envelope.accounts}
+    assets = {a.id: a for a in envelope.assets}
     got = _check_value(envelope, ground, accounts, assets)
-    if got != wanted and any(got.get(k, 0) != wanted.get(k, 0) for k in got.keys() | wanted.keys()):
-        raise InvalidEntry("its postings do not add up to its movements")
-    return Plan(envelope, envelope.id(), _check_floors(ground, accounts, assets, got))
+    if got != wanted:  # equal, value is conserved too: every movement takes what it gives
+        _check_difference(envelope, assets, got, wanted)
+    floors = _check_floors(ground, accounts, assets, got) if any([a.capped for a in envelope.accounts]) else ()
+    return Plan(envelope, envelope.id(), floors)
 
 
 def _check_shape(envelope: Envelope) -> None:
@@ -85,6 +87,11 @@ def _check_book(envelope: Envelope) -> None:
 
 
 def _wanted(envelope: Envelope) -> dict[tuple[int, int], int]:
+    """What the movements say: per (account, asset), what it gains or loses."""
+    if len(envelope.legs) == 1:
+        leg = envelope.legs[0]
+        minor = leg.minor
+        return {(leg.source, leg.asset): -minor, (leg.target, leg.asset): minor}
     net: dict[tuple[int, int], int] = {}
     for leg in envelope.legs:
         minor = leg.minor
@@ -100,7 +107,9 @@ def _check_accounts(
         if ground.account(path).snapshot != snapshot:
             raise StalePin(path)
     for account in envelope.accounts:
-        head = ground.account(account.path)
+        head = ground.accounts.get(account.path)
+        if head is None:
+            raise UnknownAccount(account.path)
         if head is not account and head.snapshot != account.snapshot:
             raise StalePin(account.path)
         if head.status is AccountStatus.ACTIVE:
@@ -115,34 +124,43 @@ def _check_accounts(
 def _check_value(
     envelope: Envelope, ground: Ground, accounts: dict[int, Account], assets: dict[int, Asset]
 ) -> dict[tuple[int, int], int]:
-    """Checks 5 to 7; returns what each (account, asset) gains or loses."""
+    """Checks 5 and 6; returns what each (account, asset) gains or loses by the postings."""
     got: dict[tuple[int, int], int] = {}
-    balance: dict[int, int] = {}
-    consumed: dict[int, int] = {}
+    live = ground.live
     for p in envelope.consumes:
-        if ground.live.get(p.id) != p:
+        if live.get(p.id) != p:
             raise PostingNotLive(p.id)
         if p.account not in accounts or p.asset not in assets:
             raise UnknownAccount(f"#{p.account}")
-        got[p.account, p.asset] = got.get((p.account, p.asset), 0) - p.amount
-        balance[p.asset] = balance.get(p.asset, 0) - p.amount
-        consumed[p.asset] = consumed.get(p.asset, 0) + p.amount
+        key = (p.account, p.asset)
+        got[key] = got.get(key, 0) - p.amount
     for p in envelope.creates:
         account, asset = accounts.get(p.account), assets.get(p.asset)
         if account is None or asset is None:
             raise UnknownAccount(f"#{p.account}")
-        if p.amount == 0:
+        amount = p.amount
+        if amount == 0:
             raise InvalidEntry("it creates an empty posting")
-        bounded(p.amount, asset.code, asset.precision)
-        if p.amount < 0 and not account.may_owe(asset):
+        if not MINOR_MIN <= amount <= MINOR_MAX:
+            raise AmountTooLarge(format_minor(amount, asset.precision), asset.code)
+        if amount < 0 and (account.never_owes or not account.may_owe(asset)):
             raise NegativePosting(account.path)
-        got[p.account, p.asset] = got.get((p.account, p.asset), 0) + p.amount
-        balance[p.asset] = balance.get(p.asset, 0) + p.amount
-    for number, difference in balance.items():
-        if difference:
-            before = consumed.get(number, 0)
-            raise ConservationBroken(assets[number].code, before, before + difference)
+        key = (p.account, p.asset)
+        got[key] = got.get(key, 0) + amount
     return got
+
+
+def _check_difference(
+    envelope: Envelope, assets: dict[int, Asset], got: dict[tuple[int, int], int], wanted: dict[tuple[int, int], int]
+) -> None:
+    """Checks 7 and 8, where the postings are not to the letter what the movements say."""
+    for number, asset in assets.items():
+        consumed = sum(p.amount for p in envelope.consumes if p.asset == number)
+        created = sum(p.amount for p in envelope.creates if p.asset == number)
+        if consumed != created:
+            raise ConservationBroken(asset.code, consumed, created)
+    if any(got.get(k, 0) != wanted.get(k, 0) for k in got.keys() | wanted.keys()):
+        raise InvalidEntry("its postings do not add up to its movements")
 
 
 def _check_floors(

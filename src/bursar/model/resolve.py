@@ -18,7 +18,7 @@ from bursar.model.envelope import BookedLeg, Envelope, booked_amount
 from bursar.model.errors import InsufficientFunds, InvalidEntry, PostingNotLive, TooManyPostings
 from bursar.model.ground import MINUS, PLUS, Ground
 from bursar.model.money import Asset, format_minor
-from bursar.model.postings import POSTINGS_MAX, Posting, posting_id
+from bursar.model.postings import INDEX_BITS, POSTINGS_MAX, Posting
 
 NETTING_MAX = 64  # negative postings that one incoming payment pays off; the rest waits for the next or for compact
 
@@ -26,23 +26,23 @@ NETTING_MAX = 64  # negative postings that one incoming payment pays off; the re
 def resolve(intent: Intent, ground: Ground, seq: int) -> Envelope:
     """The envelope that carries out the intent on this ground, numbered `seq`."""
     book = ground.book(intent.book)
-    named = _named(intent, ground)
+    named = _named(intent, ground) if intent.consume else []
     start: dict[tuple[int, int], int] = {}
     for p in named:
         start[p.account, p.asset] = start.get((p.account, p.asset), 0) + p.amount
-    consumes = list(named)
+    consumes = named
     creates: list[Posting] = []
-    accounts: dict[int, Account] = {}
-    assets: dict[int, Asset] = {}
+    accounts: dict[str, Account] = {}
+    assets: dict[str, Asset] = {}
     for (path, code), delta in _deltas(intent, ground, named).items():
-        account, asset = ground.account(path), ground.asset(code)
-        accounts[account.id] = account
-        assets[asset.id] = asset
-        rest = _settle(account, asset, start.pop((account.id, asset.id), 0) + delta, intent, ground, consumes)
+        accounts[path] = account = ground.account(path)
+        assets[code] = asset = ground.asset(code)
+        rest = delta + start.pop((account.id, asset.id), 0) if start else delta
+        rest = _settle(account, asset, rest, intent, ground, consumes)
         if rest:
             if len(creates) == POSTINGS_MAX:
                 raise TooManyPostings(path, len(creates) + 1, POSTINGS_MAX)
-            creates.append(Posting(posting_id(seq, len(creates)), account.id, asset.id, rest))
+            creates.append(Posting(seq << INDEX_BITS | len(creates), account.id, asset.id, rest))
     if start:
         raise InvalidEntry("it consumes a posting of an account that does not take part")
     if len(consumes) > POSTINGS_MAX:
@@ -54,8 +54,8 @@ def resolve(intent: Intent, ground: Ground, seq: int) -> Envelope:
         book=book,
         kind=intent.kind,
         reverses=intent.reverses,
-        legs=booked_legs(intent, ground),
-        accounts=tuple(sorted(accounts.values(), key=_by_path)),
+        legs=_booked(intent, accounts, assets),
+        accounts=tuple([accounts[path] for path in sorted(accounts)]),
         assets=tuple(assets.values()),
         consumes=tuple(consumes),
         creates=tuple(creates),
@@ -65,21 +65,18 @@ def resolve(intent: Intent, ground: Ground, seq: int) -> Envelope:
 
 def booked_legs(intent: Intent, ground: Ground) -> tuple[BookedLeg, ...]:
     """The movements by row numbers: what is stored, and what makes two intents the same."""
+    accounts = {path: ground.account(path) for leg in intent.legs for path in (leg.source, leg.target)}
+    assets = {leg.asset: ground.asset(leg.asset) for leg in intent.legs}
+    return _booked(intent, accounts, assets)
+
+
+def _booked(intent: Intent, accounts: dict[str, Account], assets: dict[str, Asset]) -> tuple[BookedLeg, ...]:
     return tuple(
         [
-            BookedLeg(
-                ground.account(leg.source).id,
-                ground.account(leg.target).id,
-                ground.asset(leg.asset).id,
-                booked_amount(leg.amount),
-            )
+            BookedLeg(accounts[leg.source].id, accounts[leg.target].id, assets[leg.asset].id, booked_amount(leg.amount))
             for leg in intent.legs
         ]
     )
-
-
-def _by_path(account: Account) -> str:
-    return account.path
 
 
 def _named(intent: Intent, ground: Ground) -> list[Posting]:
@@ -102,6 +99,8 @@ def _settle(account: Account, asset: Asset, rest: int, intent: Intent, ground: G
     """Consume what the account pays with (or pays off) and return what is left to create, with its sign."""
     if rest < 0 and account.selects:
         chosen, total = ground.pools[account.id, asset.id, PLUS].pick(-rest, intent.consume)
+        if len(chosen) > POSTINGS_MAX:
+            raise TooManyPostings(account.path, len(chosen), POSTINGS_MAX)
         if total + rest < 0 and not account.may_owe(asset):
             raise InsufficientFunds(
                 account.path,
@@ -111,7 +110,7 @@ def _settle(account: Account, asset: Asset, rest: int, intent: Intent, ground: G
             )
         consumes += [ground.live[number] for number in chosen]
         return rest + total
-    if rest > 0 and account.selects and account.may_owe(asset) and intent.kind is not Kind.COMPACT:
+    if rest > 0 and account.selects and not account.never_owes and account.may_owe(asset):
         return _pay_off(account, asset, rest, intent, ground, consumes)
     return rest
 

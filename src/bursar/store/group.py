@@ -16,7 +16,7 @@ from bursar.model.money import Asset
 from bursar.model.postings import POSTINGS_MAX, Posting
 from bursar.model.records import HoldRow, Taken
 
-FIRST_READ = 8  # postings read per account and asset at first; eight times as many whenever that was too few
+FIRST_READ = 2  # postings read per account and asset at first; eight times as many whenever that was too few
 READ_MAX = POSTINGS_MAX + 1
 
 

@@ -212,7 +212,7 @@ def replay(intent: Intent, taken: Taken, ground: Ground) -> Receipt:
 
 def cache_changes(plan: Plan, wide: set[int]) -> dict[tuple[int, int], int]:
     """What an envelope changes in cached balances: system and external accounts, and those made wide."""
-    cached = {a.id for a in plan.envelope.accounts if not a.selects or a.id in wide}
+    cached = [a.id for a in plan.envelope.accounts if not a.selects or a.id in wide]
     if not cached:
         return {}
     changes: dict[tuple[int, int], int] = {}

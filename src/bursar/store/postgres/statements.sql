@@ -223,7 +223,7 @@ SELECT 2, 0, nextval('bursar.numbers'), 0, NULL, NULL FROM generate_series(1, $1
 UNION ALL
 SELECT 3, w.place, e.seq, e.book, NULL, e.id || e.legs
 FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS w (scope, key, place)
-JOIN bursar.envelopes e ON e.scope = w.scope AND e.key = w.key
+CROSS JOIN LATERAL (SELECT seq, book, id, legs FROM bursar.envelopes WHERE scope = w.scope AND key = w.key LIMIT 1) e
 UNION ALL
 SELECT 4, w.place, l.posting, 0, l.amount::text, NULL
 FROM unnest($4::bigint[], $5::integer[], $6::integer[]) WITH ORDINALITY AS w (account, asset, most, place)

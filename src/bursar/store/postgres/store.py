@@ -26,8 +26,14 @@ from bursar.store.tables import Tables
 SQL = statements("bursar.store.postgres")
 READERS = 4
 CONNECT_TIMEOUT_S = 10
-# A generic plan made while tables were empty would be kept for ever; custom plans cost little here.
+# A generic plan made while tables were empty would be kept for ever.
 SETTINGS = {"plan_cache_mode": "force_custom_plan", "application_name": "bursar", "jit": "off"}
+# A group's two statements are planned once and must then be right at any size (ADR 9): by index, in the caller's order.
+SWITCHED_OFF = ("seqscan", "hashjoin", "mergejoin", "bitmapscan", "sort", "material")
+WRITER_SETTINGS = SETTINGS | {
+    "plan_cache_mode": "force_generic_plan",
+    **{f"enable_{what}": "off" for what in SWITCHED_OFF},
+}
 LOST_STATES = {"BU001", "BU002", "BU003", "23505", "40001", "40P01"}
 BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 ANSWER_BYTES = 32  # of a content hash, in front of the legs
@@ -217,7 +223,7 @@ class PostgresStore:
         if self._pool is None:
             raise DatabaseUnavailable("it is not open")
         if self._writer is None or self._writer.is_closed():
-            self._writer = await asyncpg.connect(self.url, server_settings=SETTINGS, timeout=CONNECT_TIMEOUT_S)
+            self._writer = await asyncpg.connect(self.url, server_settings=WRITER_SETTINGS, timeout=CONNECT_TIMEOUT_S)
         return self._writer
 
 
