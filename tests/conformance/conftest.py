@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -28,7 +29,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 def place(mode: str, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     """A furnished database in each mode."""
     if mode == "postgres":
-        return Place(mode, _as_good_as_new(request.getfixturevalue("furnished_postgres")))
+        return Place(mode, request.getfixturevalue("furnished_postgres").as_good_as_new())
     shutil.copyfile(request.getfixturevalue("furnished_file"), tmp_path / "funds.db")
     return Place(mode, f"sqlite:///{tmp_path}/funds.db")
 
@@ -37,7 +38,7 @@ def place(mode: str, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
 def bare_place(mode: str, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     """A database with nothing but our schema, in each mode (for SQLite not even that: opening it makes it)."""
     if mode == "postgres":
-        return Place(mode, _as_good_as_new(request.getfixturevalue("bare_postgres")))
+        return Place(mode, request.getfixturevalue("bare_postgres").as_good_as_new())
     return Place(mode, f"sqlite:///{tmp_path}/funds.db")
 
 
@@ -69,41 +70,44 @@ def furnished_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def furnished_postgres(postgres_url: str) -> str:
-    return asyncio.run(_shared(postgres_url, "furnished"))
+def furnished_postgres(postgres_url: str) -> Iterator[Shared]:
+    with asyncio.Runner() as runner:
+        yield Shared(postgres_url, "furnished", runner)
 
 
 @pytest.fixture(scope="session")
-def bare_postgres(postgres_url: str) -> str:
-    return asyncio.run(_shared(postgres_url, "bare"))
+def bare_postgres(postgres_url: str) -> Iterator[Shared]:
+    with asyncio.Runner() as runner:
+        yield Shared(postgres_url, "bare", runner)
+
+
+class Shared:
+    """A database with our schema, and a copy of its first rows beside it; one connection puts them back."""
+
+    def __init__(self, server: str, name: str, runner: asyncio.Runner) -> None:
+        self._runner = runner
+        self._url = urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
+        self._connection = runner.run(self._create(server, name))
+
+    async def _create(self, server: str, name: str) -> asyncpg.Connection:
+        connection = await asyncpg.connect(server)
+        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.close()
+        await _make(self._url, furnished=name == "furnished")
+        connection = await asyncpg.connect(self._url)
+        await connection.execute(KEEP)
+        return connection
+
+    def as_good_as_new(self) -> str:
+        """Its address, once it is."""
+        self._runner.run(self._connection.execute("CALL keep.put_back()"))
+        return self._url
 
 
 async def _make(url: str, *, furnished: bool) -> None:
     async with Place("any", url).bursar() as bursar:
         if furnished:
             await furnish(bursar.ledger)
-
-
-async def _shared(server: str, name: str) -> str:
-    """A database with our schema, and a copy of its rows beside it."""
-    await _execute(server, f"CREATE DATABASE {name}")
-    url = urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
-    await _make(url, furnished=name == "furnished")
-    await _execute(url, KEEP)
-    return url
-
-
-def _as_good_as_new(url: str) -> str:
-    asyncio.run(_execute(url, "CALL keep.put_back()"))
-    return url
-
-
-async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
 
 
 # Value tables refuse to be emptied; session_replication_role shuts their triggers up, which only a superuser may do.

@@ -689,7 +689,7 @@ async def test_a_connection_that_was_lost_is_made_anew(ledger: Ledger, place: Pl
         await ledger.commit(deposit(BANK, "alice", "USDT", "1"))
         await administrator.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "WHERE datname = current_database() AND application_name = 'bursar'"
         )
     await administrator.close()
 

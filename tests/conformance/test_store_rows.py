@@ -453,7 +453,7 @@ async def test_a_unit_cancelled_at_any_moment_leaves_the_store_usable(bare_place
 
 
 @pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("call", [1, 2, 3], ids=["begin", "read", "end"])
+@pytest.mark.parametrize("call", [1, 2, 3, 4, 5], ids=["open", "begin", "read", "end", "close"])
 @scenario
 async def test_a_snapshot_cancelled_at_any_moment_leaves_the_store_readable(bare_place: Place, call: int) -> None:
     """Above all, reads must not go on seeing the moment of the snapshot for ever."""

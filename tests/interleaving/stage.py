@@ -21,7 +21,7 @@ import asyncpg
 
 from bursar.ledger import Ledger
 from bursar.ports import SystemPorts
-from bursar.store.postgres.store import SETTINGS, SQL, PostgresStore, explain
+from bursar.store.postgres.store import SQL, WRITER_SETTINGS, PostgresStore, explain
 from bursar.writer import Writer
 
 T = TypeVar("T")
@@ -213,7 +213,7 @@ class Stage:
         try:
             for _ in range(actors + 1):
                 ours = {"deadlock_timeout": f"{DEADLOCK_MS}ms"}
-                opened.append(await asyncpg.connect(url, server_settings=SETTINGS | ours))
+                opened.append(await asyncpg.connect(url, server_settings=WRITER_SETTINGS | ours))
             stage = cls(opened[0])
             stage.actors = [Actor(stage, connection) for connection in opened[1:]]
             yield stage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from tests.interleaving.stage import GROUP, Actor
 from tests.interleaving.world import ASSET, Operation, World, every_order
 
@@ -14,6 +15,10 @@ from bursar.model.errors import FloorExceeded, InsufficientFunds, KeyReused
 from bursar.writer import Change
 
 ORDERS_OF_TWO_COMMITS = 20  # read, write, COMMIT of each, if nobody waits or loses
+
+
+class RolledBackError(Exception):
+    """The user changed their mind."""
 
 
 def paying(source: str, target: str, amount: str, key: str) -> Operation:
@@ -235,6 +240,45 @@ def test_two_groups_that_meet_in_postings_but_not_in_keys(fresh_postgres: str) -
         assert [await world.balance(name) for name in "abc"] == ["0.00", "0.00", "20.00"]
 
     assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+
+
+@pytest.mark.parametrize("locks", ["keys", "postings", "floors"])
+def test_two_groups_stopped_between_their_locks(fresh_postgres: str, locks: str) -> None:
+    """A third holds what both need in the middle. Taken in sorted order, that comes first, and nobody holds the rest.
+
+    A group takes its locks within one statement, so this is the only way to stop it between two of them.
+    """
+
+    async def prepare(world: World) -> list[Operation]:
+        policy = CappedOverdraft("-10", ASSET) if locks == "floors" else None
+        names = [await world.account(name, "10", policy=policy) for name in ("m", "x", "y")]  # m: the lowest numbers
+        target = await world.account("c")
+        spare = await world.account("spare", "10")
+        m, x, y = names
+        middle = pay(
+            spare if locks == "keys" else m, target, ASSET, "1", key=world.key("1m" if locks == "keys" else "t")
+        )
+
+        async def holding(actor: Actor) -> None:
+            async with actor.connection.transaction():
+                await actor.ledger.commit(middle, connection=actor.connection)
+                await actor.gate("ROLLBACK")
+                raise RolledBackError
+
+        def group(who: str, order: list[str]) -> Operation:
+            own = "" if locks == "keys" else who
+            keys = {x: f"2x{own}", m: f"1m{own}", y: f"3y{own}"}
+            intents = tuple(intent(world.key(keys[path]), path, target, 300) for path in order)
+            return lambda actor: actor.ledger.writer.apply(Change(intents))
+
+        return [holding, group("a", [x, m, y]), group("b", [y, m, x])]
+
+    async def check(world: World, outcomes: list[Any]) -> None:
+        assert all(isinstance(o, tuple) for o in outcomes[1:]), outcomes
+        assert await world.balance("c") == ("9.00" if locks == "keys" else "18.00")
+
+    gates = frozenset({"group_write", "ROLLBACK"})
+    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=20))
 
 
 def test_a_group_is_recomputed_with_its_refusals(fresh_postgres: str) -> None:

@@ -149,7 +149,7 @@ def test_one_confirmation_sent_twice(fresh_postgres: str) -> None:
         assert one.envelope == two.envelope
         assert await world.balance("shop") == "10.00"
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=HOLDS, at_least=20))
+    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=10))
 
 
 def test_authorize_against_close(fresh_postgres: str) -> None:
@@ -197,7 +197,7 @@ def test_reverse_by_value_against_spend(fresh_postgres: str) -> None:
         assert all(isinstance(o, Receipt) for o in outcomes), outcomes
         assert [await world.balance(name) for name in "ab"] == ["0.00", "10.00"]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | {"live_by_id"}, at_least=10))
+    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=10))
 
 
 def test_reverse_against_reverse(fresh_postgres: str) -> None:
@@ -215,4 +215,4 @@ def test_reverse_against_reverse(fresh_postgres: str) -> None:
         assert one.envelope == two.envelope
         assert await world.balance("a") == "5.00"
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | {"live_by_id"}, at_least=10))
+    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=10))

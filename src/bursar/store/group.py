@@ -96,6 +96,13 @@ class Rows(msgspec.Struct):
     holds: list[HoldRow] = []
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """What a group writes, and the generation of the rules under which that was decided."""
+
+    generation: int
+    rows: Rows
+
+
 class Job(Protocol):
     """What the writer gives an engine to run. Pure but for its own memory of how many postings it asked for."""
 

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from bursar.ports import Ports
-from bursar.store.group import Job
+from bursar.store.group import Decided, Job
 from bursar.store.tables import Tables
 
 
@@ -15,6 +15,7 @@ class Store(Protocol):
 
     engine: str
     split: bool  # commits go by saga, each primitive by itself
+    overlaps: bool  # one group can be decided while the one before it is written
     ports: Ports
     read: Tables  # reads that each stand alone
 
@@ -36,6 +37,14 @@ class Store(Protocol):
 
     def snapshot(self) -> AbstractAsyncContextManager[Tables]:
         """Reads that all see one moment."""
+        ...
+
+    async def decide(self, job: Job) -> Decided:
+        """The first half of a group: read and decide. Only where `overlaps`; it may run beside another's `write`."""
+        ...
+
+    async def write(self, decided: Decided) -> None:
+        """The second half: write it, if all it rests on still stands. Raises `Lost` or `Broken`."""
         ...
 
     async def group(self, job: Job, connection: Any = None) -> None:

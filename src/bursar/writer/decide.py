@@ -7,8 +7,10 @@ decision is thrown away, refusals included, and made again on new ground.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from bursar.model.entries import Intent
 from bursar.model.envelope import Receipt, encode_legs
@@ -38,12 +40,45 @@ class Step:
         self.hold = hold
 
 
-class GroupJob:
-    """A group of changes on its way through an engine."""
+class Delta(msgspec.Struct, frozen=True):
+    """What a group does to the ground: known when it is decided, true when it is written.
 
-    def __init__(self, heads: Heads, changes: Sequence[Change]) -> None:
+    The next group may be decided while this one is still being written. Whatever it reads, before this one's commit or
+    after it, becomes the state after it by the same steps: take away what was spent, add what was created, and let its
+    keys and guarded balances count. Numbers are never reused, so doing that twice changes nothing.
+    """
+
+    spent: frozenset[int]
+    created: dict[PoolKey, list[Posting]]  # those still live when the group ends
+    taken: dict[tuple[str, str], Taken]
+    floors: dict[tuple[int, int], tuple[int, int]]  # → balance, turn
+
+    def after(self, known: Known, named: Sequence[int]) -> Known:
+        """What was read, as it is once this group is written."""
+        pools = {}
+        for key, postings in known.pools.items():
+            left = [p for p in postings if p.id not in self.spent]
+            fresh = self.created.get(key)
+            if fresh:
+                seen = {p.id for p in left}
+                left += [p for p in fresh if p.id not in seen]
+            pools[key] = left
+        found = [p for p in known.named if p.id not in self.spent]
+        if named:
+            seen = {p.id for p in found}
+            wanted = set(named) - seen
+            found += [p for fresh in self.created.values() for p in fresh if p.id in wanted]
+        return Known(known.numbers, known.taken | self.taken, pools, found, known.floors | self.floors)
+
+
+class GroupJob:
+    """A group of changes on its way through an engine; `after` is what the group before it is just writing."""
+
+    def __init__(self, heads: Heads, changes: Sequence[Change], after: Delta | None = None) -> None:
         self.heads = heads
         self.changes = changes
+        self.after = after
+        self.delta: Delta | None = None
         self.outcomes: list[Outcome] = []
         self._limits: dict[PoolKey, int] = {}
         self._ask = Ask()
@@ -95,12 +130,13 @@ class GroupJob:
     def _want(self, ask: Ask, key: PoolKey) -> None:
         ask.pools[key] = self._limits.get(key, FIRST_READ)
 
-    def ground(self, known: Known) -> Ground:
-        """What was asked for, as ground to decide on."""
+    def ground(self, known: Known, read: Mapping[PoolKey, int] | None = None) -> Ground:
+        """What was asked for, as ground to decide on. `read` says how many postings of each pool the store had."""
         ground = Ground(self.heads.accounts, self.heads.assets, self.heads.books)
         for key, postings in known.pools.items():
             most = self._ask.pools[key]
-            ground.learn(postings, key=key, complete=len(postings) < most or most >= READ_MAX)
+            count = len(postings) if read is None else read[key]
+            ground.learn(postings, key=key, complete=count < most or most >= READ_MAX)
         ground.learn(known.named, key=None)
         for floor in self._ask.floors:
             ground.balances[floor] = known.floors.get(floor, (0, 0))[0]
@@ -114,14 +150,19 @@ class GroupJob:
 
     def decide(self, known: Known) -> Rows | None:
         """Decide every change in order; None if a pool turned out too shallow."""
-        ground = self.ground(known)
+        read = {key: len(postings) for key, postings in known.pools.items()}
+        if self.after is not None:
+            known = self.after.after(known, self._ask.named)
+        ground = self.ground(known, read)
         decision = Decision(ground, known)
         try:
             self.outcomes = [decision.change(change) for change in self.changes]
         except Short as short:
             self.deepen(ground, short)
             return None
-        return decision.rows(self.heads.wide)
+        rows = decision.rows(self.heads.wide)
+        self.delta = decision.delta(rows)
+        return rows
 
 
 class Decision:
@@ -196,6 +237,19 @@ class Decision:
         rows.cache = [(a, s, part, amount) for (a, s), (amount, part) in cache.items()]
         rows.holds = [holds[i] for i in sorted(holds)]
         return rows
+
+    def delta(self, rows: Rows) -> Delta:
+        """What the group after this one has to take into account."""
+        created: dict[PoolKey, list[Posting]] = {}
+        for p, live in rows.postings:
+            if live:
+                created.setdefault((p.account, p.asset, PLUS if p.amount > 0 else MINUS), []).append(p)
+        return Delta(
+            spent=frozenset(rows.dead),
+            created=created,
+            taken=self.fresh,
+            floors={(a, s): (balance, turn + 1) for a, s, turn, balance in rows.floors},
+        )
 
 
 def _scope_key(row: tuple[Any, ...]) -> tuple[str, str]:

@@ -1,26 +1,28 @@
 """Group commit: callers wait together, one unit carries them all.
 
-The next group starts when the last one's commit returns, so a lone caller waits for nobody and many callers share one
-fsync. One lane per process: more gained nothing. A refused change is refused alone; the others commit. Nobody is
-answered before COMMIT, and cancelling a caller never cancels the unit it rides in (L18).
+The next group is written when the last one's commit returns, so a lone caller waits for nobody and many callers share
+one fsync. Where the store can, the next group is *decided* meanwhile, on what the last one is about to leave behind; if
+that one fails, so does the decision. One lane per process: more gained nothing. A refused change is refused alone; the
+others commit. Nobody is answered before COMMIT, and cancelling a caller never cancels the unit it rides in (L18).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from bursar.model.envelope import Receipt
 from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
 from bursar.store import Store
-from bursar.store.group import Broken, Heads, Lost
+from bursar.store.group import Broken, Decided, Heads, Lost
 from bursar.writer.change import Change
 from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
 
 GROUP_MAX = 512  # changes in one unit
+HALVE_FROM = 64  # callers waiting from which it pays to decide one half while the other is written
 TRIES = 12  # before contention is reported
 PAUSE_S = 0.001  # between tries; doubles, with jitter
 PAUSE_MAX_S = 0.1
@@ -29,6 +31,14 @@ FOLD_EVERY = 256  # groups between two looks at the balance cache
 FOLD_ABOVE = 64  # parts of one cached balance
 
 Waiting = tuple[Change, "asyncio.Future[tuple[Receipt, ...]]"]
+
+
+class Flight(NamedTuple):
+    """A group that is being written."""
+
+    batch: list[Waiting]
+    job: GroupJob
+    writing: asyncio.Task[None]
 
 
 class Writer:
@@ -82,17 +92,65 @@ class Writer:
         return await self._sagas.recover()
 
     async def _run(self) -> None:
+        flight: Flight | None = None
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
-                await self._group(batch)
-                self.groups += 1
-                if self.groups % FOLD_EVERY == 0:
-                    with contextlib.suppress(BursarError):  # the cache is disposable; the next look folds it
-                        await self.fold()
+            while self._waiting or flight is not None:
+                if not self._waiting and flight is not None:
+                    await self._land(flight)
+                    flight = None
+                else:
+                    batch = self._cut(in_flight=flight is not None)
+                    if self.store.overlaps:
+                        flight = await self._overlap(batch, flight)
+                    else:
+                        await self._group(batch)
+                    await self._count()
                 await _let_others_run()  # those just answered may have their next change ready: take them along
         finally:
             self._runner = None
+
+    def _cut(self, *, in_flight: bool) -> list[Waiting]:
+        """The next group: all that wait; or half of many, so that the other half is decided while it is written."""
+        size = GROUP_MAX
+        if self.store.overlaps and not in_flight and len(self._waiting) >= HALVE_FROM:
+            size = min(GROUP_MAX, (len(self._waiting) + 1) // 2)
+        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+        return batch
+
+    async def _count(self) -> None:
+        self.groups += 1
+        if self.groups % FOLD_EVERY == 0:
+            with contextlib.suppress(BursarError):  # the cache is disposable; the next look folds it
+                await self.fold()
+
+    async def _overlap(self, batch: list[Waiting], before: Flight | None) -> Flight | None:
+        """Decide a group while the one before it is written; then start to write it.
+
+        What it was decided on includes what the one before does. If that fails, the decision is worth nothing: the one
+        before is tried again by itself, and then this one.
+        """
+        job = GroupJob(self.heads, [change for change, _ in batch], None if before is None else before.job.delta)
+        decided: Decided | None = None
+        with contextlib.suppress(Exception):  # whatever it is, trying again by itself meets it again and reports it
+            decided = await self.store.decide(job)
+        landed = before is None or await self._land(before)
+        if decided is None or not landed:
+            await self._group(batch)
+            return None
+        if not decided.rows.envelopes:
+            _answer(batch, job.outcomes)
+            return None
+        return Flight(batch, job, asyncio.get_running_loop().create_task(self.store.write(decided)))
+
+    async def _land(self, flight: Flight) -> bool:
+        """Wait for a group to be written and answer its callers. If it was not written, try again by itself."""
+        try:
+            await flight.writing
+        except Exception:
+            await self._group(flight.batch)  # what went wrong is met again there, and reported if it stays
+            return False
+        _answer(flight.batch, flight.job.outcomes)
+        return True
 
     async def _group(self, batch: list[Waiting]) -> None:
         changes = [change for change, _ in batch]
@@ -110,13 +168,7 @@ class Writer:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
-            if future.done():
-                continue  # the caller has gone; what it asked for has happened all the same
-            if isinstance(outcome, Refusal):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+        _answer(batch, outcomes)
 
     async def _attempt(self, changes: list[Change]) -> list[Outcome]:
         """One group, tried until it is written or refused. Keys make every further try safe."""
@@ -150,6 +202,17 @@ class Writer:
             async with self.store.unit() as unit:
                 await unit.balances.fold(account, asset)
         return len(crowds)
+
+
+def _answer(batch: list[Waiting], outcomes: list[Outcome]) -> None:
+    """Tell every caller what became of its change. Only ever after COMMIT."""
+    for (_, future), outcome in zip(batch, outcomes, strict=True):
+        if future.done():
+            continue  # the caller has gone; what it asked for has happened all the same
+        if isinstance(outcome, Refusal):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 def _receipts(outcome: Outcome) -> tuple[Receipt, ...]:

@@ -1,4 +1,4 @@
-"""The PostgreSQL store: one connection that writes groups, a few that read, units, snapshots, migrations.
+"""The PostgreSQL store: a connection that decides groups, one that writes them, a few that read; units, snapshots.
 
 A group is two round trips: one statement reads all it needs, one function call writes it, checks its own counts and
 fails whole. No lock is held in between, so what was read may be stale by then; the function notices (`Lost`).
@@ -17,7 +17,7 @@ from bursar.model.errors import BursarError, DatabaseCorrupt, DatabaseUnavailabl
 from bursar.model.postings import Posting
 from bursar.model.records import Taken
 from bursar.ports import Ports
-from bursar.store.group import Ask, Broken, Job, Known, Lost, PoolKey, Rows
+from bursar.store.group import Ask, Broken, Decided, Job, Known, Lost, PoolKey
 from bursar.store.postgres.schema import check_version
 from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values
 from bursar.store.sql import statements
@@ -123,11 +123,14 @@ class PostgresStore:
 
     engine = "postgres"
     split = False
+    overlaps = True
 
     def __init__(self, ports: Ports, url: str) -> None:
         self.ports = ports
         self.url = url
         self._pool: asyncpg.Pool | None = None
+        self._decider: Connection | None = None
+        self._deciding = asyncio.Lock()
         self._writer: Connection | None = None
         self._writing = asyncio.Lock()
         self.read = Tables(PoolSession(self))
@@ -156,9 +159,10 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Let go of all connections."""
-        if self._writer is not None:
-            self._writer.terminate()
-            self._writer = None
+        for connection in (self._decider, self._writer):
+            if connection is not None:
+                connection.terminate()
+        self._decider = self._writer = None
         if self._pool is not None:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -201,10 +205,23 @@ class PostgresStore:
         if connection is not None:
             await self._in_callers_transaction(connection, job)
             return
+        await self.write(await self.decide(job))
+
+    async def decide(self, job: Job) -> Decided:
+        """Read and decide, on a connection of its own: the group before may be writing meanwhile."""
+        async with self._deciding:
+            try:
+                self._decider = await self._alive(self._decider)
+                return await read_group(self._decider, job)
+            except Exception as error:
+                raise _sorted_out(error) from error
+
+    async def write(self, decided: Decided) -> None:
+        """Write what was decided, if all it rests on still stands."""
         async with self._writing:
             try:
-                writer = await self._get_writer()
-                await write_group(writer, await read_group(writer, job))
+                self._writer = await self._alive(self._writer)
+                await write_group(self._writer, decided)
             except Exception as error:
                 raise _sorted_out(error) from error
 
@@ -219,12 +236,12 @@ class PostgresStore:
         except Exception as error:
             raise _sorted_out(error) from error
 
-    async def _get_writer(self) -> Connection:
+    async def _alive(self, connection: Connection | None) -> Connection:
         if self._pool is None:
             raise DatabaseUnavailable("it is not open")
-        if self._writer is None or self._writer.is_closed():
-            self._writer = await asyncpg.connect(self.url, server_settings=WRITER_SETTINGS, timeout=CONNECT_TIMEOUT_S)
-        return self._writer
+        if connection is None or connection.is_closed():
+            return await asyncpg.connect(self.url, server_settings=WRITER_SETTINGS, timeout=CONNECT_TIMEOUT_S)
+        return connection
 
 
 async def _nothing(_connection: Any) -> None:
@@ -244,8 +261,8 @@ def _sorted_out(error: Exception) -> Exception:
     return error
 
 
-async def read_group(connection: Connection, job: Job) -> tuple[int, Rows]:
-    """Read until the group can be decided; returns the generation it was decided under, and what to write."""
+async def read_group(connection: Connection, job: Job) -> Decided:
+    """Read until the group can be decided."""
     heads = job.heads
     if heads.generation == 0:
         await _load_rules(connection, job, await connection.fetchval(SQL["generation"]))
@@ -262,7 +279,7 @@ async def read_group(connection: Connection, job: Job) -> tuple[int, Rows]:
             continue
         rows = job.decide(known)
         if rows is not None:
-            return generation, rows
+            return Decided(generation, rows)
 
 
 async def _load_rules(connection: Connection, job: Job, generation: int) -> None:
@@ -316,15 +333,15 @@ async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[i
     return generation, Known(list(numbers), taken, pools, named, floors)
 
 
-async def write_group(connection: Connection, decided: tuple[int, Rows]) -> None:
+async def write_group(connection: Connection, decided: Decided) -> None:
     """Write what was decided, if all it rests on still stands."""
-    generation, rows = decided
+    rows = decided.rows
     if not rows.envelopes:
         return
     postings = [p for p, _ in rows.postings]
     await connection.fetchval(
         SQL["group_write"],
-        generation,
+        decided.generation,
         *_columns(rows.envelopes, 11),
         [p.id for p in postings],
         [p.account for p in postings],

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from bursar.model.errors import BursarError, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
 from bursar.ports import Lane, Ports
-from bursar.store.group import Job
+from bursar.store.group import Decided, Job
 from bursar.store.rows import Row
 from bursar.store.sql import migrations
 from bursar.store.sqlite import calls
@@ -88,6 +88,7 @@ class SqliteStore:
     """One SQLite file."""
 
     engine = "sqlite"
+    overlaps = False  # reading, deciding and writing are one transaction on one thread
 
     def __init__(self, ports: Ports, path: str, *, split: bool = False) -> None:
         self.ports = ports
@@ -161,6 +162,14 @@ class SqliteStore:
         finally:
             await self.run(lane, connection.close)
             lane.close()
+
+    async def decide(self, job: Job) -> Decided:
+        """Never: see `overlaps`."""
+        raise DatabaseUnavailable("a group on SQLite is one transaction; it has no halves")
+
+    async def write(self, decided: Decided) -> None:
+        """Never: see `overlaps`."""
+        raise DatabaseUnavailable("a group on SQLite is one transaction; it has no halves")
 
     async def group(self, job: Job, connection: sqlite3.Connection | None = None) -> None:
         """Write a group, in a transaction of its own or in the caller's."""
