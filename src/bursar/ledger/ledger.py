@@ -41,6 +41,7 @@ from bursar.model.errors import (
     UnknownHold,
 )
 from bursar.model.money import Amount
+from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Hold, HoldRow
 from bursar.store import Store
 from bursar.writer import Change, Writer
@@ -311,7 +312,8 @@ class Ledger(Reads):
             raise HoldClosed(row.id, HoldState.EXPIRED.value)
 
     async def _hold_row(self, hold: int) -> tuple[HoldRow, str, str]:
-        rows = await self.store.read.holds.get([hold]) if isinstance(hold, int) else []
+        known = isinstance(hold, int) and 0 < hold <= SEQ_MAX
+        rows = await self.store.read.holds.get([hold]) if known else []
         if not rows:
             raise UnknownHold(hold)
         head = (await self.store.read.accounts.heads_by_id([rows[0].account]))[rows[0].account]

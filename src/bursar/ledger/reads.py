@@ -128,6 +128,8 @@ class Reads(RuleBook):
 
     async def _seq(self, envelope: int | str) -> int:
         if isinstance(envelope, int):
+            if not 0 < envelope <= SEQ_MAX:
+                raise UnknownEnvelope(str(envelope))
             return envelope
         try:
             data = bytes.fromhex(envelope)

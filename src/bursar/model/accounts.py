@@ -186,5 +186,5 @@ class Book(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return not self.assets or code in self.assets
 
     def admits_account(self, path: str) -> bool:
-        """Whether the account, or a parent of it, is listed."""
-        return not self.accounts or any(path == p or path.startswith(p + ":") for p in self.accounts)
+        """Whether the account, or a parent of it, is listed. Held money belongs to whoever held it."""
+        return not self.accounts or path == HELD or any(path == p or path.startswith(p + ":") for p in self.accounts)

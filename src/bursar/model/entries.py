@@ -180,9 +180,9 @@ def encode_metadata(metadata: Mapping[str, Any]) -> str:
         text = msgspec.json.encode(dict(metadata), order="deterministic").decode()
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidEntry(f"its metadata is not JSON: {error}") from None
-    if len(text) > METADATA_BYTES_MAX:
+    if len(text.encode()) > METADATA_BYTES_MAX:
         raise InvalidEntry(f"its metadata is longer than {METADATA_BYTES_MAX} bytes")
-    if "\\u0000" in text:
+    if "\\u0000" in text.replace("\\\\", ""):  # an escaped backslash before u0000 is just text
         raise InvalidEntry("its metadata contains a NUL character")
     return text
 

@@ -61,7 +61,7 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if isinstance(amount, Money):
             if amount.asset != self.code or amount.precision != self.precision:
                 raise InvalidAmount(repr(amount), f"it is in {amount.asset}, not in {self.code}")
-            return amount.minor
+            return bounded(amount.minor, self.code, self.precision)
         if isinstance(amount, Decimal):
             return _from_decimal(amount, self.code, self.precision)
         raise InvalidAmount(str(amount), f"a bare {type(amount).__name__} is ambiguous; give text, a Decimal or Money")
@@ -154,7 +154,9 @@ def _from_decimal(value: Decimal, code: str, precision: int) -> int:
     assert isinstance(exponent, int)
     shift = exponent + precision
     if len(digits) + shift > TEXT_LENGTH_MAX:
-        raise AmountTooLarge(str(value), code)
+        raise AmountTooLarge(f"{value:.3e}", code)
+    if len(digits) > 2 * TEXT_LENGTH_MAX:  # so many digits and yet so small a number: most are decimals
+        raise PrecisionOverflow(f"{value:.30f}…", code, precision)
     magnitude = int("".join(map(str, digits)))
     if shift < 0:
         if magnitude == 0:

@@ -97,6 +97,8 @@ def _deltas(intent: Intent, ground: Ground, named: list[Posting]) -> dict[tuple[
 
 def _settle(account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]) -> int:
     """Consume what the account pays with (or pays off) and return what is left to create, with its sign."""
+    if intent.kind is Kind.COMPACT:
+        return rest  # the named postings are all it is about
     if rest < 0 and account.selects:
         chosen, total = ground.pools[account.id, asset.id, PLUS].pick(-rest, intent.consume)
         if len(chosen) > POSTINGS_MAX:

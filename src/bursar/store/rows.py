@@ -96,7 +96,10 @@ def parse_cursor(cursor: str) -> tuple[int, int, int]:
     parts = cursor.split(".")
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 20 for p in parts):
         raise ValueError(f"{cursor!r} is not a cursor; use one that an event carried, or '' for the beginning")
-    return int(parts[0]), int(parts[1]), int(parts[2])
+    epoch, xid, seq = map(int, parts)
+    if epoch >= 2**31 or max(xid, seq) >= 2**63:
+        raise ValueError(f"{cursor!r} is not a cursor: its numbers are too large")
+    return epoch, xid, seq
 
 
 def hold_values(h: HoldRow, amount: Callable[[int], Any]) -> tuple[Any, ...]:

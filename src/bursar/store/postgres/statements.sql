@@ -166,18 +166,18 @@ WHERE posting = ANY ($1::bigint[]) AND reservation IS NULL
 
 -- name: largest
 -- The largest free positive postings of an account and asset.
-SELECT posting, account, asset, amount::text FROM bursar.live_postings
-WHERE account = $1 AND asset = $2 AND amount > 0 AND reservation IS NULL ORDER BY amount DESC LIMIT $3
+SELECT l.posting, l.account, l.asset, l.amount::text FROM bursar.live_postings l
+WHERE l.account = $1 AND l.asset = $2 AND l.amount > 0 AND l.reservation IS NULL ORDER BY l.amount DESC LIMIT $3
 
 -- name: most_negative
 -- The most negative free postings of an account and asset.
-SELECT posting, account, asset, amount::text FROM bursar.live_postings
-WHERE account = $1 AND asset = $2 AND amount < 0 AND reservation IS NULL ORDER BY amount LIMIT $3
+SELECT l.posting, l.account, l.asset, l.amount::text FROM bursar.live_postings l
+WHERE l.account = $1 AND l.asset = $2 AND l.amount < 0 AND l.reservation IS NULL ORDER BY l.amount LIMIT $3
 
 -- name: smallest
 -- The smallest free postings of an account and asset, by magnitude within their sign: what compact merges.
-SELECT posting, account, asset, amount::text FROM bursar.live_postings
-WHERE account = $1 AND asset = $2 AND reservation IS NULL ORDER BY amount LIMIT $3
+SELECT l.posting, l.account, l.asset, l.amount::text FROM bursar.live_postings l
+WHERE l.account = $1 AND l.asset = $2 AND l.reservation IS NULL ORDER BY l.amount LIMIT $3
 
 -- name: balances
 -- Live sums per asset of one account, with the number of postings.

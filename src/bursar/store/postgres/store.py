@@ -65,9 +65,8 @@ def explain(error: Exception) -> BursarError:
 def broken(error: BaseException) -> bool:
     """Whether the connection is gone, as against a statement refused."""
     state = getattr(error, "sqlstate", "") or ""
-    return isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.ConnectionDoesNotExistError) or (
-        state in BROKEN_STATES
-    )
+    gone = OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | asyncpg.ConnectionDoesNotExistError
+    return isinstance(error, gone) or state in BROKEN_STATES
 
 
 class PostgresSession:
@@ -214,6 +213,7 @@ class PostgresStore:
                 self._decider = await self._alive(self._decider)
                 return await read_group(self._decider, job)
             except Exception as error:
+                self._decider = _dropped(self._decider, error)
                 raise _sorted_out(error) from error
 
     async def write(self, decided: Decided) -> None:
@@ -223,6 +223,7 @@ class PostgresStore:
                 self._writer = await self._alive(self._writer)
                 await write_group(self._writer, decided)
             except Exception as error:
+                self._writer = _dropped(self._writer, error)
                 raise _sorted_out(error) from error
 
     async def _in_callers_transaction(self, connection: Connection, job: Job) -> None:
@@ -246,6 +247,14 @@ class PostgresStore:
 
 async def _nothing(_connection: Any) -> None:
     """Nothing to reset: we never leave a setting, a listener or a cursor behind."""
+
+
+def _dropped(connection: Connection | None, error: Exception) -> Connection | None:
+    """A connection that broke is not used again."""
+    if connection is not None and (broken(error) or isinstance(error, TimeoutError)):
+        connection.terminate()
+        return None
+    return connection
 
 
 def _sorted_out(error: Exception) -> Exception:

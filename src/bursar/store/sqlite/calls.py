@@ -69,8 +69,16 @@ def rows(connection: sqlite3.Connection, name: str, args: Sequence[Any]) -> list
 
 
 def write(connection: sqlite3.Connection, name: str, values: Sequence[tuple[Any, ...]]) -> int:
-    """Run one statement once per row; returns how many rows changed."""
+    """Run one statement once per row, all or nothing; returns how many rows changed."""
+    if len(values) > 1 and not connection.in_transaction:
+        return together(connection, partial(write, connection, name, values))
     return max(0, connection.executemany(SQL[name], values).rowcount)
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """End a transaction that went wrong, if there is one."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def write_all(connection: sqlite3.Connection, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
@@ -90,8 +98,7 @@ def together(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
         result = work()
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        roll_back(connection)
         raise
     return result
 

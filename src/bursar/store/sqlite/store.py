@@ -134,13 +134,14 @@ class SqliteStore:
         """Several primitives as one."""
         async with self.write_lock:
             tables = Tables(SqliteSession(self, self._write_lane, self._get_writer))
-            await self._do("BEGIN IMMEDIATE")
             try:
+                await self._do("BEGIN IMMEDIATE")
                 yield tables
+                await self._do("COMMIT")
             except BaseException:
-                await self._do("ROLLBACK")
+                # Also if BEGIN was cancelled on its way, or COMMIT failed: nobody may find a transaction open.
+                await self.run(self._write_lane, partial(calls.roll_back, self._get_writer()))
                 raise
-            await self._do("COMMIT")
 
     def single(self) -> Tables:
         """Primitives that each stand alone: the steps of a saga."""
