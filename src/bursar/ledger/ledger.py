@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from bursar.ledger.reads import Reads
-from bursar.model.accounts import HELD, Account, check_path
+from bursar.model.accounts import HELD, MAIN_BOOK, Account, check_path
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
@@ -43,7 +43,9 @@ from bursar.model.errors import (
 from bursar.model.money import Amount
 from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Hold, HoldRow
+from bursar.model.views import EnvelopeView
 from bursar.store import Store
+from bursar.store.value import FOREVER_US
 from bursar.writer import Change, Writer
 
 COMPACT_MAX = 1_000  # postings merged by one envelope
@@ -176,9 +178,13 @@ class Ledger(Reads):
             if expires_in <= timedelta(0):
                 raise InvalidName("expiry", str(expires_in), "a hold must last longer than nothing")
             expires_us = await self.store.read.holds.clock_us() + expires_in // timedelta(microseconds=1)
+            if expires_us >= FOREVER_US:
+                raise InvalidName("expiry", str(expires_in), "for a hold that lasts for ever, give none")
+        head = await self.account(account)
         intent = Intent(
             scope=USER_SCOPE,
             key=self.store.ports.token() if key is None else check_key(key),
+            book=head.book or MAIN_BOOK,
             legs=(Leg(account, HELD, kind.code, minor),),
             metadata=encode_metadata(metadata or {}),
             hold=HoldChange(
@@ -209,10 +215,10 @@ class Ledger(Reads):
         key = self.store.ports.token() if key is None else check_key(key)
         note = encode_metadata(metadata or {})
         for _ in range(TRIES):
-            row, account, code = await self._hold_row(hold)
+            row, head, code = await self._hold_row(hold)
             asset = (await self.known_assets(code))[code]
             minor = row.remaining if amount is None else asset.minor(amount)
-            replayed = await self._replayed(key, target, code, None if amount is None else minor)
+            replayed = await self._replayed(hold, key, target, code, None if amount is None else minor)
             if replayed is not None:
                 return replayed
             await self._check_open(row)
@@ -223,11 +229,14 @@ class Ledger(Reads):
             rest = row.remaining - minor
             state = HoldState.OPEN if rest else HoldState.CONFIRMED
             legs = (Leg(HELD, target, code, minor),)
-            intent = self._settle(row, account, code, legs, rest, state, USER_SCOPE, key, Kind.ENTRY, note)
+            intent = self._settle(row, head, code, legs, rest, state, USER_SCOPE, key, Kind.ENTRY, note)
             try:
-                return (await self.writer.apply(Change((intent,))))[0]
+                receipt = (await self.writer.apply(Change((intent,))))[0]
             except PostingNotLive:
                 continue  # confirmed, voided or expired since we looked
+            if receipt.replayed:  # somebody was faster with this key: is it this hold's?
+                await self._replayed(hold, key, target, code, minor)
+            return receipt
         raise Conflict(f"hold {hold} keeps moving", TRIES)
 
     async def void(self, hold: int) -> Receipt:
@@ -246,15 +255,15 @@ class Ledger(Reads):
 
     async def _give_back(self, hold: int, state: HoldState) -> Receipt:
         for _ in range(TRIES):
-            row, account, code = await self._hold_row(hold)
+            row, head, code = await self._hold_row(hold)
             if row.state is not HoldState.OPEN:
                 taken = await self.store.read.envelopes.taken([("void", str(hold))])
                 if row.state is state and taken:
                     found = taken["void", str(hold)]
                     return Receipt(envelope=found.seq, id=found.id.hex(), key=str(hold), replayed=True)
                 raise HoldClosed(hold, row.state.value)
-            legs = (Leg(HELD, account, code, row.remaining),)
-            intent = self._settle(row, account, code, legs, 0, state, "void", str(hold), Kind.RETURN, "{}")
+            legs = (Leg(HELD, head.path, code, row.remaining),)
+            intent = self._settle(row, head, code, legs, 0, state, "void", str(hold), Kind.RETURN, "{}")
             try:
                 return (await self.writer.apply(Change((intent,))))[0]
             except PostingNotLive:
@@ -264,7 +273,7 @@ class Ledger(Reads):
     def _settle(
         self,
         row: HoldRow,
-        account: str,
+        head: Account,
         code: str,
         legs: tuple[Leg, ...],
         rest: int,
@@ -277,13 +286,14 @@ class Ledger(Reads):
         return Intent(
             scope=scope,
             key=key,
+            book=head.book or MAIN_BOOK,
             legs=legs,
             kind=kind,
             metadata=metadata,
             consume=(row.posting,),  # the compare-and-set: whoever spends it has decided about the hold
             hold=HoldChange(
                 id=row.id,
-                account=account,
+                account=head.path,
                 asset=code,
                 amount=row.amount,
                 remaining=rest,
@@ -294,16 +304,23 @@ class Ledger(Reads):
             ),
         )
 
-    async def _replayed(self, key: str, target: str, code: str, minor: int | None) -> Receipt | None:
-        """The receipt of a confirmation that has happened already under this key."""
+    async def _replayed(self, hold: int, key: str, target: str, code: str, minor: int | None) -> Receipt | None:
+        """The receipt of a confirmation of this hold that has happened already under this key."""
         taken = (await self.store.read.envelopes.taken([(USER_SCOPE, key)])).get((USER_SCOPE, key))
         if taken is None:
             return None
         view = await self.envelope(taken.seq)
         same = [(m.source, m.target, m.amount.asset) for m in view.movements] == [(HELD, target, code)]
-        if not same or (minor is not None and view.movements[0].amount.minor != minor):
+        same = same and minor in (None, view.movements[0].amount.minor)
+        if not same or await self._held_by(view) != hold:
             raise KeyReused(USER_SCOPE, key, taken.seq)
         return Receipt(envelope=taken.seq, id=taken.id.hex(), key=key, replayed=True)
+
+    async def _held_by(self, view: EnvelopeView) -> int:
+        """The hold that a confirmation paid from: back from part to part, to the envelope that authorized it."""
+        while any(m.source == HELD for m in view.movements):
+            view = await self.envelope(view.consumes[0].created_by)
+        return view.envelope
 
     async def _check_open(self, row: HoldRow) -> None:
         if row.state is not HoldState.OPEN:
@@ -311,24 +328,23 @@ class Ledger(Reads):
         if row.expires_us is not None and row.expires_us <= await self.store.read.holds.clock_us():
             raise HoldClosed(row.id, HoldState.EXPIRED.value)
 
-    async def _hold_row(self, hold: int) -> tuple[HoldRow, str, str]:
-        known = isinstance(hold, int) and 0 < hold <= SEQ_MAX
-        rows = await self.store.read.holds.get([hold]) if known else []
+    async def _hold_row(self, hold: int) -> tuple[HoldRow, Account, str]:
+        rows = await self.store.read.holds.get([hold]) if isinstance(hold, int) and 0 < hold <= SEQ_MAX else []
         if not rows:
             raise UnknownHold(hold)
         head = (await self.store.read.accounts.heads_by_id([rows[0].account]))[rows[0].account]
         known = {a.id: a.code for a in self._assets.values()}
         if rows[0].asset not in known:
             known = {a.id: a.code for a in (await self.known_assets("")).values()}
-        return rows[0], head.path, known[rows[0].asset]
+        return rows[0], head, known[rows[0].asset]
 
     async def hold(self, hold: int) -> Hold:
         """One hold as it stands."""
-        row, account, code = await self._hold_row(hold)
+        row, head, code = await self._hold_row(hold)
         asset = (await self.known_assets(code))[code]
         return Hold(
             id=row.id,
-            account=account,
+            account=head.path,
             amount=asset.of_minor(row.amount),
             remaining=asset.of_minor(row.remaining),
             state=row.state,
@@ -366,7 +382,7 @@ class Ledger(Reads):
             key=self.store.ports.token(),
             legs=(),
             kind=Kind.COMPACT,
-            book=head.book or "main",
+            book=head.book or MAIN_BOOK,
             consume=tuple(sorted(p.id for p in found)),
             merge=head.path,
         )

@@ -55,7 +55,7 @@ def validate_and_plan(envelope: Envelope, ground: Ground, pins: tuple[tuple[str,
     got = _check_value(envelope, ground, accounts, assets)
     if got != wanted:  # equal, value is conserved too: every movement takes what it gives
         _check_difference(envelope, assets, got, wanted)
-    floors = _check_floors(ground, accounts, assets, got) if any([a.capped for a in envelope.accounts]) else ()
+    floors = _check_floors(ground, accounts, assets, got) if any(a.capped for a in envelope.accounts) else ()
     return Plan(envelope, envelope.id(), floors)
 
 

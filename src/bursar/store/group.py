@@ -24,6 +24,10 @@ class Lost(Exception):
     """Somebody else was faster, or the rules changed: nothing is written, read again. Never reaches a caller."""
 
 
+class Blocked(Lost):
+    """Somebody holds a row for long: trying again at once is no use, but those who don't need it can go on."""
+
+
 class Broken(Exception):
     """The connection broke and what was being written may or may not be there: ask again with the same keys."""
 

@@ -29,6 +29,10 @@ class Rules(Table):
         """The current generation."""
         return int(await self._one("generation"))
 
+    async def share(self) -> int:
+        """Hold the rules as they are until the unit ends, and let others do so too."""
+        return int(await self._one("share_rules"))
+
     async def bump(self) -> int:
         """A rule changes: commits validated before this fail. Returns the new generation."""
         return int(await self._one("bump_rules"))

@@ -32,7 +32,6 @@ from bursar.writer.decide import GroupJob, cache_changes, hold_row, replay
 LEASE_US = 10_000_000
 PAUSE_S = 0.005
 NUMBERS = 16
-TRIES_IN_SPLIT = 3  # times the writer's: sagas collide more often than groups do
 
 WidePosting = tuple[int, int, int, str]  # amounts as text: MessagePack ends at 64 bits
 WideHold = tuple[int, int, int, str, str, int, str, str, int | None]
@@ -59,7 +58,7 @@ class SagaCommit:
     def __init__(self, store: Store, tries: int) -> None:
         self.store = store
         self.ports = store.ports
-        self.tries = tries * TRIES_IN_SPLIT
+        self.tries = tries
         self.heads = Heads()
         self._numbers: list[int] = []
 

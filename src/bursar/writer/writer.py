@@ -16,16 +16,18 @@ from bursar.model.envelope import Receipt
 from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
 from bursar.store import Store
-from bursar.store.group import Broken, Decided, Heads, Lost
+from bursar.store.group import Blocked, Broken, Decided, Heads, Lost
 from bursar.writer.change import Change
 from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
 
 GROUP_MAX = 512  # changes in one unit
 HALVE_FROM = 64  # callers waiting from which it pays to decide one half while the other is written
-TRIES = 12  # before contention is reported
-PAUSE_S = 0.001  # between tries; doubles, with jitter
-PAUSE_MAX_S = 0.1
+TRIES = 30  # before contention is reported
+TRIES_BLOCKED = 4  # of a single change, each of which has waited for a lock
+TRIES_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks meanwhile
+PAUSE_S = 0.004  # between tries, with jitter; short, because a rival needs only milliseconds for its turn
+PAUSE_BROKEN_S = 0.1
 PATIENCE_S = 20.0  # how long an ambiguous commit is asked about before the caller is told
 FOLD_EVERY = 256  # groups between two looks at the balance cache
 FOLD_ABOVE = 64  # parts of one cached balance
@@ -68,19 +70,19 @@ class Writer:
     async def apply_in(self, connection: Any, change: Change) -> tuple[Receipt, ...]:
         """Make a change in a transaction that the caller owns: it happens if and when the caller commits."""
         last = ""
-        for attempt in range(self.tries):
+        for _ in range(TRIES_IN_CALLERS):
             # Heads of its own: what this transaction sees is nobody else's business.
             job = GroupJob(Heads(), [change])
             try:
                 await self.store.group(job, connection)
             except Lost as lost:
-                await self._pause(attempt)
+                await self._pause()
                 last = str(lost)
                 continue
             except Broken as error:
                 raise OutcomeUnknown(_keys([change]), str(error)) from error
             return _receipts(job.outcomes[0])
-        raise Conflict(last, self.tries)
+        raise Conflict(last, TRIES_IN_CALLERS)
 
     async def close(self) -> None:
         """Wait until everything that was given has been written."""
@@ -180,18 +182,20 @@ class Writer:
                 return job.outcomes
             except Lost as error:
                 lost += 1
+                if isinstance(error, Blocked) and (len(changes) > 1 or lost >= TRIES_BLOCKED):
+                    raise Conflict(str(error), lost) from error  # halves find whom it concerns; the others go on
                 if lost >= self.tries:
                     raise Conflict(str(error), lost) from error
-                await self._pause(lost)
+                await self._pause()
             except Broken as error:
                 self.heads = Heads()
                 broken_since = broken_since or self.ports.monotonic()
                 if self.ports.monotonic() - broken_since > self.patience_s:
                     raise OutcomeUnknown(_keys(changes), str(error)) from error
-                await self.ports.sleep(PAUSE_MAX_S)
+                await self.ports.sleep(PAUSE_BROKEN_S)
 
-    async def _pause(self, attempt: int) -> None:
-        await self.ports.sleep(min(PAUSE_MAX_S, PAUSE_S * 2**attempt) * (0.5 + self.ports.random()))
+    async def _pause(self) -> None:
+        await self.ports.sleep(PAUSE_S * (0.25 + self.ports.random()))
 
     async def fold(self, above: int = FOLD_ABOVE) -> int:
         """Sum up cached balances that have come apart into many small changes. Returns how many."""
@@ -200,6 +204,7 @@ class Writer:
         crowds = await self.store.read.balances.crowds(above)
         for account, asset in crowds:
             async with self.store.unit() as unit:
+                await unit.rules.share()  # in the same order as all who make a cache anew
                 await unit.balances.fold(account, asset)
         return len(crowds)
 

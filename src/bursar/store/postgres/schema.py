@@ -66,23 +66,33 @@ async def check_version(connection: asyncpg.Connection, *, migrate: bool) -> lis
 async def apply(connection: asyncpg.Connection) -> list[int]:
     """Apply what is missing. Two processes at once: the second waits and finds nothing to do."""
     applied = []
-    async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-        have, _ = await _version(connection)
-        if have < VERSION:
-            await connection.execute(FRAME)
-        for number, name, text in MIGRATIONS:
-            if number > have:
-                await connection.execute(text)
-                await connection.execute(_note(number, name, text))
-                applied.append(number)
+    # The lock comes before the transaction: whoever waited for it must look with fresh eyes at what the other has made.
+    await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+    try:
+        async with connection.transaction():
+            have, _ = await _version(connection)
+            if have < VERSION:
+                await connection.execute(FRAME)
+            for number, name, text in MIGRATIONS:
+                if number > have:
+                    await connection.execute(text)
+                    await connection.execute(_note(number, name, text))
+                    applied.append(number)
+    finally:
+        if not connection.is_closed():
+            await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
     return applied
 
 
 async def _version(connection: asyncpg.Connection) -> tuple[int, int]:
     if await connection.fetchval("SELECT to_regclass('bursar.migrations')") is None:
         return 0, 0
-    row = await connection.fetchrow("SELECT number, runs_from FROM bursar.migrations ORDER BY number DESC LIMIT 1")
+    # Of all that is newer than us: each must say that we may go on.
+    row = await connection.fetchrow(
+        "SELECT coalesce(max(number), 0), coalesce(max(runs_from) FILTER (WHERE number > $1), 0) "
+        "FROM bursar.migrations",
+        VERSION,
+    )
     return (row[0], row[1]) if row else (0, 0)
 
 

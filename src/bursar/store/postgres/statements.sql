@@ -5,6 +5,10 @@
 -- The rules' generation: cached heads are good as long as it stands.
 SELECT generation FROM bursar.rules WHERE id = 1
 
+-- name: share_rules
+-- Hold the rules as they are until the unit ends.
+SELECT generation FROM bursar.rules WHERE id = 1 FOR SHARE
+
 -- name: bump_rules
 -- Every change of a rule. Waits for the commits in flight (they hold the row FOR SHARE) and holds back new ones.
 UPDATE bursar.rules SET generation = generation + 1 WHERE id = 1 RETURNING generation

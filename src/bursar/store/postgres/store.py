@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import asyncpg
 
-from bursar.model.errors import BursarError, DatabaseCorrupt, DatabaseUnavailable
+from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable
 from bursar.model.postings import Posting
 from bursar.model.records import Taken
 from bursar.ports import Ports
-from bursar.store.group import Ask, Broken, Decided, Job, Known, Lost, PoolKey
+from bursar.store.group import Ask, Blocked, Broken, Decided, Job, Known, Lost, PoolKey
 from bursar.store.postgres.schema import check_version
 from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values
 from bursar.store.sql import statements
@@ -26,8 +26,14 @@ from bursar.store.tables import Tables
 SQL = statements("bursar.store.postgres")
 READERS = 4
 CONNECT_TIMEOUT_S = 10
-# A generic plan made while tables were empty would be kept for ever.
-SETTINGS = {"plan_cache_mode": "force_custom_plan", "application_name": "bursar", "jit": "off"}
+SETTINGS = {
+    "application_name": "bursar",
+    "jit": "off",
+    "plan_cache_mode": "force_custom_plan",  # a generic plan made while tables were empty would be kept for ever
+    # Closing an account looks at it after waiting for the commits in flight: each statement must see what is there now,
+    # whatever the database's own default is.
+    "default_transaction_isolation": "read committed",
+}
 # A group's two statements are planned once and must then be right at any size (ADR 9): by index, in the caller's order.
 SWITCHED_OFF = ("seqscan", "hashjoin", "mergejoin", "bitmapscan", "sort", "material")
 WRITER_SETTINGS = SETTINGS | {
@@ -35,6 +41,8 @@ WRITER_SETTINGS = SETTINGS | {
     **{f"enable_{what}": "off" for what in SWITCHED_OFF},
 }
 LOST_STATES = {"BU001", "BU002", "BU003", "23505", "40001", "40P01"}
+BLOCKED_STATE = "55P03"  # lock_timeout: somebody holds a row and does not let go
+GROUP_TIMEOUT_S = 30  # for one statement of a group; a server that says nothing for so long is taken for gone
 BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 ANSWER_BYTES = 32  # of a content hash, in front of the legs
 
@@ -49,8 +57,10 @@ def explain(error: Exception) -> BursarError:
         return DatabaseUnavailable("the disk is full; nothing was written, make room and try again")
     if state == "25006":
         return DatabaseUnavailable("it is read-only (a replica, or set so); connect to the primary")
-    if state == "55P03":
-        return DatabaseUnavailable(f"it is locked: {text}")
+    if state in ("40001", "40P01"):
+        return Conflict(text, 1)
+    if state == BLOCKED_STATE:
+        return Conflict(f"another transaction holds what this one needs: {text}", 1)
     if state.startswith("28") or state == "42501":
         return DatabaseUnavailable(f"access was refused: {text}")
     if state == "3D000":
@@ -261,6 +271,8 @@ def _sorted_out(error: Exception) -> Exception:
     """A lost race, a broken connection, or an error for the caller."""
     if isinstance(error, BursarError | Lost | Broken):
         return error
+    if getattr(error, "sqlstate", None) == BLOCKED_STATE:
+        return Blocked("another transaction holds a posting or key that this one needs")
     if getattr(error, "sqlstate", None) in LOST_STATES:
         return Lost(str(error).split("\n")[0])
     if broken(error) or isinstance(error, TimeoutError):
@@ -316,6 +328,7 @@ async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[i
         ask.named,
         [account for account, _ in ask.floors],
         [asset for _, asset in ask.floors],
+        timeout=GROUP_TIMEOUT_S,
     )
     generation = 0
     taken: dict[tuple[str, str], Taken] = {}
@@ -363,6 +376,7 @@ async def write_group(connection: Connection, decided: Decided) -> None:
         *_columns([(a, s, turn, str(balance)) for a, s, turn, balance in rows.floors], 4),
         *_columns([(a, s, part, str(amount)) for a, s, part, amount in rows.cache], 4),
         *_columns([hold_values(h, str) for h in rows.holds], 9),
+        timeout=GROUP_TIMEOUT_S,
     )
 
 

@@ -5,6 +5,10 @@
 -- The rules' generation: cached heads are good as long as it stands.
 SELECT generation FROM rules WHERE id = 1
 
+-- name: share_rules
+-- Hold the rules as they are until the unit ends.
+SELECT generation FROM rules WHERE id = 1
+
 -- name: bump_rules
 -- Every change of a rule: commits validated against the old generation fail.
 UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation

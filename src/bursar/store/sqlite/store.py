@@ -151,7 +151,11 @@ class SqliteStore:
     async def snapshot(self) -> AsyncIterator[Tables]:
         """Reads that all see the same moment, on a connection of their own: other readers go on meanwhile."""
         lane = self.ports.lane("snapshot")
-        connection = await self.run(lane, self._new_reader)
+        try:
+            connection = await self.run(lane, self._new_reader)
+        except BaseException:
+            lane.close()
+            raise
         shared = connection is self._writer  # the simulator has one connection for all
         try:
             async with self.read_lock if shared else contextlib.nullcontext():
@@ -246,18 +250,27 @@ def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
         raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
     applied = []
     for number, _name, text in MIGRATIONS:
-        # In one transaction with the version: a crash in between leaves the old schema, whole.
-        script = f"BEGIN IMMEDIATE;\n{text}\nPRAGMA user_version = {number};\nCOMMIT;"
-        if connection.execute("PRAGMA user_version").fetchone()[0] < number:
-            _apply(connection, script)
-            applied.append(number)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            # Looked at again inside the transaction: another process may have been faster.
+            if connection.execute("PRAGMA user_version").fetchone()[0] < number:
+                for statement in _statements(text):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number}")
+                applied.append(number)
+            connection.execute("COMMIT")
+        except BaseException:
+            calls.roll_back(connection)
+            raise
     return applied
 
 
-def _apply(connection: sqlite3.Connection, script: str) -> None:
-    try:
-        connection.executescript(script)
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+def _statements(script: str) -> list[str]:
+    """The statements of a script, one by one: `executescript` would end our transaction."""
+    found, so_far = [], ""
+    for line in script.splitlines():
+        so_far += line + "\n"
+        if sqlite3.complete_statement(so_far):
+            found.append(so_far)
+            so_far = ""
+    return found

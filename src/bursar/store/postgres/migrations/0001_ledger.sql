@@ -191,11 +191,15 @@ CREATE FUNCTION bursar.write_group_1(
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     n bigint;
+    patience text := current_setting('lock_timeout');
 BEGIN
     PERFORM 1 FROM bursar.rules WHERE id = 1 AND generation = expected_generation FOR SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the rules have changed' USING ERRCODE = 'BU001';
     END IF;
+    -- A change of rules is short and worth waiting for. Whoever else holds what we need may take all day (a caller's
+    -- own transaction), and everybody else in this group would wait with us.
+    PERFORM set_config('lock_timeout', '250ms', true);
 
     INSERT INTO bursar.envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata)
     SELECT * FROM unnest(e_seq, e_id, e_scope, e_key, e_book, e_kind, e_reverses, e_legs, e_pins, e_consumes,
@@ -243,4 +247,5 @@ BEGIN
     END IF;
     INSERT INTO bursar.events (epoch, seq, kind, subject, version)
     SELECT event_epoch, s, 1, s, 0 FROM unnest(e_seq) AS e (s);
+    PERFORM set_config('lock_timeout', patience, true);
 END $$;
