@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from bursar.model.accounts import Account
 from bursar.model.entries import Kind
-from bursar.model.envelope import decode_ids, decode_legs, decode_pins
+from bursar.model.envelope import Receipt, decode_ids, decode_legs, decode_pins
 from bursar.model.money import Asset
 from bursar.model.postings import Posting
 from bursar.model.records import StoredEnvelope
@@ -43,6 +43,7 @@ class Oracle:
         self.db = connection
         self.checks = 0
         self._seen = 0  # last event judged
+        self._changes = -1  # rows written by then
         self._versions: dict[tuple[int, int], Account] = {}
         self.assets: dict[int, Asset] = {r[0]: asset_of(r) for r in self.db.execute("SELECT * FROM assets")}
         self.books = {r[0]: book_of(r) for r in self.db.execute("SELECT id, name, assets, accounts FROM books")}
@@ -51,39 +52,52 @@ class Oracle:
 
     def look(self) -> None:
         """Judge every envelope announced since the last look."""
+        if self.db.total_changes == self._changes:
+            return
+        self._changes = self.db.total_changes
         news = self.db.execute(
             "SELECT v.seq, v.kind, v.subject, e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, "
             "e.consumes, e.metadata, e.at FROM events v LEFT JOIN envelopes e ON e.seq = v.subject AND v.kind = 1 "
             "WHERE v.seq > ? ORDER BY v.seq",
             (self._seen,),
         )
+        announced = []
         for row in news.fetchall():
             self._seen = row[0]
             if row[1] == EVENT_COMMITTED:
                 if row[3] is None:
                     raise Violation(f"I8: event of envelope {row[2]}, but no such envelope")
-                self._envelope(envelope_of(row[3:]))
+                announced.append(envelope_of(row[3:]))
+        if announced:
+            self._envelopes(announced)
 
-    def _envelope(self, stored: StoredEnvelope) -> None:
+    def _envelopes(self, announced: list[StoredEnvelope]) -> None:
+        listed = {e.seq: decode_ids(e.consumes) for e in announced}
+        wanted = str([number for ids in listed.values() for number in ids])
+        found = {
+            r[0]: r for r in self.db.execute(f"{POSTINGS} WHERE p.id IN (SELECT value FROM json_each(?))", (wanted,))
+        }
+        span = (min(listed) << 16, (max(listed) + 1) << 16)
+        created: dict[int, list[Row]] = {}
+        for row in self.db.execute(f"{POSTINGS} WHERE p.id >= ? AND p.id < ? ORDER BY p.id", span):
+            created.setdefault(row[0] >> 16, []).append(row)
+        for stored in announced:
+            if any(number not in found for number in listed[stored.seq]):
+                raise Violation(f"I2: envelope {stored.seq} spends postings that were never created")
+            self._envelope(stored, [found[i] for i in listed[stored.seq]], created.get(stored.seq, []))
+
+    def _envelope(self, stored: StoredEnvelope, consumed: list[Row], created: list[Row]) -> None:
         self.checks += 1
         seq = stored.seq
-        ids = decode_ids(stored.consumes)
-        found = {
-            r[0]: r
-            for r in self.db.execute(f"{POSTINGS} WHERE p.id IN (SELECT value FROM json_each(?))", (str(list(ids)),))
-        }
-        if len(found) != len(ids):
-            raise Violation(f"I2: envelope {seq} spends postings that were never created, or one of them twice")
-        made = self.db.execute(f"{POSTINGS} WHERE p.id >= ? AND p.id < ? ORDER BY p.id", (seq << 16, (seq + 1) << 16))
-        created = made.fetchall()
-        consumes = [_posting(found[i]) for i in ids]
-        creates = [_posting(r) for r in created]
+        consumes, creates = [_posting(r) for r in consumed], [_posting(r) for r in created]
+        if len({p.id for p in consumes}) != len(consumes):
+            raise Violation(f"I2: envelope {seq} lists a posting twice")
         accounts = {pin[0]: self._version(pin) for pin in decode_pins(stored.pins)}
         hashed = rebuild(stored, accounts, self.assets, self.books, tuple(consumes), tuple(creates)).id()
         if hashed != stored.id:
             raise Violation(f"I8: envelope {seq} hashes to {hashed.hex()}, not {stored.id.hex()}")
         self._conserves(seq, consumes, creates)
-        for number, _, _, _, spender, live in found.values():
+        for number, _, _, _, spender, live in consumed:
             if spender != seq:
                 raise Violation(f"I2: envelope {seq} lists posting {number}, spent by {spender}")
             if live is not None:
@@ -188,6 +202,11 @@ class Oracle:
         """(scope, key) → (envelope, id), of all that was committed."""
         rows = self.db.execute("SELECT scope, key, seq, id FROM envelopes")
         return {(scope, key): (seq, id_.hex()) for scope, key, seq, id_ in rows}
+
+    def receipt(self, seq: int, key: str) -> Receipt:
+        """What a caller would be told of an envelope."""
+        row = self.db.execute("SELECT id FROM envelopes WHERE seq = ?", (seq,)).fetchone()
+        return Receipt(envelope=seq, id=row[0].hex(), key=key)
 
     def moved(self) -> Counter[tuple[int, int]]:
         """What the movements of all envelopes add up to, per (account, asset)."""
