@@ -110,7 +110,6 @@ def test_close_against_incoming(fresh_postgres: str) -> None:
     asyncio.run(close_against_deposit(fresh_postgres))
 
 
-@pytest.mark.xfail(reason="units use the isolation that the database defaults to")
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 def test_close_against_incoming_where_the_database_defaults_to_another_isolation(
     fresh_postgres: str, isolation: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from tests.interleaving.stage import GROUP, Actor
 from tests.interleaving.world import ASSET, BANK, Operation, World, every_order
 
@@ -139,7 +138,6 @@ def test_widen_against_commit(fresh_postgres: str) -> None:
     asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | WIDENING, at_least=20))
 
 
-@pytest.mark.xfail(reason="fold locks parts before the sum, the others the sum before parts")
 def test_widen_against_fold(fresh_postgres: str) -> None:
     """The cache is started over while it is folded: neither waits for the other for ever."""
 
@@ -159,7 +157,6 @@ def test_widen_against_fold(fresh_postgres: str) -> None:
     asyncio.run(every_order(fresh_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=10))
 
 
-@pytest.mark.xfail(reason="fold locks parts before the sum, the others the sum before parts")
 def test_rebuild_against_fold(fresh_postgres: str) -> None:
     """The whole cache is made anew while it is folded."""
 
@@ -175,7 +172,6 @@ def test_rebuild_against_fold(fresh_postgres: str) -> None:
     asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates, at_least=10))
 
 
-@pytest.mark.xfail(reason="fold locks parts before the sum, the others the sum before parts")
 def test_new_kind_of_account_against_fold(fresh_postgres: str) -> None:
     """An account becomes a system account (its cache starts) while the cache is folded."""
 

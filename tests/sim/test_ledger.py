@@ -28,7 +28,7 @@ def test_thousands_of_seeds_break_nothing() -> None:
     tally = run_everywhere("ledger", [Job(seed) for seed in range(SEEDS)], os.cpu_count() or 1, show=False)
     assert tally.failures == []
     assert tally.seeds == SEEDS
-    assert tally.crashes == 3 * SEEDS
+    assert tally.crashes >= 3 * SEEDS
     assert tally.commits >= 60 * SEEDS
 
 
@@ -53,7 +53,7 @@ def test_every_seed_is_as_large_as_it_says() -> None:
     for seed in range(12):
         done = ledger.play(seed)
         assert done.value.commits >= 60
-        assert len(done.crashes) == 3
+        assert len(done.crashes) >= 3
         assert done.value.checks >= 60
     assert ledger.Size().callers == 8
 

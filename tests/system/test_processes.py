@@ -242,7 +242,6 @@ async def count_envelopes(url: str) -> int:
         return int((await bursar.store.read.checks.counts())["envelopes"])
 
 
-@pytest.mark.xfail(reason="the writer waits for a lock without a limit")
 def test_an_open_transaction_of_a_user_does_not_stop_unrelated_commits(fresh_postgres: str) -> None:
     """Whoever wants the posting that it spends has to wait for it; everybody else in the process need not."""
 
@@ -343,7 +342,6 @@ def test_postgres_stopped_for_three_seconds(mortal: ThrowawayPostgres) -> None:
     check_each_once(mortal.url, 400)
 
 
-@pytest.mark.xfail(reason="asyncpg's InternalClientError is not taken for a broken connection", strict=False)
 def test_connection_of_the_writer_is_cut_repeatedly(mortal: ThrowawayPostgres) -> None:
     """pg_terminate_backend of the writer in mid-commit, twenty times: no error, each exactly once."""
 

@@ -70,7 +70,6 @@ def test_postgres_newer(pg: str) -> None:
     assert isinstance(asyncio.run(opens(pg, migrate=True)), DatabaseNewer)
 
 
-@pytest.mark.xfail(reason="only the newest migration is asked for runs_from")
 def test_postgres_newer_by_several_steps_of_which_one_breaks(pg: str) -> None:
     """The newest migration may allow us while one below it does not: then we may not run."""
     steps = f"({schema.VERSION + 1}, 'breaks', {schema.VERSION + 1}), ({schema.VERSION + 2}, 'next', {schema.VERSION})"
@@ -87,7 +86,6 @@ def test_postgres_older(pg: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(balance(pg)) == "1.00"
 
 
-@pytest.mark.xfail(reason="to_regclass answers from a stale cache after the wait", strict=False)
 def test_postgres_two_migrations_at_once(server: ThrowawayPostgres) -> None:
     """Two `migrate` at once: the second waits and finds it done."""
     server.start()
@@ -284,13 +282,11 @@ async def open_bursar_without_epoch(url: str) -> AsyncIterator[Bursar]:
         schema._check_epoch = checked
 
 
-@pytest.mark.xfail(reason="an expiry beyond 64 bits is no refusal")
 def test_one_callers_nonsense_does_not_stop_the_others(pg: str) -> None:
     """An expiry beyond the end of time is refused at once, and those in the same group go through."""
     asyncio.run(absurd_expiry(pg))
 
 
-@pytest.mark.xfail(reason="statements have no timeout")
 def test_postgres_that_stops_answering(pg: str, server: ThrowawayPostgres) -> None:
     """A server that hangs without closing the connection (a dead network): the caller is told before long."""
 

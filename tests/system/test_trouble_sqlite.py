@@ -100,7 +100,6 @@ def test_sqlite_killed_during_migration(tmp_path: Path) -> None:
     assert isinstance(asyncio.run(put_in(at(path), "first")), Receipt)
 
 
-@pytest.mark.xfail(reason="the version is read before the transaction begins", strict=False)
 def test_sqlite_is_new_for_several_processes_at_once(tmp_path: Path) -> None:
     """Two `migrate` at once: whoever comes second finds it done."""
     for attempt in range(5):
@@ -232,7 +231,6 @@ def test_sqlite_corrupt(file: Path) -> None:
     assert isinstance(asyncio.run(body()), DatabaseCorrupt)
 
 
-@pytest.mark.xfail(reason="a unit cancelled in BEGIN stays open")
 def test_sqlite_caller_gives_up_while_its_unit_begins(file: Path) -> None:
     """A caller cancelled at any moment leaves no transaction open behind it: the next one works."""
 
@@ -277,7 +275,6 @@ def test_sqlite_reader_gives_up_while_its_snapshot_begins(file: Path) -> None:
     asyncio.run(body())
 
 
-@pytest.mark.xfail(reason="an expiry beyond 64 bits is no refusal")
 def test_one_callers_nonsense_does_not_stop_the_others(file: Path) -> None:
     """An expiry beyond the end of time is refused at once, and those in the same group go through."""
     asyncio.run(absurd_expiry(at(file)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from bursar.ledger import Ledger
@@ -35,9 +36,9 @@ CRASHES = 3
 USERS = 6
 JUMP_US = 60_000_000
 RESTART_S_MAX = 0.05
-# Within how many port calls the crashes fall; a run has more than this, so that all of them happen.
-SPREAD = {True: 630, False: 99}
-IN_FLIGHT = 20
+# Within how many port calls the crashes fall. A run that is over before its third crash dies once more at its end.
+SPREAD = {True: 900, False: 150}
+IN_FLIGHT = 16
 SPLIT_SHARE = 0.1  # of the seeds commit by saga; each of those has seven times the port calls of a seed by group
 
 Step = Callable[["Client", Ledger], Awaitable[None]]
@@ -83,8 +84,9 @@ class Size:
 class Scenario:
     """One run."""
 
-    def __init__(self, kernel: Kernel, split: bool, size: Size) -> None:
+    def __init__(self, kernel: Kernel, split: bool, size: Size, crashes: int) -> None:
         self.kernel = kernel
+        self.crashes = crashes
         self.split = split
         self.rng = kernel.rng
         self.disk = SimDisk()
@@ -131,6 +133,9 @@ class Scenario:
             if self.split:
                 group.create_task(self.meddle(process, ledger), name="meddle")
         await self.top_up(ledger)
+        if len(self.kernel.crashes) < self.crashes:
+            self.kernel.loop.call_soon(process.crash, context=Context())
+            await asyncio.Event().wait()
         self.kernel.calm()
         await ledger.writer.close()
         if self.split:
@@ -423,6 +428,6 @@ def play(
     mode = mode if split is None else split
 
     async def main(kernel: Kernel) -> Outcome:
-        return await Scenario(kernel, mode, size or Size()).play()
+        return await Scenario(kernel, mode, size or Size(), CRASHES if crashes is None else 0).play()
 
     return run(main, seed, crashes=crash_points(dice, mode) if crashes is None else crashes, verbose=verbose)

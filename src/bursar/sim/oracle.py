@@ -22,6 +22,7 @@ from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of, r
 from bursar.store.sqlite.calls import amount_out
 
 EVENT_COMMITTED = 1
+UNSPENT = "SELECT id, account, asset, amount FROM postings WHERE id NOT IN (SELECT posting FROM spends)"
 POSTINGS = (
     "SELECT p.id, p.account, p.asset, p.amount, s.envelope, l.posting FROM postings p "
     "LEFT JOIN spends s ON s.posting = p.id LEFT JOIN live_postings l ON l.posting = p.id"
@@ -107,13 +108,13 @@ class Oracle:
                 raise Violation(f"I3: posting {number} is neither live nor spent")
 
     def _conserves(self, seq: int, consumes: Iterable[Posting], creates: Iterable[Posting]) -> None:
-        sums: Counter[int] = Counter()
+        sums: dict[int, int] = {}
         for p in consumes:
-            sums[p.asset] -= p.amount
+            sums[p.asset] = sums.get(p.asset, 0) - p.amount
         for p in creates:
-            sums[p.asset] += p.amount
+            sums[p.asset] = sums.get(p.asset, 0) + p.amount
         if any(sums.values()):
-            raise Violation(f"I1: envelope {seq} makes or destroys value: {dict(sums)}")
+            raise Violation(f"I1: envelope {seq} makes or destroys value: {sums}")
 
     def _version(self, pin: tuple[int, int]) -> Account:
         if pin not in self._versions:
@@ -129,7 +130,6 @@ class Oracle:
     def everything(self) -> None:
         """I1, I2, I3, I8 over all rows. Only when no commit is half done."""
         self.look()
-        postings = {r[0]: r for r in self.db.execute("SELECT id, account, asset, amount FROM postings")}
         spends = dict(self.db.execute("SELECT posting, envelope FROM spends").fetchall())
         live = {r[0]: r for r in self.db.execute("SELECT posting, account, asset, amount FROM live_postings")}
         sums: Counter[int] = Counter()
@@ -137,7 +137,8 @@ class Oracle:
             sums[r[2]] += amount_out(r[3])
         if any(sums.values()):
             raise Violation(f"I1: live postings sum to {dict(sums)}")
-        if {i: r for i, r in postings.items() if i not in spends} != live:
+        unspent = {r[0]: r for r in self.db.execute(UNSPENT)}
+        if unspent != live:
             raise Violation("I3: live is not postings - spends")
         listed: dict[int, int] = {}
         for seq, consumes in self.db.execute("SELECT seq, consumes FROM envelopes"):
@@ -148,10 +149,10 @@ class Oracle:
         if listed != spends:
             raise Violation("I2: what envelopes list is not what was spent")
         announced = self.db.execute("SELECT count(*) FROM events WHERE kind = 1").fetchone()[0]
-        committed = {r[0] for r in self.db.execute("SELECT seq FROM envelopes")}
-        if announced != len(committed):
-            raise Violation(f"{len(committed)} envelopes, {announced} events")
-        if {i >> 16 for i in postings} - committed:
+        committed = self.db.execute("SELECT count(*) FROM envelopes").fetchone()[0]
+        if announced != committed:
+            raise Violation(f"{committed} envelopes, {announced} events")
+        if self.db.execute("SELECT 1 FROM postings WHERE id >> 16 NOT IN (SELECT seq FROM envelopes)").fetchone():
             raise Violation("I8: postings without their envelope")
         self._disposable(live)
 
