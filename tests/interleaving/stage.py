@@ -50,7 +50,7 @@ class SteppedConnection:
     def is_in_transaction(self) -> bool:
         return bool(self.real.is_in_transaction())
 
-    async def fetch(self, sql: str, *args: Any) -> Any:
+    async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> Any:
         await self.actor.gate(NAMES.get(sql, sql))
         return await self._watched(self.real.fetch(sql, *args))
 
@@ -58,7 +58,7 @@ class SteppedConnection:
         await self.actor.gate(NAMES.get(sql, sql))
         return await self._watched(self.real.execute(sql, *args))
 
-    async def fetchval(self, sql: str, *args: Any) -> Any:
+    async def fetchval(self, sql: str, *args: Any, timeout: float | None = None) -> Any:
         await self.actor.gate(NAMES.get(sql, sql))
         if sql != SQL["group_write"] or self.is_in_transaction():
             return await self._watched(self.real.fetchval(sql, *args))
@@ -118,7 +118,7 @@ class SteppedStore(PostgresStore):
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise explain(error) from error
 
-    async def _get_writer(self) -> asyncpg.Connection:
+    async def _alive(self, connection: asyncpg.Connection | None) -> asyncpg.Connection:
         return self._stepped
 
 
@@ -212,7 +212,8 @@ class Stage:
         opened: list[asyncpg.Connection] = []
         try:
             for _ in range(actors + 1):
-                ours = {"deadlock_timeout": f"{DEADLOCK_MS}ms"}
+                # A step waits for a lock as long as the director lets it; the writer's own patience would cut it short.
+                ours = {"deadlock_timeout": f"{DEADLOCK_MS}ms", "bursar.lock_timeout": "0"}
                 opened.append(await asyncpg.connect(url, server_settings=WRITER_SETTINGS | ours))
             stage = cls(opened[0])
             stage.actors = [Actor(stage, connection) for connection in opened[1:]]

@@ -154,7 +154,7 @@ def test_widen_against_fold(fresh_postgres: str) -> None:
         assert outcomes[0] is None
         assert isinstance(outcomes[1], int), outcomes
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=10))
+    asyncio.run(every_order(fresh_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=4))
 
 
 def test_rebuild_against_fold(fresh_postgres: str) -> None:
@@ -169,7 +169,7 @@ def test_rebuild_against_fold(fresh_postgres: str) -> None:
         assert isinstance(outcomes[1], int), outcomes
 
     gates = frozenset({"bump_rules", "clear_cache", "insert_cache"}) | FOLDING
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates, at_least=10))
+    asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates, at_least=4))
 
 
 def test_new_kind_of_account_against_fold(fresh_postgres: str) -> None:
@@ -183,4 +183,4 @@ def test_new_kind_of_account_against_fold(fresh_postgres: str) -> None:
         assert isinstance(outcomes[0], Account), outcomes
         assert isinstance(outcomes[1], int), outcomes
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=10))
+    asyncio.run(every_order(fresh_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=4))

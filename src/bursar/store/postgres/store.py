@@ -42,7 +42,7 @@ WRITER_SETTINGS = SETTINGS | {
 }
 LOST_STATES = {"BU001", "BU002", "BU003", "23505", "40001", "40P01"}
 BLOCKED_STATE = "55P03"  # lock_timeout: somebody holds a row and does not let go
-GROUP_TIMEOUT_S = 30  # for one statement of a group; a server that says nothing for so long is taken for gone
+GROUP_TIMEOUT_S = 30.0  # for one half of a group; a server that says nothing for so long is taken for gone
 BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 ANSWER_BYTES = 32  # of a content hash, in front of the legs
 
@@ -137,6 +137,7 @@ class PostgresStore:
     def __init__(self, ports: Ports, url: str) -> None:
         self.ports = ports
         self.url = url
+        self.timeout_s: float = GROUP_TIMEOUT_S
         self._pool: asyncpg.Pool | None = None
         self._decider: Connection | None = None
         self._deciding = asyncio.Lock()
@@ -221,7 +222,8 @@ class PostgresStore:
         async with self._deciding:
             try:
                 self._decider = await self._alive(self._decider)
-                return await read_group(self._decider, job)
+                async with asyncio.timeout(self.timeout_s):
+                    return await read_group(self._decider, job)
             except Exception as error:
                 self._decider = _dropped(self._decider, error)
                 raise _sorted_out(error) from error
@@ -231,7 +233,8 @@ class PostgresStore:
         async with self._writing:
             try:
                 self._writer = await self._alive(self._writer)
-                await write_group(self._writer, decided)
+                async with asyncio.timeout(self.timeout_s):
+                    await write_group(self._writer, decided)
             except Exception as error:
                 self._writer = _dropped(self._writer, error)
                 raise _sorted_out(error) from error
@@ -328,7 +331,6 @@ async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[i
         ask.named,
         [account for account, _ in ask.floors],
         [asset for _, asset in ask.floors],
-        timeout=GROUP_TIMEOUT_S,
     )
     generation = 0
     taken: dict[tuple[str, str], Taken] = {}
@@ -376,7 +378,6 @@ async def write_group(connection: Connection, decided: Decided) -> None:
         *_columns([(a, s, turn, str(balance)) for a, s, turn, balance in rows.floors], 4),
         *_columns([(a, s, part, str(amount)) for a, s, part, amount in rows.cache], 4),
         *_columns([hold_values(h, str) for h in rows.holds], 9),
-        timeout=GROUP_TIMEOUT_S,
     )
 
 

@@ -246,14 +246,15 @@ def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
         return []
     if have and not migrate:
         raise DatabaseOlder(have, VERSION)
-    if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
     applied = []
     for number, _name, text in MIGRATIONS:
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Looked at again inside the transaction: another process may have been faster.
-            if connection.execute("PRAGMA user_version").fetchone()[0] < number:
+            (have,) = connection.execute("PRAGMA user_version").fetchone()
+            if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
+            if have < number:
                 for statement in _statements(text):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {number}")

@@ -199,7 +199,7 @@ BEGIN
     END IF;
     -- A change of rules is short and worth waiting for. Whoever else holds what we need may take all day (a caller's
     -- own transaction), and everybody else in this group would wait with us.
-    PERFORM set_config('lock_timeout', '250ms', true);
+    PERFORM set_config('lock_timeout', coalesce(nullif(current_setting('bursar.lock_timeout', true), ''), '250ms'), true);
 
     INSERT INTO bursar.envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata)
     SELECT * FROM unnest(e_seq, e_id, e_scope, e_key, e_book, e_kind, e_reverses, e_legs, e_pins, e_consumes,
