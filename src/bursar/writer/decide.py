@@ -114,6 +114,13 @@ class GroupJob:
         return ask
 
     def _ask_pools(self, intent: Intent, ask: Ask, floors: set[tuple[int, int]]) -> None:
+        if len(intent.legs) == 1 and not intent.consume:
+            leg = intent.legs[0]
+            source, target = self.heads.accounts.get(leg.source), self.heads.accounts.get(leg.target)
+            asset = self.heads.assets.get(leg.asset)
+            if source and target and asset and source.never_owes and target.never_owes:
+                self._want(ask, (source.id, asset.id, PLUS))  # most entries; the same as below
+                return
         for (path, code), delta in intent.deltas().items():
             account, asset = self.heads.accounts.get(path), self.heads.assets.get(code)
             if account is None or asset is None:
