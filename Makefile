@@ -51,7 +51,7 @@ format: setup ## put the code into the house style
 	@$(BIN)/ruff format
 
 bench: setup ## the ledger beside the least the machine must do for the same rows
-	@$(BIN)/bursar bench ledger
+	@$(BIN)/bursar bench ledger --out docs/bench
 
 clean: ## remove .venv, caches and builds
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

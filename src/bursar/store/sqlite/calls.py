@@ -20,6 +20,7 @@ T = TypeVar("T")
 OFFSET = 2**127
 SQL = statements("bursar.store.sqlite")
 BUSY_MS = 5000
+WAL_TURNS = 50
 
 _json = msgspec.json.Encoder()
 
@@ -60,6 +61,18 @@ def register(connection: sqlite3.Connection, now_us: Callable[[], int]) -> None:
     connection.create_function("add_text", 2, lambda a, b: str(int(a) + int(b)), deterministic=True)
     connection.create_aggregate("sum_amounts", 1, _SumAmounts)  # type: ignore[arg-type]
     connection.create_aggregate("sum_text", 1, _SumText)  # type: ignore[arg-type]
+
+
+def use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log. SQLite does not wait for others here as it does elsewhere, so we take turns."""
+    for turn in range(WAL_TURNS):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if turn == WAL_TURNS - 1 or not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
+                raise
+        together(connection, int)  # waits until whoever is switching has done so
 
 
 def rows(connection: sqlite3.Connection, name: str, args: Sequence[Any]) -> list[Row]:

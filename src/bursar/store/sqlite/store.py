@@ -221,8 +221,9 @@ class SqliteStore:
 
     def _open_writer(self, migrate: bool) -> None:
         connection = self.ports.sqlite(self.path, read_only=False)
-        for pragma in (f"busy_timeout = {calls.BUSY_MS}", "journal_mode = WAL", "synchronous = FULL"):
-            connection.execute(f"PRAGMA {pragma}")
+        connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
+        calls.use_wal(connection)
+        connection.execute("PRAGMA synchronous = FULL")
         calls.register(connection, self.ports.now_us)
         version(connection, migrate=migrate)
         self._writer = connection
