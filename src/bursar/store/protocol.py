@@ -39,8 +39,8 @@ class Store(Protocol):
         """Reads that all see one moment."""
         ...
 
-    async def decide(self, job: Job) -> Decided:
-        """The first half of a group: read and decide. Only where `overlaps`; it may run beside another's `write`."""
+    async def decide(self, job: Job, *, beside: bool) -> Decided:
+        """The first half of a group: read and decide. Only where `overlaps`; it may run `beside` another's `write`."""
         ...
 
     async def write(self, decided: Decided) -> None:

@@ -134,7 +134,7 @@ class Writer:
         job = GroupJob(self.heads, [change for change, _ in batch], None if before is None else before.job.delta)
         decided: Decided | None = None
         with contextlib.suppress(Exception):  # whatever it is, trying again by itself meets it again and reports it
-            decided = await self.store.decide(job)
+            decided = await self.store.decide(job, beside=before is not None)
         landed = before is None or await self._land(before)
         if decided is None or not landed:
             await self._group(batch)

@@ -215,10 +215,12 @@ class PostgresStore:
         if connection is not None:
             await self._in_callers_transaction(connection, job)
             return
-        await self.write(await self.decide(job))
+        await self.write(await self.decide(job, beside=False))
 
-    async def decide(self, job: Job) -> Decided:
-        """Read and decide, on a connection of its own: the group before may be writing meanwhile."""
+    async def decide(self, job: Job, *, beside: bool) -> Decided:
+        """Read and decide; on a connection of its own, if the group before is being written beside it."""
+        if not beside:
+            return await self._decide_alone(job)
         async with self._deciding:
             try:
                 self._decider = await self._alive(self._decider)
@@ -226,6 +228,17 @@ class PostgresStore:
                     return await read_group(self._decider, job)
             except Exception as error:
                 self._decider = _dropped(self._decider, error)
+                raise _sorted_out(error) from error
+
+    async def _decide_alone(self, job: Job) -> Decided:
+        """On the writing connection: for a lone caller, one server process that has everything at hand is faster."""
+        async with self._writing:
+            try:
+                self._writer = await self._alive(self._writer)
+                async with asyncio.timeout(self.timeout_s):
+                    return await read_group(self._writer, job)
+            except Exception as error:
+                self._writer = _dropped(self._writer, error)
                 raise _sorted_out(error) from error
 
     async def write(self, decided: Decided) -> None:

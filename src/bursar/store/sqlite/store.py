@@ -168,7 +168,7 @@ class SqliteStore:
             await self.run(lane, connection.close)
             lane.close()
 
-    async def decide(self, job: Job) -> Decided:
+    async def decide(self, job: Job, *, beside: bool) -> Decided:
         """Never: see `overlaps`."""
         raise DatabaseUnavailable("a group on SQLite is one transaction; it has no halves")
 
