@@ -44,7 +44,7 @@ lint: setup ## style, types and the direction of imports
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 format: setup ## put the code into the house style
 	@$(BIN)/ruff check --fix-only --quiet
