@@ -143,8 +143,8 @@ def load_rules(connection: sqlite3.Connection, job: Job, generation: int) -> Non
 
 def _know(connection: sqlite3.Connection, ask: Ask, numbers: list[int]) -> Known:
     if not numbers and ask.intents:
-        (last,) = connection.execute(SQL["take_numbers"], (ask.intents,)).fetchone()
-        numbers += range(last - ask.intents + 1, last + 1)
+        (last,) = connection.execute(SQL["last_number"]).fetchone()
+        numbers += range(last + 1, last + 1 + ask.intents)
     taken: dict[tuple[str, str], Taken] = {}
     sql = "SELECT seq, id, book, legs FROM envelopes WHERE scope = ? AND key = ?"
     for key in ask.keys:
@@ -171,6 +171,8 @@ def _write_group(connection: sqlite3.Connection, plan: Rows) -> None:
     if not plan.envelopes:
         return
     many = connection.executemany
+    # Only now: a group of refusals and replays writes nothing at all, and does not wait for the disk.
+    connection.execute(SQL["set_last_number"], (max(row[0] for row in plan.envelopes),))
     many(SQL["insert_envelope_new"], plan.envelopes)
     many(SQL["insert_spend"], plan.spends)
     gone = many(SQL["delete_live"], [(i,) for i in plan.dead]).rowcount if plan.dead else 0

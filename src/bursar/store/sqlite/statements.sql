@@ -17,6 +17,14 @@ UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 -- The next so many envelope numbers; returns the last of them.
 UPDATE numbers SET envelope = envelope + ? WHERE id = 1 RETURNING envelope
 
+-- name: last_number
+-- The last envelope number given out; a group takes those after it.
+SELECT envelope FROM numbers WHERE id = 1
+
+-- name: set_last_number
+-- The last envelope number that a group has used.
+UPDATE numbers SET envelope = ? WHERE id = 1
+
 -- name: take_account_number
 -- The next account number.
 UPDATE numbers SET account = account + 1 WHERE id = 1 RETURNING account
