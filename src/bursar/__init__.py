@@ -9,6 +9,7 @@ asset. `bursar.sync.open` is the same for programs without an event loop.
 """
 
 from bursar.instance import Bursar, open
+from bursar.model import errors
 from bursar.model.accounts import (
     Account,
     AccountStatus,
@@ -21,7 +22,7 @@ from bursar.model.accounts import (
 )
 from bursar.model.entries import Entry, Movement, deposit, pay, withdraw
 from bursar.model.envelope import Receipt
-from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, Refusal, StoreError
+from bursar.model.errors import BursarError, Conflict, InsufficientFunds, OutcomeUnknown, Refusal, StoreError
 from bursar.model.money import Asset, AssetStatus, Money
 from bursar.model.records import Event, EventKind, Hold
 
@@ -41,6 +42,7 @@ __all__ = [
     "EventKind",
     "ExternalAccount",
     "Hold",
+    "InsufficientFunds",
     "Money",
     "Movement",
     "NoOverdraft",
@@ -51,6 +53,7 @@ __all__ = [
     "SystemAccount",
     "UncappedOverdraft",
     "deposit",
+    "errors",
     "open",
     "pay",
     "withdraw",
