@@ -96,7 +96,7 @@ def told(job: GroupJob) -> list[object]:
     return [o if isinstance(o, tuple) else (type(o), o.facts) for o in job.outcomes]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(groups(), groups())
 def test_reading_before_or_after_the_commit_in_flight_leads_to_the_same_decision(
     first: list[Change], second: list[Change]

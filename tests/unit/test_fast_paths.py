@@ -93,7 +93,7 @@ def without_short_cuts(intent: Intent, ground: Ground) -> Any:
         return outcome(intent, ground)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(grounds(), intents())
 def test_the_short_way_and_the_long_way_lead_to_the_same_place(ground: Ground, intent: Intent) -> None:
     """Given any small ground and any payment, then both ways give the same plan or the same refusal."""

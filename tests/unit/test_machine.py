@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.model.machine import Arrow, Flaw, ImpossibleEvent, Kind, Machine, MachineRefused, State, UnknownState
@@ -382,7 +382,6 @@ def test_records_in_a_state_that_nobody_knows_are_not_left_out() -> None:
         TRANSFERS.svg({"LOST": 1})
 
 
-@settings(deadline=None)
 @given(machines())
 def test_every_picture_is_readable_and_the_same_each_time(machine: Machine) -> None:
     """Given any machine, then boxes and labels lie beside each other and inside the picture; twice gives the same."""
