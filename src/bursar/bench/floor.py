@@ -163,7 +163,7 @@ class SqliteFloor:
         """Write groups, each in one durable transaction, until the time is up; returns how many."""
         many, run = self._connection.executemany, self._connection.execute
         for place, group in enumerate(groups):
-            if time.perf_counter() > deadline:
+            if place and time.perf_counter() > deadline:
                 return place
             rows = Rows(group, amount_in)
             at = time.time_ns() // 1000
@@ -247,7 +247,7 @@ class PostgresFloor:
     async def write(self, groups: list[Group], deadline: float) -> int:
         """Write groups, each in one durable transaction, until the time is up; returns how many."""
         for place, group in enumerate(groups):
-            if time.perf_counter() > deadline:
+            if place and time.perf_counter() > deadline:
                 return place
             await self._way(Rows(group, int))
         return len(groups)

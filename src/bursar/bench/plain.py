@@ -43,7 +43,7 @@ async def window(plain: Plain, workload: Workload, callers: int, seconds: float)
 
     async def caller() -> int:
         done = 0
-        while clock() < deadline:
+        while done == 0 or clock() < deadline:
             ((key, payment),) = workload.take(1)
             await plain.pay(key, payment)
             done += 1
