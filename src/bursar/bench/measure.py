@@ -29,7 +29,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 FULL = Pace(5, 1.0, 0.6, 1.0, (10_000, 100_000, 1_000_000), 20.0)
-QUICK = Pace(5, 0.1, 0.06, 0.1, (10_000, 100_000), 0.5)
+QUICK = Pace(3, 0.1, 0.05, 0.08, (10_000, 100_000), 0.4)
 
 
 class Row(msgspec.Struct, kw_only=True):
