@@ -13,6 +13,7 @@ from bursar.model.entries import HoldState
 from bursar.model.errors import HoldClosed, HoldTooSmall, InsufficientFunds
 
 HOLDS = GROUP | {"holds_by_id"}
+TIME_IS_UP = "time is up"
 
 
 async def held(world: World, amount: str = "10") -> Hold:
@@ -30,6 +31,7 @@ def expiring(hold: Hold) -> Operation:
     """The hold's time is up, and the reaper comes."""
 
     async def reap(actor: Actor) -> Any:
+        await actor.gate(TIME_IS_UP)
         await actor.real.execute("UPDATE bursar.holds SET expires_us = 1 WHERE id = $1", hold.id)
         return await actor.ledger.expire_holds()
 
@@ -77,8 +79,8 @@ def test_confirm_against_void_against_expiry(fresh_postgres: str) -> None:
     async def check(world: World, outcomes: list[Any]) -> None:
         await check_ended_once(world, holds[-1], outcomes)
 
-    gates = frozenset({"group_write", "holds_due"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=15))
+    gates = frozenset({"group_write", TIME_IS_UP, "holds_due"})
+    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=40))
 
 
 def test_void_against_void_against_expiry(fresh_postgres: str) -> None:
@@ -93,8 +95,8 @@ def test_void_against_void_against_expiry(fresh_postgres: str) -> None:
     async def check(world: World, outcomes: list[Any]) -> None:
         await check_ended_once(world, holds[-1], outcomes)
 
-    gates = frozenset({"group_write", "holds_due"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=15))
+    gates = frozenset({"group_write", TIME_IS_UP, "holds_due"})
+    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=40))
 
 
 def test_confirm_in_part_against_confirm_in_part(fresh_postgres: str) -> None:
