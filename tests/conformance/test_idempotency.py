@@ -132,6 +132,23 @@ async def test_a_replay_is_answered_whatever_has_changed_since(ledger: Ledger) -
 
 
 @scenario
+async def test_replays_among_new_entries_of_a_program_that_has_seen_no_key_yet(ledger: Ledger, place: Place) -> None:
+    """One replay could happen again (its account has money), one could not (its account is empty): neither does."""
+    await seed(ledger, "alice", "10")
+    await seed(ledger, "bob", "10")
+    again = [pay("alice", "carol", "USDT", "1", key="could"), pay("bob", "carol", "USDT", "10", key="could-not")]
+    firsts = [await ledger.commit(entry) for entry in again]
+
+    async with place.bursar() as fresh:
+        new = [pay("alice", "carol", "USDT", "1", key=f"new-{number}") for number in range(3)]
+        outcomes = await all_at_once(fresh.ledger, [new[0], again[0], new[1], again[1], new[2]])
+
+    assert [found.replayed for found in receipts(outcomes)] == [False, True, False, True, False]
+    assert [found.envelope for found in receipts(outcomes) if found.replayed] == [first.envelope for first in firsts]
+    assert await balance(ledger, "carol") == "14.000000"
+
+
+@scenario
 async def test_a_refusal_is_not_remembered_under_its_key(ledger: Ledger) -> None:
     with pytest.raises(InsufficientFunds):
         await ledger.commit(pay("alice", "bob", "USDT", "1", key="k"))

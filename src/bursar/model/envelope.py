@@ -15,7 +15,7 @@ import msgspec
 
 from bursar.model.accounts import Account, Book
 from bursar.model.entries import Kind
-from bursar.model.money import Asset, len16
+from bursar.model.money import Asset
 from bursar.model.postings import Posting
 
 CANONICAL_VERSION = 1
@@ -57,9 +57,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """The bytes that the id is the hash of."""
         paths = {a.id: a.path_bytes for a in self.accounts}
         codes = {a.id: a.code_bytes for a in self.assets}
-        metadata = self.metadata.encode()
-        parts = [_HEAD(CANONICAL_VERSION, self.kind, self.reverses), self.book.name_bytes, len16(self.scope)]
-        parts += (len16(self.key), _U16(len(self.legs)))
+        scope, key, metadata = self.scope.encode(), self.key.encode(), self.metadata.encode()
+        parts = [_HEAD(CANONICAL_VERSION, self.kind, self.reverses), self.book.name_bytes]
+        parts += (_U16(len(scope)), scope, _U16(len(key)), key, _U16(len(self.legs)))
         for leg in self.legs:
             parts += (
                 paths[leg.source],

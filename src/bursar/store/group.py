@@ -40,10 +40,11 @@ class Heads:
 
     LIMIT = 200_000  # accounts kept; beyond that the cache starts over
 
-    __slots__ = ("accounts", "assets", "books", "generation", "wide")
+    __slots__ = ("accounts", "assets", "books", "generation", "wary", "wide")
 
     def __init__(self) -> None:
         self.generation = 0
+        self.wary = 0  # SQLite: groups for which keys are looked up ahead, because some were taken lately
         self.accounts: dict[str, Account] = {}
         self.assets: dict[str, Asset] = {}
         self.books: dict[str, Book] = {}
@@ -122,4 +123,8 @@ class Job(Protocol):
 
     def decide(self, known: Known) -> Rows | None:
         """What to write; None if it needs to know more first (`ask` again). Empty rows: nothing to write."""
+        ...
+
+    def doubtful(self) -> list[tuple[str, str]]:
+        """After `decide`: the keys of what was refused, for an engine that has not looked up any keys yet."""
         ...

@@ -8,11 +8,11 @@ decision is thrown away, refusals included, and made again on new ground.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from bursar.model.entries import Intent
+from bursar.model.entries import HoldChange, Intent
 from bursar.model.envelope import Receipt, encode_legs
 from bursar.model.errors import KeyReused, Refusal
 from bursar.model.ground import MINUS, PLUS, Ground
@@ -29,15 +29,17 @@ from bursar.writer.change import Change
 Outcome = tuple[Receipt, ...] | Refusal
 
 
-class Step:
+class Step(NamedTuple):
     """One accepted intent."""
 
-    __slots__ = ("hold", "plan", "row")
+    plan: Plan
+    row: tuple[Any, ...]
+    hold: HoldRow | None
 
-    def __init__(self, plan: Plan, row: tuple[Any, ...], hold: HoldRow | None) -> None:
-        self.plan = plan
-        self.row = row
-        self.hold = hold
+    def taken(self) -> Taken:
+        """What its key stands for from now on."""
+        envelope = self.plan.envelope
+        return Taken(envelope.seq, self.plan.id, envelope.book.id, self.row[7])
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -78,7 +80,8 @@ class GroupJob:
         self.heads = heads
         self.changes = changes
         self.after = after
-        self.delta: Delta | None = None
+        self._decision: Decision | None = None
+        self._rows = Rows()
         self.outcomes: list[Outcome] = []
         self._limits: dict[PoolKey, int] = {}
         self._ask = Ask()
@@ -167,9 +170,19 @@ class GroupJob:
         except Short as short:
             self.deepen(ground, short)
             return None
-        rows = decision.rows(self.heads.wide)
-        self.delta = decision.delta(rows)
-        return rows
+        self._decision = decision
+        self._rows = decision.rows(self.heads.wide)
+        return self._rows
+
+    @property
+    def delta(self) -> Delta | None:
+        """What a group that is decided after this one has to take into account; None before this one is decided."""
+        return None if self._decision is None else self._decision.delta(self._rows)
+
+    def doubtful(self) -> list[tuple[str, str]]:
+        """Keys of what was refused. Had an earlier try gone through, that would be the answer instead."""
+        pairs = zip(self.changes, self.outcomes, strict=True)
+        return [(i.scope, i.key) for change, outcome in pairs if isinstance(outcome, Refusal) for i in change.intents]
 
 
 class Decision:
@@ -179,7 +192,7 @@ class Decision:
         self.ground = ground
         self.known = known
         self.taken = known.taken
-        self.fresh: dict[tuple[str, str], Taken] = {}
+        self.fresh: dict[tuple[str, str], Step] = {}
         self.numbers = iter(known.numbers)
         self.steps: list[Step] = []
 
@@ -198,15 +211,17 @@ class Decision:
     def intent(self, intent: Intent) -> Receipt:
         """One intent: replayed, or resolved, validated and applied to the ground."""
         key = (intent.scope, intent.key)
-        taken = self.taken.get(key) or self.fresh.get(key)
-        if taken is not None:
-            return replay(intent, taken, self.ground)
-        envelope = resolve(intent, self.ground, next(self.numbers))
-        plan = validate_and_plan(envelope, self.ground, intent.pins)
-        self.ground.apply(plan)
-        row = envelope_row(envelope, plan.id)
-        self.fresh[key] = Taken(envelope.seq, plan.id, envelope.book.id, row[7])
-        self.steps.append(Step(plan, row, hold_row(intent, plan, self.ground)))
+        ground = self.ground
+        if key in self.taken:
+            return replay(intent, self.taken[key], ground)
+        if key in self.fresh:
+            return replay(intent, self.fresh[key].taken(), ground)
+        envelope = resolve(intent, ground, next(self.numbers))
+        plan = validate_and_plan(envelope, ground, intent.pins)
+        ground.apply(plan)
+        hold = None if intent.hold is None else hold_row(intent.hold, plan, ground)
+        step = self.fresh[key] = Step(plan, envelope_row(envelope, plan.id), hold)
+        self.steps.append(step)
         return Receipt(envelope=envelope.seq, id=plan.id.hex(), key=intent.key)
 
     def rows(self, wide: set[int]) -> Rows:
@@ -254,7 +269,7 @@ class Decision:
         return Delta(
             spent=frozenset(rows.dead),
             created=created,
-            taken=self.fresh,
+            taken={key: step.taken() for key, step in self.fresh.items()},
             floors={(a, s): (balance, turn + 1) for a, s, turn, balance in rows.floors},
         )
 
@@ -284,11 +299,8 @@ def cache_changes(plan: Plan, wide: set[int]) -> dict[tuple[int, int], int]:
     return changes
 
 
-def hold_row(intent: Intent, plan: Plan, ground: Ground) -> HoldRow | None:
+def hold_row(hold: HoldChange, plan: Plan, ground: Ground) -> HoldRow:
     """The hold as this envelope leaves it: its posting is the one created in the account of held money."""
-    hold = intent.hold
-    if hold is None:
-        return None
     held = ground.account("held").id
     posting = next((p.id for p in plan.envelope.creates if p.account == held), hold.posting)
     return HoldRow(

@@ -106,7 +106,8 @@ class SagaCommit:
                 return replay(intent, taken, ground)
             try:
                 plan = validate_and_plan(resolve(intent, ground, known.numbers[0]), ground, intent.pins)
-                return saga_data(plan, hold_row(intent, plan, ground), job.heads.wide)
+                hold = None if intent.hold is None else hold_row(intent.hold, plan, ground)
+                return saga_data(plan, hold, job.heads.wide)
             except Short as short:
                 job.deepen(ground, short)
             except InsufficientFunds as refusal:

@@ -21,6 +21,7 @@ OFFSET = 2**127
 SQL = statements("bursar.store.sqlite")
 BUSY_MS = 5000
 WAL_TURNS = 50
+WARY_GROUPS = 64  # after a key was found taken, so many groups look their keys up ahead
 
 _json = msgspec.json.Encoder()
 
@@ -126,11 +127,27 @@ def run_group(connection: sqlite3.Connection, job: Job) -> None:
     if missing:
         for row in rows(connection, "heads_by_path", [missing]):
             heads.accounts[row[1]] = account_of(row)
+    plan = _decide(connection, job, look=heads.wary > 0)
+    if heads.wary:
+        heads.wary -= 1
+    elif _taken(connection, job.doubtful()):
+        heads.wary = WARY_GROUPS
+        plan = _decide(connection, job, look=True)
+    _write_group(connection, plan)
+
+
+def _decide(connection: sqlite3.Connection, job: Job, *, look: bool) -> Rows:
+    """Decide a group. Unless told to `look`, as if no key were taken yet.
+
+    Most keys are new, and the unique index says so at no extra cost: a taken key makes the write fail, and the group is
+    run again. That leaves what is refused, and so never written: its keys the caller looks up afterwards.
+    """
     plan: Rows | None = None
     numbers: list[int] = []
     while plan is None:
-        plan = job.decide(_know(connection, job.ask(), numbers))
-    _write_group(connection, plan)
+        ask = job.ask()
+        plan = job.decide(_know(connection, ask, numbers, _taken(connection, ask.keys) if look else {}))
+    return plan
 
 
 def load_rules(connection: sqlite3.Connection, job: Job, generation: int) -> None:
@@ -141,16 +158,20 @@ def load_rules(connection: sqlite3.Connection, job: Job, generation: int) -> Non
     job.heads.reset(generation, assets, books, wide)
 
 
-def _know(connection: sqlite3.Connection, ask: Ask, numbers: list[int]) -> Known:
-    if not numbers and ask.intents:
-        (last,) = connection.execute(SQL["last_number"]).fetchone()
-        numbers += range(last + 1, last + 1 + ask.intents)
+def _taken(connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Taken]:
     taken: dict[tuple[str, str], Taken] = {}
-    sql = "SELECT seq, id, book, legs FROM envelopes WHERE scope = ? AND key = ?"
-    for key in ask.keys:
+    sql = SQL["group_key"]
+    for key in keys:
         found = connection.execute(sql, key).fetchone()
         if found is not None:
             taken[key] = Taken(*found)
+    return taken
+
+
+def _know(connection: sqlite3.Connection, ask: Ask, numbers: list[int], taken: dict[tuple[str, str], Taken]) -> Known:
+    if not numbers and ask.intents:
+        (last,) = connection.execute(SQL["last_number"]).fetchone()
+        numbers += range(last + 1, last + 1 + ask.intents)
     pools: dict[PoolKey, list[Posting]] = {}
     for pool, most in ask.pools.items():
         sql = SQL["largest" if pool[2] > 0 else "most_negative"]

@@ -90,6 +90,10 @@ ON CONFLICT DO NOTHING
 SELECT e.seq, e.id, e.scope, e.key, e.book, e.legs
 FROM json_each(?1) AS s JOIN json_each(?2) AS k ON k.key = s.key JOIN envelopes e ON e.scope = s.value AND e.key = k.value
 
+-- name: group_key
+-- What one key stands for already.
+SELECT seq, id, book, legs FROM envelopes WHERE scope = ? AND key = ?
+
 -- name: envelopes_by_seq
 -- Whole envelopes by number.
 SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata, e.at

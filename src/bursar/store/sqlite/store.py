@@ -191,7 +191,14 @@ class SqliteStore:
 
     def _group(self, job: Job) -> None:
         connection = self._get_writer()
-        calls.together(connection, partial(calls.run_group, connection, job))
+        work = partial(calls.run_group, connection, job)
+        try:
+            calls.together(connection, work)
+        except sqlite3.IntegrityError:
+            if job.heads.wary:
+                raise  # not a key that was taken: those had been looked up
+            job.heads.wary = calls.WARY_GROUPS
+            calls.together(connection, work)
 
     def _in_callers_transaction(self, connection: sqlite3.Connection, job: Job) -> None:
         if not isinstance(connection, sqlite3.Connection):
@@ -199,6 +206,7 @@ class SqliteStore:
         calls.register(connection, self.ports.now_us)
         if not connection.in_transaction:
             raise DatabaseUnavailable("the connection is not in a transaction; run BEGIN IMMEDIATE first")
+        job.heads.wary = 1  # look keys up: a failed write would cost the caller's transaction a second try
         connection.execute("SAVEPOINT bursar")
         try:
             calls.run_group(connection, job)
