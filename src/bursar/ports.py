@@ -1,16 +1,20 @@
-"""Every door out of the process: clock, ids, randomness, files, threads.
+"""Every door out of the process: clock, ids, randomness, files, sockets, threads.
 
 All other modules are handed a `Ports` and touch the outside world through it alone (a ruff ban holds that), so that
-the simulator can put a virtual clock, seeded randomness and crashing "threads" behind the same doors. Sockets of
-PostgreSQL are the one exception: asyncpg opens its own, which is why that store stays outside the simulator.
+the simulator can put a virtual clock, seeded randomness, crashing "threads", lossy disks and broken networks behind the
+same doors. Sockets of PostgreSQL are the one exception: asyncpg opens its own, which is why that store stays outside
+the simulator.
 
-A *port call* is anything that leaves the process: here that is `Lane.run` and `Ports.sleep`.
+A *port call* is anything that leaves the process: `Lane.run`, `Ports.sleep`, and each write to a `Stream`. Files are
+touched by work on a lane, so that no disk ever holds up the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import random
 import secrets
 import sqlite3
@@ -23,6 +27,8 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+READ_BYTES_MAX = 1 << 20  # of a stream, at a time
+
 
 class Lane(Protocol):
     """One thread: what is given to it runs in order, one at a time, off the event loop."""
@@ -33,6 +39,109 @@ class Lane(Protocol):
 
     def close(self) -> None:
         """Let the thread end once its queue is empty."""
+        ...
+
+
+class File(Protocol):
+    """A file that is being written, from its end on."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """All of it, or an OSError; after an error nobody knows how much."""
+        ...
+
+    def sync(self) -> None:
+        """Return when what was written is on the disk. An error means that it may never be: do not try again."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it, without a sync."""
+        ...
+
+
+class Files(Protocol):
+    """A disk, for work on a lane. Paths are text; new files are for their owner alone (0600), as are folders (0700)."""
+
+    def make_folder(self, path: str) -> None:
+        """Make it, with its parents, unless it is there."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder, in order."""
+        ...
+
+    def size(self, path: str) -> int:
+        """How many bytes a file has."""
+        ...
+
+    def read(self, path: str, start: int = 0, size: int = -1) -> bytes:
+        """A file, or a part of it."""
+        ...
+
+    def create(self, path: str) -> File:
+        """A new, empty file, instead of any of that name. Its name lasts once the folder is synced."""
+        ...
+
+    def append(self, path: str) -> File:
+        """A file that is there, to be made longer."""
+        ...
+
+    def truncate(self, path: str, size: int) -> None:
+        """Cut a file and sync it."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, replacing what had it. Lasts once the folder is synced."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Forget a file."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Return when the names in a folder are on the disk."""
+        ...
+
+    def lock(self, path: str) -> Callable[[], None]:
+        """Be the only one who has this lock until the returned function is called; BlockingIOError if taken."""
+        ...
+
+
+class Stream(Protocol):
+    """A connection: bytes in order, in both directions, until either side or the network ends it."""
+
+    async def read(self) -> bytes:
+        """The next bytes; none at the end. OSError if the connection broke."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Hand bytes over to be sent. Never waits, never fails: whether they arrive is not known here."""
+        ...
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes wait here because the other side reads slowly."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until few bytes wait. OSError if the connection broke."""
+        ...
+
+    def close(self) -> None:
+        """End it, when what was handed over is sent."""
+        ...
+
+    def abort(self) -> None:
+        """End it now; what was handed over and waits here is dropped."""
+        ...
+
+
+class Listener(Protocol):
+    """An address at which others connect."""
+
+    address: str
+
+    def close(self) -> None:
+        """Accept nobody more. Connections that are open stay open."""
         ...
 
 
@@ -65,6 +174,18 @@ class Ports(Protocol):
 
     def sqlite(self, path: str, *, read_only: bool) -> sqlite3.Connection:
         """Open a SQLite file in autocommit mode; the caller sets pragmas and begins transactions itself."""
+        ...
+
+    def files(self) -> Files:
+        """The disk."""
+        ...
+
+    async def connect(self, address: str) -> Stream:
+        """A connection to `unix:PATH` or `tcp:HOST:PORT`; OSError if there is nobody."""
+        ...
+
+    async def listen(self, address: str, accept: Callable[[Stream], object]) -> Listener:
+        """Call `accept` with each new connection. A Unix socket is for its owner alone; port 0 picks a free one."""
         ...
 
 
@@ -109,6 +230,134 @@ def _reply(reply: asyncio.Future[Any], value: Any, error: BaseException | None) 
         reply.set_exception(error)
 
 
+class SystemFile:
+    """`File` on a descriptor: no buffer in between that could keep what was to be synced."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+
+    def write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class SystemFiles:
+    """`Files` on the real disk."""
+
+    def make_folder(self, path: str) -> None:
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(path.name for path in Path(folder).iterdir())
+
+    def size(self, path: str) -> int:
+        return Path(path).stat().st_size
+
+    def read(self, path: str, start: int = 0, size: int = -1) -> bytes:
+        with Path(path).open("rb", buffering=0) as file:
+            file.seek(start)
+            return file.read() if size < 0 else file.read(size) or b""
+
+    def create(self, path: str) -> File:
+        return SystemFile(path, os.O_CREAT | os.O_TRUNC)
+
+    def append(self, path: str) -> File:
+        return SystemFile(path, 0)
+
+    def truncate(self, path: str, size: int) -> None:
+        with Path(path).open("r+b") as file:
+            file.truncate(size)
+            os.fsync(file.fileno())
+
+    def rename(self, old: str, new: str) -> None:
+        Path(old).replace(new)
+
+    def remove(self, path: str) -> None:
+        Path(path).unlink()
+
+    def sync_folder(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> Callable[[], None]:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return lambda: os.close(fd)  # the lock goes with the descriptor, also when the process dies
+
+
+class SystemStream:
+    """`Stream` on asyncio's pair."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self) -> bytes:
+        return await self._reader.read(READ_BYTES_MAX)
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    @property
+    def unsent(self) -> int:
+        return self._writer.transport.get_write_buffer_size()
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+class SystemListener:
+    """`Listener` on asyncio's server."""
+
+    def __init__(self, server: asyncio.Server, address: str) -> None:
+        self._server = server
+        self.address = address
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def split_address(address: str) -> tuple[str, str, int]:
+    """The kind of an address (`unix` or `tcp`), its path or host, and its port."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest:
+        return kind, rest, 0
+    host, colon, port = rest.rpartition(":")
+    if kind == "tcp" and colon and host and port.isascii() and port.isdigit() and int(port) < 65_536:
+        return kind, host.removeprefix("[").removesuffix("]"), int(port)
+    raise ValueError(f"{address!r} is not unix:PATH or tcp:HOST:PORT")
+
+
+async def _make_way(path: str) -> None:
+    """asyncio takes a Unix socket over from whoever has it, also from somebody who still listens: refuse that."""
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return  # nobody: a socket of a process that died, or nothing; anything else makes the binding fail
+    writer.close()
+    raise OSError(f"somebody listens at {path} already")
+
+
 class SystemPorts:
     """The real machine."""
 
@@ -134,3 +383,29 @@ class SystemPorts:
         uri = Path(path).absolute().as_uri() + ("?mode=ro" if read_only else "?mode=rwc")
         # autocommit: every BEGIN and COMMIT in this code base is written out, none is implied by the driver.
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=256)
+
+    def files(self) -> Files:
+        return SystemFiles()
+
+    async def connect(self, address: str) -> Stream:
+        kind, where, port = split_address(address)
+        if kind == "unix":
+            return SystemStream(*await asyncio.open_unix_connection(where, limit=READ_BYTES_MAX))
+        return SystemStream(*await asyncio.open_connection(where, port, limit=READ_BYTES_MAX))
+
+    async def listen(self, address: str, accept: Callable[[Stream], object]) -> Listener:
+        kind, where, port = split_address(address)
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accept(SystemStream(reader, writer))
+
+        if kind == "tcp":
+            server = await asyncio.start_server(accepted, where, port, limit=READ_BYTES_MAX)
+            return SystemListener(server, f"tcp:{where}:{server.sockets[0].getsockname()[1]}")
+        await _make_way(where)
+        before = os.umask(0o177)  # not a chmod afterwards: in between, anybody could connect
+        try:
+            server = await asyncio.start_unix_server(accepted, where, limit=READ_BYTES_MAX)
+        finally:
+            os.umask(before)
+        return SystemListener(server, address)

@@ -33,6 +33,7 @@ COMMANDS = {
     "audit": ("bursar.cli.commands.audit:audit", "Check the invariants: is every unit of value accounted for?"),
     "recover": ("bursar.cli.commands.database:recover", "Finish or cleanly abandon what a crash left half done."),
     "rebuild": ("bursar.cli.commands.database:rebuild", "Make the disposable tables anew from the value tables."),
+    "core": ("bursar.cli.commands.core:core", "The trading core: run it, or inspect its log and snapshots."),
     "sim": ("bursar.cli.commands.sim:command", "Run a scenario on the simulator, crashing it everywhere."),
     "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
     "demo": ("bursar.cli.commands.demo:demo", "A day of traffic, killed in the middle, and nothing is lost."),

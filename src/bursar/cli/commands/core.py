@@ -1,0 +1,199 @@
+"""`bursar core`: the trading core as a process, and a look at its files."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.output import Output, table
+from bursar.cli.state import Group, State
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bursar.rails.trading import Recovery
+    from bursar.rails.trading.inspection import Inspection
+
+DAMAGED = 1
+MEBIBYTE = 1024 * 1024
+
+EXAMPLES = """\b
+Examples:
+  head -c 32 /dev/urandom > core.secret && chmod 600 core.secret
+  bursar core --data /var/lib/bursar/spot --listen unix:/run/bursar/spot.sock --secret-file core.secret --name spot
+  bursar core inspect /var/lib/bursar/spot
+"""
+
+
+@click.group(cls=Group, invoke_without_command=True, epilog=EXAMPLES)
+@click.option("--data", metavar="DIR", type=click.Path(file_okay=False), help="Where its log and snapshots are.")
+@click.option("--listen", metavar="ADDRESS", help="unix:PATH or tcp:HOST:PORT (port 0: any that is free).")
+@click.option("--secret-file", metavar="FILE", type=click.Path(dir_okay=False), help="At least 16 bytes; no default.")
+@click.option("--name", metavar="NAME", help="Which core this is, such as spot. Its files and clients must agree.")
+@click.option(
+    "--snapshot-mib", type=click.IntRange(1), default=64, show_default=True, help="MiB of log between two snapshots."
+)
+@click.option("--connections", type=click.IntRange(1), default=256, show_default=True, help="How many at most.")
+@click.pass_context
+def core(
+    ctx: click.Context,
+    data: str | None,
+    listen: str | None,
+    secret_file: str | None,
+    name: str | None,
+    snapshot_mib: int,
+    connections: int,
+) -> int | None:
+    """Run a trading core until SIGTERM or SIGINT; it then answers what was asked, writes a snapshot, and exits with 0.
+
+    It prints one line when it is ready. It ends with exit code 4, without a further answer, if its disk fails or its
+    files are damaged, and says what to do.
+    """
+    if ctx.invoked_subcommand is not None:
+        return None
+    given = {"--data": data, "--listen": listen, "--secret-file": secret_file, "--name": name}
+    if missing := [option for option, value in given.items() if not value]:
+        raise click.UsageError(f"a core needs {', '.join(missing)}", ctx)
+    assert data and listen and secret_file and name
+    secret = _secret(secret_file)
+    _check_address(listen)
+    out = Output(as_json=ctx.ensure_object(State).json)
+    asyncio.run(_run(out, data, listen, secret, name, snapshot_mib * MEBIBYTE, connections))
+    return 0
+
+
+def _secret(file: str) -> bytes:
+    """What the file says, all of it but a newline at its end."""
+    from bursar.rails.trading.protocol import SECRET_BYTES_MIN
+
+    path = Path(file)
+    try:
+        secret, mode = path.read_bytes().rstrip(b"\r\n"), path.stat().st_mode
+    except OSError as error:
+        raise click.BadParameter(f"{file} can't be read: {error.strerror}", param_hint="--secret-file") from error
+    if mode & stat.S_IRWXO:
+        raise click.BadParameter(f"everybody can read {file}: chmod 600 {file}", param_hint="--secret-file")
+    if len(secret) < SECRET_BYTES_MIN:
+        raise click.BadParameter(f"{file} has fewer than {SECRET_BYTES_MIN} bytes", param_hint="--secret-file")
+    return secret
+
+
+def _check_address(listen: str) -> None:
+    from bursar.ports import split_address
+
+    try:
+        split_address(listen)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from error
+
+
+async def _run(
+    out: Output, data: str, listen: str, secret: bytes, name: str, snapshot_bytes: int, connections: int
+) -> None:
+    from bursar.model.errors import DatabaseUnavailable
+    from bursar.ports import SystemPorts
+    from bursar.rails.trading import Core, Limits, Server
+
+    ports = SystemPorts()
+    try:
+        opened = await Core.open(ports, data, name, snapshot_bytes=snapshot_bytes)
+    except OSError as error:
+        raise DatabaseUnavailable(f"{data}: {error}") from error
+    for line in _found(opened.recovery):
+        click.echo(line, err=True)
+    # What is remembered stays: the collector need not walk over it again and again.
+    gc.collect()
+    gc.freeze()
+    server = Server(ports, opened, secret, limits=Limits(connections=connections), log=_log)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+
+    def ready(address: str) -> None:
+        recovery = opened.recovery
+        fact = {"core": name, "listen": address, "sequence": recovery.sequence, "remembered": recovery.remembered}
+        text = f"core {name} is ready at {address}: sequence {recovery.sequence:,}, {recovery.remembered:,} operations"
+        out.line(fact, f"{text} remembered, {recovery.seconds:.2f} s")
+
+    try:
+        await server.run(listen, ready)
+    except OSError as error:
+        raise DatabaseUnavailable(f"{listen}: {error}") from error
+    finally:
+        opened.close()
+
+
+def _log(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _found(recovery: Recovery) -> list[str]:
+    """What a person should know about the files, if anything."""
+    lines = [f"passed over a damaged snapshot, {path}: {why}" for path, why in recovery.bad_snapshots]
+    if (torn := recovery.torn) is not None:
+        lines.append(f"cut a torn end of {torn.size} bytes off {torn.path}, as a crash leaves it ({torn.why})")
+    return lines
+
+
+@core.command(
+    examples="""
+    bursar core inspect /var/lib/bursar/spot
+    bursar core inspect /var/lib/bursar/spot/wal-00000000000000000001.log --json
+    """
+)
+@click.argument("path", metavar="DIR|FILE", type=click.Path(exists=True))
+@click.pass_context
+def inspect(ctx: click.Context, path: str) -> int:
+    """Say what is in a core's log and snapshots, and whether they are whole. Changes nothing; the core may be running.
+
+    Exit code 0: whole (a torn end, as a crash leaves it, is cut by the core and counts as whole). 1: damaged.
+    """
+    from bursar.ports import SystemPorts
+    from bursar.rails.trading.frames import BadFrame
+    from bursar.rails.trading.inspection import inspect as look
+
+    out = Output(as_json=ctx.ensure_object(State).json)
+    try:
+        found = look(SystemPorts().files(), path.rstrip("/") or "/", is_folder=Path(path).is_dir())
+    except BadFrame as error:
+        raise click.BadParameter(str(error), param_hint="DIR|FILE") from error
+    out.show(found, lambda: draw(found))
+    return 0 if found.whole else DAMAGED
+
+
+def draw(found: Inspection) -> RenderableType:
+    """An inspection for a person."""
+    from rich.console import Group as Lines
+    from rich.text import Text
+
+    rows: list[tuple[Any, ...]] = [
+        (
+            Path(report.file).name,
+            report.kind,
+            f"{report.first:,}" if report.first else "",
+            f"{report.last:,}",
+            f"{report.frames:,}" if report.kind == "segment" else "",
+            f"{report.operations:,}",
+            f"{report.bytes:,}",
+            Text("whole" if report.whole else "DAMAGED", style="green" if report.whole else "bold red"),
+            report.why,
+        )
+        for report in found.files
+    ]
+    headings = ("file", "kind", "first", "last", "frames", "operations", "bytes", "state", "")
+    parts: list[RenderableType] = [
+        table(*headings, rows=rows, right=("first", "last", "frames", "operations", "bytes"))
+    ]
+    if found.totals or found.answers:
+        parts.append(Text(f"\nsequence {found.sequence:,}, {found.remembered:,} remembered, floor {found.floor}"))
+        parts.append(table("asset", "total", rows=[*found.totals.items()], right=("total",)))
+        parts.append(table("operation and answer", "count", rows=[*found.answers.items()], right=("count",)))
+    if found.why and not found.whole:
+        parts.append(Text(found.why, style="red"))
+    return Lines(*parts)

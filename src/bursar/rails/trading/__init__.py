@@ -1,0 +1,42 @@
+"""The trading core: balances in memory, made durable by a log, in a process of its own; and the client that calls it.
+
+`TradingClient` is what flows use; `Core` and `Server` are the process (`bursar core`). Specifications 000 and 001, and
+decisions T6 to T9, T26, T29 to T35.
+"""
+
+from bursar.rails.trading.client import Operation, TradingClient
+from bursar.rails.trading.connection import NoConnection
+from bursar.rails.trading.core import Core, Recovery
+from bursar.rails.trading.errors import CoreDamaged, CoreInUse, CoreStopped, WrongCore
+from bursar.rails.trading.events import Event
+from bursar.rails.trading.replies import Balance, BalancesReply, LookupReply, QueryReply, Reply, TotalsReply
+from bursar.rails.trading.server import Limits, Server
+from bursar.rails.trading.subscription import EventsGone
+from bursar.rails.trading.words import REFUSALS, Code, Op, Status, operation_id
+
+__all__ = [
+    "REFUSALS",
+    "Balance",
+    "BalancesReply",
+    "Code",
+    "Core",
+    "CoreDamaged",
+    "CoreInUse",
+    "CoreStopped",
+    "Event",
+    "EventsGone",
+    "Limits",
+    "LookupReply",
+    "NoConnection",
+    "Op",
+    "Operation",
+    "QueryReply",
+    "Recovery",
+    "Reply",
+    "Server",
+    "Status",
+    "TotalsReply",
+    "TradingClient",
+    "WrongCore",
+    "operation_id",
+]

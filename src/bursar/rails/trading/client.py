@@ -1,0 +1,435 @@
+"""A client of the trading core: any number of concurrent calls over one connection, and an outcome for each.
+
+Calls that are made in one turn of the event loop travel in one frame, and while many frames are on their way the next
+ones gather, so that a busy client sends few, large frames. The connection is made anew when it breaks, with back-off;
+what was on its way then is CONNECTION_LOST, and the caller asks again with the same id. While the core cannot be
+reached, calls fail at once instead of queueing.
+
+Nothing here ever says EXPLICIT_FAIL by itself: only the core does, about what is on its disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+
+from bursar.model.outcome import Outcome
+from bursar.ports import Ports
+from bursar.rails.trading import protocol, replies
+from bursar.rails.trading.book import Item
+from bursar.rails.trading.connection import Connected, NoConnection, Target, connect
+from bursar.rails.trading.events import Event
+from bursar.rails.trading.replies import (
+    Balance,
+    BalancesReply,
+    LookupReply,
+    QueryReply,
+    Reply,
+    TotalsReply,
+    reply_of,
+)
+from bursar.rails.trading.subscription import follow
+from bursar.rails.trading.words import U64_MAX, Op, Status, code_name, operation_id, outcome_of
+
+FRAME_ITEMS_MAX: Final = 1_024
+FRAMES_MAX: Final = 8  # on their way; further calls gather
+PING_S: Final = 15.0
+BACKOFF_S: Final = 0.05
+BACKOFF_S_MAX: Final = 2.0
+
+
+class Operation(NamedTuple):
+    """One operation, for `execute`. `other`: whom a settlement pays; the operation that a cancel is about."""
+
+    op: Op
+    req_id: str | int
+    user_id: int = 0
+    asset: str = ""
+    amount: int = 0
+    other: int = 0
+
+
+class _Call:
+    """Somebody who waits: for one operation, or for a request of another kind."""
+
+    __slots__ = ("future", "item", "request", "timer", "written_at")
+
+    def __init__(self, item: Item | None, request: Callable[[int], protocol.Request] | None) -> None:
+        self.item = item
+        self.request = request
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.timer: asyncio.TimerHandle | None = None
+        self.written_at: float | None = None
+
+    def finish(self, answer: Any) -> None:
+        """Answer, once."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.future.done():
+            self.future.set_result(answer)
+
+
+class TradingClient:
+    """Calls to one core. Use it as `async with`; or `start` and `close` it."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        address: str,
+        *,
+        name: str,
+        secret: bytes,
+        seen: int = 0,
+        timeout_s: float = 5.0,
+    ) -> None:
+        """`seen`: the highest sequence that was ever heard from this core, if somebody kept it (T33)."""
+        self.target = Target(address, name, secret)
+        self.sequence = seen  # the highest heard of: keep it, and give it to the next client
+        self.timeout_s = timeout_s
+        self._ports = ports
+        self._outbox: deque[_Call] = deque()
+        self._inflight: dict[int, list[_Call]] = {}
+        self._number = 0
+        self._connected: Connected | None = None
+        self._trouble: NoConnection | None = None  # why there is no connection, once one was tried
+        self._heard_at = 0.0
+        self._flushing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Begin to connect. Calls may be made at once."""
+        self._tasks = [
+            asyncio.create_task(self._keep_connected(), name="core-client"),
+            asyncio.create_task(self._ping(), name="core-client-ping"),
+        ]
+
+    async def close(self) -> None:
+        """Stop. Whoever still waits is told CLOSED, which is an unknown."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._disconnect(NoConnection(replies.CLOSED, "the client was closed"))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, as far as anybody can know."""
+        return self._connected is not None
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection; empty if there is one, or none was tried yet."""
+        return "" if self._trouble is None else f"{self._trouble.code}: {self._trouble.detail}"
+
+    # --- operations
+
+    async def deposit(
+        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
+    ) -> Reply:
+        """Add to what a user has available. The account is opened if it is the first time."""
+        return await self._operate(Op.DEPOSIT, req_id, user_id, asset, amount_minor, 0, timeout_s)
+
+    async def withdraw(
+        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
+    ) -> Reply:
+        """Take from what a user has available."""
+        return await self._operate(Op.WITHDRAW, req_id, user_id, asset, amount_minor, 0, timeout_s)
+
+    async def refund(
+        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
+    ) -> Reply:
+        """Give back the withdraw of this id, which must have had just these parameters."""
+        return await self._operate(Op.REFUND, req_id, user_id, asset, amount_minor, 0, timeout_s)
+
+    async def lock(
+        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
+    ) -> Reply:
+        """Freeze some of what a user has available, for an order."""
+        return await self._operate(Op.LOCK, req_id, user_id, asset, amount_minor, 0, timeout_s)
+
+    async def unlock(
+        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
+    ) -> Reply:
+        """Make some of what is frozen available again."""
+        return await self._operate(Op.UNLOCK, req_id, user_id, asset, amount_minor, 0, timeout_s)
+
+    async def settle(
+        self,
+        req_id: str | int,
+        user_id: int,
+        asset: str,
+        amount_minor: int,
+        to_user_id: int,
+        *,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Pay another user out of what is frozen: one leg of a trade."""
+        return await self._operate(Op.SETTLE, req_id, user_id, asset, amount_minor, to_user_id, timeout_s)
+
+    async def cancel(self, req_id: str | int, op: Op, *, timeout_s: float | None = None) -> Reply:
+        """Make an operation definite: SUCCESS if it has happened; EXPLICIT_FAIL, and it never will (T34)."""
+        return await self._operate(Op.CANCEL, req_id, 0, "", 0, int(op), timeout_s)
+
+    async def execute(self, operations: Sequence[Operation], *, timeout_s: float | None = None) -> list[Reply]:
+        """Many operations, in order, each with its own reply."""
+        calls = [self._call_of(*operation) for operation in operations]
+        self._send([call for call in calls if isinstance(call, _Call)], timeout_s)
+        return [await call.future if isinstance(call, _Call) else call for call in calls]
+
+    # --- looking
+
+    async def lookup(self, pairs: Iterable[tuple[str | int, Op]], *, timeout_s: float | None = None) -> LookupReply:
+        """What is on record for many (req_id, operation) pairs. Says nothing about what is still on its way."""
+        wanted = [(operation_id(req_id), int(op)) for req_id, op in pairs]
+        found: list[Reply] = []
+        sequence = 0
+        for start in range(0, len(wanted), protocol.LOOKUPS_MAX):
+            some = wanted[start : start + protocol.LOOKUPS_MAX]
+            answer = await self._ask(lambda number, some=some: protocol.Lookup(number, some), timeout_s)  # type: ignore[misc]
+            match answer:
+                case protocol.Done(_, sequence, codes, sequences):
+                    found += [reply_of(code, at) for code, at in zip(codes, sequences, strict=True)]
+                case _:
+                    trouble = _trouble(answer)
+                    return LookupReply(trouble.outcome, trouble.code, detail=trouble.detail)
+        return LookupReply(Outcome.SUCCESS, "OK", sequence, found)
+
+    async def query(self, req_id: str | int, op: Op, *, timeout_s: float | None = None) -> QueryReply:
+        """Everything on record about one operation."""
+        id_ = operation_id(req_id)
+        match answer := await self._ask(lambda number: protocol.Query(number, id_, int(op)), timeout_s):
+            case protocol.Found(_, _, (sequence, user, asset, amount, other, code)):
+                return QueryReply(outcome_of(code), code_name(code), sequence, user, asset, amount, other)
+            case protocol.Found():
+                return QueryReply(Outcome.UNKNOWN, "NOT_FOUND", detail="nothing is on record; it may be on its way")
+            case _:
+                trouble = _trouble(answer)
+                return QueryReply(trouble.outcome, trouble.code, detail=trouble.detail)
+
+    async def balances(self, user_id: int, *, timeout_s: float | None = None) -> BalancesReply:
+        """What a user has available and frozen, per asset."""
+        match answer := await self._ask(lambda number: protocol.Balances(number, user_id), timeout_s):
+            case protocol.Held(_, sequence, status, held):
+                balances = {asset: Balance(available, frozen) for asset, available, frozen in held}
+                return BalancesReply(Outcome.SUCCESS, "OK", sequence, Status(status), balances)
+            case _:
+                trouble = _trouble(answer)
+                return BalancesReply(trouble.outcome, trouble.code, detail=trouble.detail)
+
+    async def totals(self, *, timeout_s: float | None = None) -> TotalsReply:
+        """What all users hold, per asset."""
+        match answer := await self._ask(protocol.Totals, timeout_s):
+            case protocol.Summed(_, sequence, totals):
+                return TotalsReply(Outcome.SUCCESS, "OK", sequence, {asset: int(total) for asset, total in totals})
+            case _:
+                trouble = _trouble(answer)
+                return TotalsReply(trouble.outcome, trouble.code, detail=trouble.detail)
+
+    def events(self, after: int) -> AsyncIterator[Event]:
+        """Everything on record behind a sequence, and then as it happens. EventsGone if it is no longer kept."""
+        return follow(self._ports, self.target, after, self.timeout_s)
+
+    # --- operating
+
+    async def set_status(self, user_id: int, status: Status, *, timeout_s: float | None = None) -> Reply:
+        """Freeze, disable or free a user's account in this core."""
+        return _noted(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status)), timeout_s))
+
+    async def prune(self, floor: str | int, keep: Iterable[str | int] = (), *, timeout_s: float | None = None) -> Reply:
+        """Forget what lies below an id, but for `keep`: only where all of it is terminal, and none is to come (T32)."""
+        height, kept = operation_id(floor), [operation_id(req_id) for req_id in keep]
+        return _noted(await self._ask(lambda number: protocol.Prune(number, height, kept), timeout_s))
+
+    # --- calls
+
+    async def _operate(
+        self, op: Op, req_id: str | int, user: int, asset: str, amount: int, other: int, timeout_s: float | None
+    ) -> Reply:
+        call = self._call_of(op, req_id, user, asset, amount, other)
+        if isinstance(call, Reply):
+            return call
+        self._send([call], timeout_s)
+        reply: Reply = await call.future
+        return reply
+
+    def _call_of(self, op: Op, req_id: str | int, user: int, asset: str, amount: int, other: int) -> _Call | Reply:
+        """A call, if it can be put on the wire. If not, that is no refusal: nothing durable has said no."""
+        try:
+            id_ = operation_id(req_id)
+        except ValueError as error:
+            return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=str(error))
+        for what, value in (("user", user), ("amount", amount), ("other", other)):
+            if type(value) is not int or not 0 <= value <= U64_MAX:
+                return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{what} {value!r} is not unsigned, of 64 bits")
+        return _Call((int(op), id_, user, asset, amount, other), None)
+
+    async def _ask(self, request: Callable[[int], protocol.Request], timeout_s: float | None) -> Any:
+        call = _Call(None, request)
+        self._send([call], timeout_s)
+        return await call.future
+
+    def _send(self, calls: list[_Call], timeout_s: float | None) -> None:
+        """Queue calls; whatever is queued in one turn of the loop leaves together."""
+        if self._closed:
+            self._fail(calls, NoConnection(replies.CLOSED, "the client was closed"))
+            return
+        if self._connected is None and self._trouble is not None:
+            self._fail(calls, self._trouble)  # it is being tried again; the caller has a back-off of its own
+            return
+        loop = asyncio.get_running_loop()
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        for call in calls:
+            call.timer = loop.call_later(wait_s, self._expire, call)
+        self._outbox.extend(calls)
+        if not self._flushing:
+            self._flushing = True
+            loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Put what is queued into frames, as long as not too many are on their way."""
+        self._flushing = False
+        connected = self._connected
+        if connected is None:
+            return
+        now = self._ports.monotonic()
+        while self._outbox and len(self._inflight) < FRAMES_MAX:
+            calls = self._next_calls()
+            if not calls:
+                continue
+            self._number += 1
+            items = [call.item for call in calls if call.item is not None]
+            request = calls[0].request
+            message = protocol.Execute(self._number, items) if request is None else request(self._number)
+            self._inflight[self._number] = calls
+            for call in calls:
+                call.written_at = now
+            connected.stream.write(protocol.frame(message))
+
+    def _next_calls(self) -> list[_Call]:
+        """The next frame's calls: one request, or operations up to the limit. Those nobody waits for are never sent."""
+        calls: list[_Call] = []
+        while self._outbox and len(calls) < FRAME_ITEMS_MAX:
+            call = self._outbox[0]
+            if calls and call.item is None:
+                break
+            self._outbox.popleft()
+            if call.future.done():
+                continue
+            calls.append(call)
+            if call.item is None:
+                break
+        return calls
+
+    def _expire(self, call: _Call) -> None:
+        """Its time is up. If the core has been silent since it was sent, the connection is not worth keeping either."""
+        if call.future.done():
+            return
+        if call.written_at is None:
+            call.finish(Reply(Outcome.NETWORK_ERROR, replies.NOT_SENT_IN_TIME, detail=self.trouble))
+            return
+        call.finish(Reply(Outcome.TIMEOUT, replies.NO_REPLY))
+        if self._connected is not None and self._heard_at < call.written_at:
+            self._connected.stream.abort()
+            self._disconnect(NoConnection(replies.CONNECTION_LOST, "the core fell silent"))
+
+    # --- the connection
+
+    async def _keep_connected(self) -> None:
+        failures = 0
+        while True:
+            try:
+                connected = await connect(self._ports, self.target, self.sequence, self.timeout_s)
+            except NoConnection as why:
+                failures += 1
+                self._disconnect(why)
+                longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(failures, 10))
+                await self._ports.sleep(longest * (0.5 + self._ports.random() / 2))
+                continue
+            failures = 0
+            self._connected, self._trouble = connected, None
+            self._heard_at = self._ports.monotonic()
+            self._flush()
+            ended = await self._read(connected)
+            connected.stream.abort()
+            if self._connected is connected:
+                self._disconnect(ended)
+
+    async def _read(self, connected: Connected) -> NoConnection:
+        """Hand out answers until the connection ends; returns why it did."""
+        payloads = connected.payloads
+        try:
+            while True:
+                for payload in payloads:
+                    self._hear(protocol.decode_answer(payload))
+                data = await connected.stream.read()
+                if not data:
+                    return NoConnection(replies.CONNECTION_LOST, "the core closed the connection")
+                self._heard_at = self._ports.monotonic()
+                payloads = connected.splitter.feed(data)
+        except OSError as error:
+            return NoConnection(replies.CONNECTION_LOST, f"{type(error).__name__}: {error}")
+        except (protocol.ProtocolError, msgspec.MsgspecError, ValueError, KeyError) as error:
+            return NoConnection(replies.CONNECTION_LOST, f"the core said something that makes no sense: {error}")
+
+    def _hear(self, answer: protocol.Answer) -> None:
+        if isinstance(answer, protocol.Events):
+            raise protocol.ProtocolError("events that nobody asked for")
+        calls = self._inflight.pop(answer.number)
+        if isinstance(answer, protocol.Done) and calls[0].item is not None:
+            for call, code, at in zip(calls, answer.codes, answer.sequences, strict=True):
+                call.finish(reply_of(code, at))
+        else:
+            calls[0].finish(answer)
+        if not isinstance(answer, protocol.Gone):
+            self.sequence = max(self.sequence, answer.sequence)
+        if self._outbox:
+            self._flush()
+
+    def _disconnect(self, why: NoConnection) -> None:
+        """There is no connection: everybody who waits is told so."""
+        self._connected, self._trouble = None, why
+        inflight, self._inflight = self._inflight, {}
+        waiting, self._outbox = self._outbox, deque()
+        for calls in inflight.values():
+            self._fail(calls, NoConnection(replies.CONNECTION_LOST, why.detail))
+        self._fail(waiting, why)
+
+    @staticmethod
+    def _fail(calls: Iterable[_Call], why: NoConnection) -> None:
+        # A core that has forgotten something, or does not let us in, is more than a broken line: a person must look.
+        unsure = why.code in (replies.CORE_BEHIND, replies.CORE_REFUSED)
+        outcome = Outcome.UNKNOWN if unsure else Outcome.NETWORK_ERROR
+        for call in calls:
+            call.finish(Reply(outcome, why.code, detail=why.detail))
+
+    async def _ping(self) -> None:
+        """Say something now and then, so that the core keeps the connection, and a dead one is noticed."""
+        while True:
+            await self._ports.sleep(PING_S)
+            if self._connected is not None:
+                await self._ask(protocol.Ping, None)
+
+
+def _trouble(answer: Any) -> Reply:
+    """A reply that is trouble; an answer of the wrong kind is trouble too."""
+    if isinstance(answer, Reply):
+        return answer
+    return Reply(Outcome.UNKNOWN, replies.CORE_REFUSED, detail=f"an answer of the wrong kind: {type(answer).__name__}")
+
+
+def _noted(answer: Any) -> Reply:
+    if isinstance(answer, protocol.Noted):
+        return Reply(Outcome.SUCCESS, "OK", answer.sequence)
+    return _trouble(answer)

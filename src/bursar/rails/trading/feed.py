@@ -1,0 +1,101 @@
+"""The event stream: a subscriber says behind which sequence to begin, and gets everything from there on, in order.
+
+First from the segments of the log that are still kept, then live, each frame when it is on disk. A subscriber who asks
+for what is no longer kept is told so. One who reads too slowly is cut off instead of being buffered without end: it
+comes back and asks from where it got to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from bursar.ports import Ports, Stream
+from bursar.rails.trading import protocol
+from bursar.rails.trading.book import Note
+from bursar.rails.trading.core import Core
+from bursar.rails.trading.events import Wire, to_wire
+from bursar.rails.trading.frames import Frame
+
+FRAMES_AT_A_TIME = 64
+EVENTS_AT_A_TIME = 8_192
+
+
+class Feed:
+    """Subscribers of one core."""
+
+    def __init__(self, ports: Ports, core: Core, unsent_bytes: int) -> None:
+        self._core = core
+        self._unsent_bytes = unsent_bytes
+        self._lane = ports.lane(f"core-{core.name}-feed")
+
+    async def serve(self, stream: Stream, request: protocol.Subscribe, idle_s: float) -> None:
+        """Feed one subscriber until it goes, is too slow, or falls behind what is kept."""
+        core = self._core
+        if not self._kept(request.after):
+            stream.write(protocol.frame(protocol.Gone(request.number, core.log.segments[0].first)))
+            await stream.drain()
+            return
+        stream.write(protocol.frame(protocol.Noted(request.number, core.durable)))
+        position = request.after
+        while position < core.durable:
+            position = await self._catch_up(stream, position, idle_s)
+        # No await between the last look and this line: nothing is missed, nothing comes twice.
+        follow = self._follower(stream)
+        core.followers.append(follow)
+        try:
+            while True:
+                async with asyncio.timeout(idle_s):
+                    if not await stream.read():  # pings, or the end
+                        return
+        finally:
+            core.followers.remove(follow)
+
+    def _kept(self, after: int) -> bool:
+        return self._core.log.segments[0].first <= after + 1
+
+    async def _catch_up(self, stream: Stream, position: int, idle_s: float) -> int:
+        """Send what the log holds behind `position`; returns how far it got."""
+        frames = self._core.log.frames_after(position)
+        while True:
+            try:
+                some = await self._lane.run(lambda: _take(frames))
+            except FileNotFoundError:
+                return self._lost(stream, position)
+            if not some:
+                return position
+            for frame in some:
+                self._send(stream, to_wire(frame.notes, position, self._core.book.asset_code))
+                position = frame.last
+                async with asyncio.timeout(idle_s):
+                    await stream.drain()
+
+    def _lost(self, stream: Stream, position: int) -> int:
+        """The segment was dropped while it was being read. If more is kept, the reader starts anew; else it is told."""
+        if not self._kept(position):
+            stream.write(protocol.frame(protocol.Gone(0, self._core.log.segments[0].first)))
+            raise protocol.ProtocolError("a subscriber fell behind what is kept")
+        return position
+
+    def _follower(self, stream: Stream) -> Callable[[list[Note]], None]:
+        def follow(notes: list[Note]) -> None:
+            if stream.unsent > self._unsent_bytes:
+                stream.abort()  # it will ask again from where it got to
+            else:
+                self._send(stream, to_wire(notes, 0, self._core.book.asset_code))
+
+        return follow
+
+    @staticmethod
+    def _send(stream: Stream, events: list[Wire]) -> None:
+        for start in range(0, len(events), EVENTS_AT_A_TIME):
+            stream.write(protocol.frame(protocol.Events(events[start : start + EVENTS_AT_A_TIME])))
+
+    def close(self) -> None:
+        """No more reading."""
+        self._lane.close()
+
+
+def _take(frames: Iterator[Frame]) -> list[Frame]:
+    return list(islice(frames, FRAMES_AT_A_TIME))

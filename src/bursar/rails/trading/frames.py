@@ -1,0 +1,196 @@
+"""The bytes of the log: segments, frames, and the notes inside them. Pure; golden vectors hold every byte of it.
+
+A segment is a header and frames. A frame is everything one fsync covers: it is there whole or not at all, and since
+the next one is only written when this one is on disk, nothing but the last frame of the last segment can ever be torn.
+
+    segment   magic 8 · first sequence u64 · core's name 64, zero-padded · CRC-32 of the 80 bytes before, u32
+    frame     magic 4 · payload length u32 · first sequence u64 · sequences in it u32 · CRC-32 u32 · payload
+              the CRC is over the 20 bytes before it and the payload
+    payload   blocks, one after the other: kind u8 · three zeros · length u32 · bytes
+      1 asset   number u64 · the code in ASCII
+      2 rows    six u64 each (history.Row)
+      3 status  sequence u64 · user u64 · status u64
+      4 floor   sequence u64 · floor u64 · ids that are kept, u64 each
+
+All integers are little-endian.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, assert_never
+
+from bursar.rails.trading.book import FloorRaised, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.history import COLUMNS, ROW_BYTES, numbers, octets
+from bursar.rails.trading.words import REMEMBERED, UNSURE, Status, is_asset
+
+SEGMENT_MAGIC: Final = b"BURSWAL1"
+FRAME_MAGIC: Final = b"\xf5BWF"
+NAME_BYTES_MAX: Final = 64
+PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_SEGMENT: Final = Struct(f"<8sQ{NAME_BYTES_MAX}s")
+_FRAME: Final = Struct("<4sIQI")
+_BLOCK: Final = Struct("<B3xI")
+_U32: Final = Struct("<I")
+SEGMENT_BYTES: Final = _SEGMENT.size + 4
+FRAME_BYTES: Final = _FRAME.size + 4
+
+ASSET, ROWS, STATUS, FLOOR = 1, 2, 3, 4
+
+
+class BadFrame(ValueError):
+    """These bytes are not a whole frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame, read."""
+
+    first: int
+    count: int
+    notes: list[Note]
+    end: int  # where the next one begins
+
+    @property
+    def last(self) -> int:
+        """Its last sequence."""
+        return self.first + self.count - 1
+
+
+def segment_header(name: str, first: int) -> bytes:
+    """How a segment begins."""
+    encoded = name.encode()
+    if not 0 < len(encoded) <= NAME_BYTES_MAX:
+        raise ValueError(f"a core's name has 1 to {NAME_BYTES_MAX} bytes, not {len(encoded)}")
+    head = _SEGMENT.pack(SEGMENT_MAGIC, first, encoded)
+    return head + _U32.pack(zlib.crc32(head))
+
+
+def read_segment_header(data: bytes) -> tuple[str, int]:
+    """A segment's core and its first sequence."""
+    head = data[: _SEGMENT.size]
+    if len(data) < SEGMENT_BYTES or zlib.crc32(head) != _U32.unpack_from(data, _SEGMENT.size)[0]:
+        raise BadFrame("its first bytes are not those of a segment")
+    magic, first, name = _SEGMENT.unpack(head)
+    if magic != SEGMENT_MAGIC:
+        raise BadFrame("it was written by another version")
+    return name.rstrip(b"\0").decode(), first
+
+
+def encode(notes: Iterable[Note], first: int, count: int) -> bytes:
+    """A frame."""
+    payload = b"".join(_blocks(notes))
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise ValueError(f"a frame of {len(payload)} bytes is over the limit of {PAYLOAD_BYTES_MAX}")
+    head = _FRAME.pack(FRAME_MAGIC, len(payload), first, count)
+    return b"".join((head, _U32.pack(zlib.crc32(payload, zlib.crc32(head))), payload))
+
+
+def _blocks(notes: Iterable[Note]) -> Iterator[bytes]:
+    for note in notes:
+        match note:
+            case Rows(values):
+                kind, body = ROWS, octets(values)
+            case NewAsset(number, code):
+                kind, body = ASSET, octets(array("Q", [number])) + code.encode("ascii")
+            case StatusChange():
+                kind, body = STATUS, octets(array("Q", note))
+            case FloorRaised(sequence, floor, keep):
+                kind, body = FLOOR, octets(array("Q", [sequence, floor, *keep]))
+            case _:
+                assert_never(note)
+        yield _BLOCK.pack(kind, len(body))
+        yield body
+
+
+def decode(data: bytes, start: int, expected: int) -> Frame:
+    """The frame at `start`, which must begin with sequence `expected`."""
+    if len(data) - start < FRAME_BYTES:
+        raise BadFrame(f"{len(data) - start} bytes are too few for a frame")
+    magic, length, first, count = _FRAME.unpack_from(data, start)
+    if magic != FRAME_MAGIC:
+        raise BadFrame("no frame begins here")
+    body, end = start + FRAME_BYTES, start + FRAME_BYTES + length
+    if length > PAYLOAD_BYTES_MAX or end > len(data):
+        raise BadFrame(f"it says {length} bytes, and {len(data) - body} are there")
+    payload = data[body:end]
+    if zlib.crc32(payload, zlib.crc32(data[start : start + _FRAME.size])) != _U32.unpack_from(data, body - 4)[0]:
+        raise BadFrame("its checksum is wrong")
+    if first != expected:
+        raise BadFrame(f"it begins with sequence {first}, and {expected} is next")
+    try:
+        notes = list(_notes(payload, first, count))
+    except (ValueError, IndexError) as error:
+        raise BadFrame(f"its checksum is right and its content is not: {error}") from error
+    return Frame(first, count, notes, end)
+
+
+def _notes(payload: bytes, first: int, count: int) -> Iterator[Note]:
+    """The notes of a payload, whose sequences must be `first` and on, without a gap."""
+    at, sequence = 0, first
+    while at < len(payload):
+        if len(payload) - at < _BLOCK.size:
+            raise ValueError("half a block")
+        kind, length = _BLOCK.unpack_from(payload, at)
+        at += _BLOCK.size
+        body = payload[at : at + length]
+        at += length
+        if len(body) != length:
+            raise ValueError("half a block")
+        if kind == ASSET:
+            code = body[8:].decode("ascii")
+            if not is_asset(code):
+                raise ValueError(f"{code!r} is no asset")
+            yield NewAsset(numbers(body[:8])[0], code)
+            continue
+        values = numbers(body)
+        if kind == ROWS:
+            if not length or length % ROW_BYTES or values[0] != sequence:
+                raise ValueError(f"rows do not begin with sequence {sequence}")
+            sequence += length // ROW_BYTES
+            if values[-COLUMNS] != sequence - 1 or not _are_rows(values):
+                raise ValueError("rows that no core writes")
+            yield Rows(values)
+        elif kind == STATUS and values[2] in tuple(Status):
+            yield StatusChange(*values[:3])
+            sequence = _follow(sequence, values[0])
+        elif kind == FLOOR:
+            yield FloorRaised(values[0], values[1], tuple(values[2:]))
+            sequence = _follow(sequence, values[0])
+        else:
+            raise ValueError(f"a block of kind {kind}")
+    if sequence != first + count:
+        raise ValueError(f"{count} sequences were promised, and {sequence - first} are there")
+
+
+def _are_rows(values: array[int]) -> bool:
+    """Whether each row is of an operation and an answer that are remembered."""
+    kinds = {meta & 0xFFFF for meta in values[5::COLUMNS]}
+    return all(kind >> 8 in REMEMBERED and kind & 0xFF < UNSURE for kind in kinds)
+
+
+def _follow(expected: int, found: int) -> int:
+    if found != expected:
+        raise ValueError(f"sequence {found} where {expected} is next")
+    return expected + 1
+
+
+def next_whole(data: bytes, start: int, above: int) -> int | None:
+    """Where, behind `start`, a whole frame with a sequence above `above` begins: then damage is no torn end."""
+    at = data.find(FRAME_MAGIC, start)
+    while at >= 0:
+        if len(data) - at >= FRAME_BYTES:
+            first = _FRAME.unpack_from(data, at)[2]
+            if first > above:
+                try:
+                    decode(data, at, first)
+                    return at
+                except BadFrame:
+                    pass
+        at = data.find(FRAME_MAGIC, at + 1)
+    return None

@@ -1,0 +1,144 @@
+"""Looking at a core's files from outside: what is in them, and are they whole? Changes nothing, needs no lock.
+
+A torn end of the last segment is what a crash leaves behind: the core will cut it, and the file counts as whole.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bursar.ports import Files
+from bursar.rails.trading import snapshots, wal
+from bursar.rails.trading.book import Book, Rows
+from bursar.rails.trading.errors import CoreDamaged, WrongCore
+from bursar.rails.trading.frames import BadFrame, read_segment_header
+from bursar.rails.trading.history import rows_of
+from bursar.rails.trading.snapshots import BadSnapshot
+from bursar.rails.trading.wal import Log
+from bursar.rails.trading.words import Op, code_name
+
+
+class FileReport(msgspec.Struct, kw_only=True):
+    """One file."""
+
+    file: str
+    kind: str  # segment or snapshot
+    whole: bool
+    core: str = ""
+    first: int = 0
+    last: int = 0
+    frames: int = 0
+    operations: int = 0
+    bytes: int = 0
+    why: str = ""  # what is wrong, or was torn
+
+
+class Inspection(msgspec.Struct, kw_only=True):
+    """All that was looked at."""
+
+    path: str
+    whole: bool
+    files: list[FileReport] = []
+    sequence: int = 0  # where a core would go on from
+    remembered: int = 0
+    floor: int = 0
+    totals: dict[str, int] = {}
+    answers: dict[str, int] = {}  # how many operations of which kind had which answer
+    why: str = ""
+
+
+def inspect(files: Files, path: str, *, is_folder: bool) -> Inspection:
+    """A core's folder, or one segment or snapshot of it."""
+    if is_folder:
+        return _folder(files, path)
+    folder, _, name = path.rpartition("/")
+    report = (
+        _snapshot(files, path) if name.endswith(snapshots.SUFFIX) else _segments(files, folder or ".", only=path)[0]
+    )
+    return Inspection(path=path, whole=report.whole, files=[report], sequence=report.last, why=report.why)
+
+
+def _folder(files: Files, folder: str) -> Inspection:
+    reports = [
+        _snapshot(files, f"{folder}/{snapshots.snapshot_name(sequence)}")
+        for sequence in reversed(snapshots.snapshots_in(files, folder))
+    ]
+    reports += _segments(files, folder)
+    found = Inspection(path=folder, whole=bool(reports) and all(report.whole for report in reports), files=reports)
+    if not reports:
+        found.why = "there is neither a log nor a snapshot here"
+        return found
+    try:
+        book = _book(files, folder, reports)
+    except (CoreDamaged, WrongCore, ValueError, OverflowError) as error:
+        found.whole, found.why = False, str(error)
+        return found
+    found.sequence, found.remembered, found.floor = book.sequence, book.history.count, book.floor
+    found.totals = dict(book.totals())
+    found.answers = _answers(book)
+    return found
+
+
+def _book(files: Files, folder: str, reports: list[FileReport]) -> Book:
+    """What a core would start with."""
+    book = Book()
+    whole = [report for report in reports if report.kind == "snapshot" and report.whole]
+    if whole:
+        book, _ = snapshots.restore(files.read(whole[-1].file))
+    for frame in Log(files, folder, reports[-1].core or reports[0].core).read_all():
+        if frame.first > book.sequence + 1:
+            raise ValueError(f"sequences {book.sequence + 1} to {frame.first - 1} are missing")
+        if frame.last > book.sequence:
+            book.replay(frame.notes)
+    return book
+
+
+def _answers(book: Book) -> dict[str, int]:
+    counts: dict[int, int] = {}
+    for chunk in book.history.chunks:
+        for row in rows_of(chunk):
+            counts[row[5] & 0xFFFF] = counts.get(row[5] & 0xFFFF, 0) + 1
+    return {f"{Op(kind >> 8).name} {code_name(kind & 0xFF)}": count for kind, count in sorted(counts.items())}
+
+
+def _snapshot(files: Files, path: str) -> FileReport:
+    data = files.read(path)
+    try:
+        book, name = snapshots.restore(data)
+    except (BadSnapshot, ValueError, OverflowError) as error:
+        return FileReport(file=path, kind="snapshot", whole=False, bytes=len(data), why=str(error))
+    operations = book.history.count
+    return FileReport(
+        file=path, kind="snapshot", whole=True, core=name, last=book.sequence, operations=operations, bytes=len(data)
+    )
+
+
+def _segments(files: Files, folder: str, only: str | None = None) -> list[FileReport]:
+    """Each segment by itself: a damaged one does not hide what is in the others."""
+    reports = []
+    segments = wal.segments_in(files, folder)
+    for segment in segments:
+        if only in (None, segment.path):
+            reports.append(_segment(files, folder, segment, last=segment is segments[-1]))
+    if only is not None and not reports:
+        raise BadFrame(f"{only} is neither a segment nor a snapshot of a core")
+    return reports
+
+
+def _segment(files: Files, folder: str, segment: wal.Segment, *, last: bool) -> FileReport:
+    report = FileReport(file=segment.path, kind="segment", whole=True, first=segment.first, bytes=segment.size)
+    report.last = segment.first - 1
+    try:
+        report.core, _ = read_segment_header(files.read(segment.path))
+        log = Log(files, folder, report.core)
+        for frame in log.read_one(segment, last=last):
+            report.frames += 1
+            report.last = frame.last
+            report.operations += sum(len(note.values) // 6 for note in frame.notes if isinstance(note, Rows))
+        if log.torn is not None:
+            report.why = f"torn end of {log.torn.size} bytes, which the core cuts: {log.torn.why}"
+    except (CoreDamaged, WrongCore) as error:
+        report.whole, report.why = False, str(error)
+    except BadFrame as error:
+        report.whole, report.why = False, f"at byte 0: {error}"
+    return report

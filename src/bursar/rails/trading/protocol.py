@@ -1,0 +1,266 @@
+"""The wire: frames, messages, and the handshake in which both sides prove that they know the secret.
+
+A frame is a length (u32, big-endian) and that many bytes of MessagePack: an array whose first element says what it is.
+Requests carry a number that their answer repeats; many may be on their way. An answer to operations is a byte and a
+sequence for each.
+
+    core    Hello(version, name, nonce)
+    client  Login(version, nonce, seen, proof)       proof = HMAC(secret, "client", version, name, both nonces, seen)
+    core    Welcome(sequence, proof)                 proof = HMAC(secret, "core", version, name, both nonces, sequence)
+         or Refused(sequence, why, text, proof)       the same, with why
+
+Each side's proof covers the other's fresh nonce, so a recorded handshake is worth nothing; the core's name is in it, so
+that a client never talks to the wrong core; the role is in it, so that a proof cannot be sent back to its maker. `seen`
+is the highest sequence the client has heard of: a core that is behind it has forgotten something (T33).
+
+What follows the handshake is not encrypted: over TCP, use it inside a network that you trust, or a tunnel.
+"""
+
+from __future__ import annotations
+
+import hmac
+from struct import Struct
+from typing import Annotated, Final
+
+import msgspec
+
+VERSION: Final = 1
+SECRET_BYTES_MIN: Final = 16
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+LOGIN_BYTES_MAX: Final = 1024
+LOOKUPS_MAX: Final = 65_536
+BEHIND: Final = "BEHIND"  # why a core refuses: it has forgotten what it acknowledged
+
+U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack has no larger integers than 2^64 - 1
+_LENGTH: Final = Struct(">I")
+LENGTH_BYTES: Final = _LENGTH.size
+
+
+class ProtocolError(Exception):
+    """The other side does not speak this protocol, or not any more: the connection is of no further use."""
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """An array that begins with its tag."""
+
+
+# --- handshake
+
+
+class Hello(_Message, frozen=True, tag=1):
+    """The core's first words."""
+
+    version: int
+    name: str
+    nonce: bytes
+
+
+class Login(_Message, frozen=True, tag=2):
+    """The client's answer."""
+
+    version: int
+    nonce: bytes
+    seen: U64
+    proof: bytes
+
+
+class Welcome(_Message, frozen=True, tag=3):
+    """The client knows the secret; so does the core."""
+
+    sequence: U64
+    proof: bytes
+
+
+class Refused(_Message, frozen=True, tag=4):
+    """The client knows the secret, and is not served all the same."""
+
+    sequence: U64
+    why: str
+    text: str
+    proof: bytes
+
+
+# --- requests
+
+
+class Execute(_Message, frozen=True, tag=10):
+    """Operations, in order: operation, id, user, asset, amount, other (book.Item)."""
+
+    number: U64
+    items: list[tuple[U64, U64, U64, str, U64, U64]]
+
+
+class Lookup(_Message, frozen=True, tag=11):
+    """What is on record for (id, operation) pairs."""
+
+    number: U64
+    pairs: Annotated[list[tuple[U64, U64]], msgspec.Meta(max_length=LOOKUPS_MAX)]
+
+
+class Query(_Message, frozen=True, tag=12):
+    """Everything on record about one operation: for people."""
+
+    number: U64
+    id: U64
+    op: U64
+
+
+class Balances(_Message, frozen=True, tag=13):
+    """What a user holds."""
+
+    number: U64
+    user: U64
+
+
+class Totals(_Message, frozen=True, tag=14):
+    """What all hold, per asset."""
+
+    number: U64
+
+
+class SetStatus(_Message, frozen=True, tag=15):
+    """Freeze, disable or free an account."""
+
+    number: U64
+    user: U64
+    status: Annotated[int, msgspec.Meta(ge=1, le=3)]
+
+
+class Prune(_Message, frozen=True, tag=16):
+    """Raise the floor."""
+
+    number: U64
+    floor: U64
+    keep: list[U64]
+
+
+class Ping(_Message, frozen=True, tag=17):
+    """Still there?"""
+
+    number: U64
+
+
+class Subscribe(_Message, frozen=True, tag=18):
+    """From now on this connection carries events behind a sequence, and nothing else."""
+
+    number: U64
+    after: U64
+
+
+Request = Execute | Lookup | Query | Balances | Totals | SetStatus | Prune | Ping | Subscribe
+
+
+# --- answers
+
+
+class Done(_Message, frozen=True, tag=30):
+    """To Execute and Lookup: an answer (words.Code) and a sequence for each."""
+
+    number: U64
+    sequence: U64  # everything up to here is on disk
+    codes: bytes
+    sequences: list[int]
+
+
+class Found(_Message, frozen=True, tag=31):
+    """To Query: the operation, or nothing; sequence, user, asset, amount, other, answer."""
+
+    number: U64
+    sequence: U64
+    operation: tuple[int, int, str, int, int, int] | None
+
+
+class Held(_Message, frozen=True, tag=32):
+    """To Balances: status, and asset, available, frozen of each."""
+
+    number: U64
+    sequence: U64
+    status: int
+    balances: list[tuple[str, int, int]]
+
+
+class Summed(_Message, frozen=True, tag=33):
+    """To Totals. A total may be wider than 64 bits, so it is text."""
+
+    number: U64
+    sequence: U64
+    totals: list[tuple[str, str]]
+
+
+class Noted(_Message, frozen=True, tag=34):
+    """To SetStatus, Prune, Ping, Subscribe: it is so, since this sequence."""
+
+    number: U64
+    sequence: U64
+
+
+class Gone(_Message, frozen=True, tag=35):
+    """To Subscribe: what lies behind that sequence is no longer in the log, which begins at `oldest`."""
+
+    number: U64
+    oldest: U64
+
+
+class Events(_Message, frozen=True, tag=36):
+    """To a subscriber: kind, sequence, id, user, asset, amount, other, answer. See events.Event."""
+
+    events: list[tuple[int, int, int, int, str, int, int, int]]
+
+
+Answer = Done | Found | Held | Summed | Noted | Gone | Events
+Handshake = Hello | Login | Welcome | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_handshake = msgspec.msgpack.Decoder(Handshake).decode
+
+
+def frame(message: Request | Answer | Handshake) -> bytes:
+    """A message, ready to be sent."""
+    payload = _encoder.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Splitter:
+    """Cuts a stream of bytes into payloads. Holds at most one frame that is not complete."""
+
+    __slots__ = ("_buffer", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that are complete now. ProtocolError if one says that it is larger than allowed."""
+        data = self._buffer + data if self._buffer else data
+        found, at = [], 0
+        while len(data) - at >= LENGTH_BYTES:
+            length = _LENGTH.unpack_from(data, at)[0]
+            if length > self.limit:
+                raise ProtocolError(f"a frame of {length} bytes, and at most {self.limit} are allowed")
+            end = at + LENGTH_BYTES + length
+            if end > len(data):
+                break
+            found.append(data[at + LENGTH_BYTES : end])
+            at = end
+        self._buffer = data[at:] if at else data
+        return found
+
+    @property
+    def partial(self) -> int:
+        """How many bytes of a frame that is not complete are here."""
+        return len(self._buffer)
+
+
+def prove(secret: bytes, role: str, name: str, hello: bytes, login: bytes, number: int, text: str = "") -> bytes:
+    """What only somebody with the secret can say: about this connection, in this role, to this core."""
+    # An array, not a string of joined parts: no two different meanings have the same bytes.
+    said = _encoder.encode(["bursar core", VERSION, role, name, hello, login, number, text])
+    return hmac.digest(secret, said, "sha256")
+
+
+def proves(expected: bytes, given: bytes) -> bool:
+    """Compare proofs in a time that says nothing."""
+    return hmac.compare_digest(expected, given)

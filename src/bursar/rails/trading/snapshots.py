@@ -1,0 +1,167 @@
+"""Snapshots: the whole book at one sequence, in one file, so that a core need not read its log from the beginning.
+
+A snapshot is captured in an instant (columns are copied, full chunks of history are only held), and written by a lane
+of its own while the core goes on, in pieces that are synced one by one, so that the log's own syncs never wait behind
+hundreds of megabytes. It is written aside, synced, renamed, and the folder synced; until then it does not exist.
+
+    magic 8 · header length u32 · header (MessagePack) · CRC-32 of the header u32
+    per asset four columns of u64: users, available, frozen, room · rows of history · CRC-32 of all that u32 · magic 8
+
+A snapshot that is not whole is passed over for the one before. The log reaches back to the oldest that is kept.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from bursar.ports import Files
+from bursar.rails.trading.book import Book, NewAsset
+from bursar.rails.trading.history import ROW_BYTES, numbers, octets
+from bursar.rails.trading.wal import ASIDE
+
+MAGIC: Final = b"BURSNAP1"
+END: Final = b"BURSEND1"
+PREFIX: Final = "snap-"
+SUFFIX: Final = ".snap"
+KEPT: Final = 2
+PIECE_BYTES: Final = 4 * 1024 * 1024
+
+_U32: Final = Struct("<I")
+
+
+class BadSnapshot(ValueError):
+    """These bytes are not a whole snapshot."""
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True):
+    """What a snapshot holds."""
+
+    name: str
+    sequence: int
+    floor: int
+    assets: list[tuple[str, int]]  # code and number of accounts, in the order of their numbers
+    statuses: list[tuple[int, int]]
+    rows: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A book at one moment, held until it is written."""
+
+    header: Header
+    columns: list[array[int]]
+
+
+def capture(book: Book, name: str) -> Snapshot:
+    """The book as it is now. Nothing may be pending, and it may not be written before its sequence is on disk."""
+    assert not book.pending, "a snapshot must not see what is not in a frame yet"
+    columns: list[array[int]] = []
+    for accounts in book.assets.values():
+        columns += accounts.columns()
+    header = Header(
+        name,
+        book.sequence,
+        book.floor,
+        [(code, len(accounts.users)) for code, accounts in book.assets.items()],
+        sorted(book.statuses.items()),
+        book.history.count,
+    )
+    return Snapshot(header, columns + book.history.copy())
+
+
+def pieces(snapshot: Snapshot) -> Iterator[bytes]:
+    """The bytes of a snapshot."""
+    header = msgspec.msgpack.encode(snapshot.header)
+    yield MAGIC + _U32.pack(len(header)) + header + _U32.pack(zlib.crc32(header))
+    checksum = 0
+    for column in snapshot.columns:
+        data = octets(column)
+        checksum = zlib.crc32(data, checksum)
+        yield data
+    yield _U32.pack(checksum) + END
+
+
+def restore(data: bytes) -> tuple[Book, str]:
+    """The book in a snapshot, and the name of its core."""
+    header, at = read_header(data)
+    wanted = at + 32 * sum(count for _, count in header.assets) + header.rows * ROW_BYTES + 4 + len(END)
+    if len(data) != wanted or data[-len(END) :] != END:
+        raise BadSnapshot(f"it has {len(data)} bytes instead of {wanted}, or no end")
+    body = memoryview(data)[at : -4 - len(END)]
+    if zlib.crc32(body) != _U32.unpack_from(data, len(data) - 4 - len(END))[0]:
+        raise BadSnapshot("its checksum is wrong")
+    book = Book()
+    start = 0
+    for number, (code, count) in enumerate(header.assets, 1):
+        book.replay([NewAsset(number, code)])
+        size = count * 8
+        columns = [numbers(body[start + i * size : start + (i + 1) * size]) for i in range(4)]
+        book.assets[code].load(*columns)
+        start += 4 * size
+    book.history.replace([numbers(body[start:])])
+    book.sequence, book.floor, book.statuses = header.sequence, header.floor, dict(header.statuses)
+    return book, header.name
+
+
+def read_header(data: bytes) -> tuple[Header, int]:
+    """What a snapshot says of itself, and where its columns begin."""
+    if len(data) < 12 or data[:8] != MAGIC:
+        raise BadSnapshot("its first bytes are not those of a snapshot")
+    length = _U32.unpack_from(data, 8)[0]
+    raw = data[12 : 12 + length]
+    if len(data) < 16 + length or zlib.crc32(raw) != _U32.unpack_from(data, 12 + length)[0]:
+        raise BadSnapshot("its header is damaged")
+    try:
+        return msgspec.msgpack.decode(raw, type=Header), 16 + length
+    except msgspec.MsgspecError as error:
+        raise BadSnapshot(f"its header is of another version: {error}") from error
+
+
+def snapshot_name(sequence: int) -> str:
+    """A snapshot's file."""
+    return f"{PREFIX}{sequence:020d}{SUFFIX}"
+
+
+def snapshots_in(files: Files, folder: str) -> list[int]:
+    """The sequences of the snapshots in a folder, newest first."""
+    found = []
+    for name in files.names(folder):
+        digits = name.removeprefix(PREFIX).removesuffix(SUFFIX)
+        if name.startswith(PREFIX) and name.endswith(SUFFIX) and digits.isdigit():
+            found.append(int(digits))
+    return sorted(found, reverse=True)
+
+
+def write(files: Files, folder: str, snapshot: Snapshot) -> int:
+    """Put a snapshot into a folder, and drop all but the newest; returns the oldest sequence that is still covered."""
+    path = f"{folder}/{snapshot_name(snapshot.header.sequence)}"
+    file = files.create(path + ASIDE)
+    try:
+        for piece in pieces(snapshot):
+            rest = memoryview(piece)
+            while rest:
+                file.write(rest[:PIECE_BYTES])
+                file.sync()
+                rest = rest[PIECE_BYTES:]
+    finally:
+        file.close()
+    files.rename(path + ASIDE, path)
+    files.sync_folder(folder)
+    return drop_old(files, folder)
+
+
+def drop_old(files: Files, folder: str) -> int:
+    """Keep the newest two; returns the sequence of the oldest kept, 0 if there is none to fall back to."""
+    found = snapshots_in(files, folder)
+    for sequence in found[KEPT:]:
+        files.remove(f"{folder}/{snapshot_name(sequence)}")
+    if found[KEPT:]:
+        files.sync_folder(folder)  # before the log that only they needed goes
+    return found[KEPT - 1] if len(found) >= KEPT else 0

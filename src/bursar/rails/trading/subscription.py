@@ -1,0 +1,89 @@
+"""Following a core's events: on a connection of its own, made anew when it breaks, from where it got to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from bursar.model.errors import BursarError
+from bursar.ports import Ports, Stream
+from bursar.rails.trading import protocol
+from bursar.rails.trading.connection import Connected, NoConnection, Target, connect
+from bursar.rails.trading.events import Event, from_wire
+from bursar.rails.trading.replies import CORE_BEHIND, CORE_REFUSED
+
+PING_S: Final = 15.0
+BACKOFF_S: Final = 0.2
+BACKOFF_S_MAX: Final = 5.0
+
+
+@dataclass(eq=False)
+class EventsGone(BursarError):
+    """The log no longer reaches back to where a subscriber wants to begin."""
+
+    after: int
+    oldest: int
+    code = "EVENTS_GONE"
+    text = (
+        "events behind {after} are no longer kept; the log begins at {oldest}: read the balances and go on from there"
+    )
+
+
+async def follow(ports: Ports, target: Target, after: int, timeout_s: float) -> AsyncIterator[Event]:
+    """Events behind `after`, for ever. Raises EventsGone, or NoConnection if the core will not have us."""
+    failures = 0
+    while True:
+        try:
+            connected = await connect(ports, target, after, timeout_s)
+        except NoConnection as error:
+            if error.code in (CORE_BEHIND, CORE_REFUSED):
+                raise
+            failures += 1
+            await ports.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(failures, 10)) * (0.5 + ports.random() / 2))
+            continue
+        failures = 0
+        pings = asyncio.create_task(_ping(ports, connected.stream), name="core-events-ping")
+        try:
+            async for event in _events(connected, after):
+                after = event.sequence
+                yield event
+        except (OSError, protocol.ProtocolError, msgspec.MsgspecError):
+            pass  # again, from where we got to
+        finally:
+            pings.cancel()
+            connected.stream.abort()
+
+
+async def _events(connected: Connected, after: int) -> AsyncIterator[Event]:
+    connected.stream.write(protocol.frame(protocol.Subscribe(1, after)))
+    payloads = connected.payloads
+    while True:
+        for payload in payloads:
+            match protocol.decode_answer(payload):
+                case protocol.Events(wires):
+                    for wire in wires:
+                        # Contiguous, or something was lost on the way, which must not pass for silence.
+                        if wire[1] != after + 1:
+                            raise protocol.ProtocolError(f"event {wire[1]} came behind {after}")
+                        after = wire[1]
+                        yield from_wire(wire)
+                case protocol.Gone(_, oldest):
+                    raise EventsGone(after, oldest)
+                case protocol.Noted():
+                    pass
+                case other:
+                    raise protocol.ProtocolError(f"{type(other).__name__} among events")
+        data = await connected.stream.read()
+        if not data:
+            return
+        payloads = connected.splitter.feed(data)
+
+
+async def _ping(ports: Ports, stream: Stream) -> None:
+    while True:
+        await ports.sleep(PING_S)
+        stream.write(protocol.frame(protocol.Ping(0)))

@@ -1,0 +1,116 @@
+"""The words of the trading core: operations, answers, account status, and what each answer lets a caller do.
+
+An answer is one byte. `OK` is an effect that is on disk. Below `UNSURE` stand the business refusals: each is on disk
+too, remembered for its (id, operation), and will be the answer for ever. They are the written list of T26: they alone
+are `EXPLICIT_FAIL`, because they alone may lead to money being given back. From `UNSURE` on nothing was written, so
+nothing is promised: the caller's record stays where it is (`UNKNOWN`), and a person may have to look.
+
+Not here: how an operation is decided (book), how an answer travels (protocol).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from bursar.model.outcome import Outcome
+
+U64_MAX: Final = 2**64 - 1
+ID_MAX: Final = 2**63 - 1  # a Snowflake is a positive signed 64-bit integer
+ASSET_CHARACTERS_MAX: Final = 16
+ASSETS_MAX: Final = 65_535
+PREFIX: Final = "sr-"
+
+
+class Op(IntEnum):
+    """What a core does, each at most once per id. The numbers are on disk and on the wire: never change one."""
+
+    DEPOSIT = 1  # available grows
+    WITHDRAW = 2  # available shrinks
+    REFUND = 3  # a withdraw is given back, whole
+    LOCK = 4  # available → frozen
+    UNLOCK = 5  # frozen → available
+    SETTLE = 6  # frozen of one user → available of another
+    CANCEL = (
+        7  # an operation that has not happened never will; on the wire only, it is kept as that operation's refusal
+    )
+
+
+REMEMBERED: Final = (Op.DEPOSIT, Op.WITHDRAW, Op.REFUND, Op.LOCK, Op.UNLOCK, Op.SETTLE)
+# A refund is never made impossible: what was taken out can always come back (T15, T35).
+CANCELLABLE: Final = frozenset({Op.DEPOSIT, Op.WITHDRAW, Op.LOCK, Op.UNLOCK, Op.SETTLE})
+
+
+class Status(IntEnum):
+    """A user's account in this core (T30). Numbers as in specification 000."""
+
+    ACTIVE = 1
+    FROZEN = 2
+    DISABLED = 3
+
+
+UNSURE: Final = 128
+
+
+class Code(IntEnum):
+    """What the core answers. On disk and on the wire: never change a number."""
+
+    OK = 0
+
+    # The written list of business refusals (T26). Each is remembered.
+    INSUFFICIENT_BALANCE = 1
+    INSUFFICIENT_FROZEN = 2
+    ACCOUNT_FROZEN = 3
+    ACCOUNT_DISABLED = 4
+    INVALID_AMOUNT = 5
+    INVALID_ASSET = 6
+    OVERFLOW = 7  # what is held and what could still be refunded must fit 64 bits together (T31)
+    SAME_ACCOUNT = 8
+    CANCELLED = 9  # by `cancel`, before it happened (T34)
+
+    # Nothing was written, nothing is promised.
+    MISMATCH = UNSURE  # the id stands for other parameters: somebody has a bug, and no answer would be true for both
+    BELOW_FLOOR = UNSURE + 1  # pruned: it may have happened or not, it will not happen now (T32)
+    WITHDRAW_NOT_FOUND = UNSURE + 2  # a refund without its withdraw (T29); not remembered, since T31
+    NOT_FOUND = UNSURE + 3  # a look-up of what is not remembered
+    BAD_OPERATION = UNSURE + 4  # no such operation, or one that cannot be cancelled
+
+
+REFUSALS: Final = frozenset(code for code in Code if 0 < code < UNSURE)
+
+
+def outcome_of(code: int) -> Outcome:
+    """What an answer allows. A number that this version does not know is not on the list, so it is `UNKNOWN`."""
+    if code == Code.OK:
+        return Outcome.SUCCESS
+    if code in REFUSALS:
+        return Outcome.EXPLICIT_FAIL
+    return Outcome.UNKNOWN
+
+
+def code_name(code: int) -> str:
+    """An answer as text."""
+    try:
+        return Code(code).name
+    except ValueError:
+        return f"CODE_{code}"
+
+
+def operation_id(req_id: str | int) -> int:
+    """The integer inside `sr-…`: what the core knows an operation by, so that floors compare."""
+    if isinstance(req_id, str):
+        digits = req_id.removeprefix(PREFIX)
+        # Only the one way to write a number: "007" and "7" must not be the same operation under two names.
+        if not (req_id.startswith(PREFIX) and digits.isascii() and digits.isdigit()) or digits[0] == "0":
+            raise ValueError(f"{req_id!r} is not {PREFIX} followed by a Snowflake")
+        req_id = int(digits)
+    if not 0 < req_id <= ID_MAX:
+        raise ValueError(f"{req_id} is not a Snowflake: 1 to 2^63 - 1")
+    return req_id
+
+
+def is_asset(code: str) -> bool:
+    """Whether a text may name an asset: letters, digits, dot, dash, underscore."""
+    if not 0 < len(code) <= ASSET_CHARACTERS_MAX or not code.isascii():
+        return False
+    return code.replace(".", "").replace("-", "").replace("_", "").isalnum()
