@@ -7,6 +7,7 @@ and the programs around the library do.
 from bursar.sim.disk import SimDisk
 from bursar.sim.kernel import Crash, CrashAt, CrashSwarm, Kernel, Run, SimFailure, run
 from bursar.sim.loop import Fenced, SimDeadlock, SimLivelock, SimLoop
+from bursar.sim.net import SimHost, SimNet
 from bursar.sim.process import Moment, Process, SimLane, SimPorts
 from bursar.sim.trace import Trace
 
@@ -22,9 +23,11 @@ __all__ = [
     "SimDeadlock",
     "SimDisk",
     "SimFailure",
+    "SimHost",
     "SimLane",
     "SimLivelock",
     "SimLoop",
+    "SimNet",
     "SimPorts",
     "Trace",
     "run",

@@ -7,7 +7,7 @@ is a new `Process` of the same name, with new ports; whoever still holds the old
 Port calls are counted per name, over all incarnations, so that "the 17th port call of the worker" is one place in a
 run. Whether a call is where the process dies is the kernel's to say (`kernel.Kernel.fate`).
 
-Not here: the world beyond the ports. Networks, chains and rails are simulated on top, each request a lane of its own.
+Not here: the world beyond the ports. Files and networks are a `SimHost`'s; chains and rails are simulated on top.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from bursar.ports import Lane
+from bursar.ports import Files, Lane, Listener, Stream
 from bursar.sim.disk import SimDisk
 from bursar.sim.loop import OWNER, Fenced, Owner
+from bursar.sim.net import SimHost
 
 if TYPE_CHECKING:
     from bursar.sim.kernel import Kernel
@@ -135,6 +136,17 @@ class SimPorts:
     def sqlite(self, path: str, *, read_only: bool) -> sqlite3.Connection:
         return self._living().disk.open(path)
 
+    def files(self) -> Files:
+        return self._host().files(self._process)
+
+    async def connect(self, address: str) -> Stream:
+        if not self._process.alive:
+            await self.fence()
+        return await self._host().net.connect(self._process, address)
+
+    async def listen(self, address: str, accept: Callable[[Stream], object]) -> Listener:
+        return self._host().net.listen(self._process, address, accept)
+
     async def fence(self) -> NoReturn:
         """Never return to dead code."""
         self._fences += 1
@@ -146,6 +158,12 @@ class SimPorts:
         self._process.kernel.trace.event(self._process.who, "sleep", "", "end")
         if not woken.done():
             woken.set_result(None)
+
+    def _host(self) -> SimHost:
+        disk = self._living().disk
+        if not isinstance(disk, SimHost):
+            raise RuntimeError(f"{self._process.who} was started on a bare disk: files and networks need a SimHost")
+        return disk
 
     def _living(self) -> Process:
         if not self._process.alive:
