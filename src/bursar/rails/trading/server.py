@@ -155,7 +155,7 @@ class Server:
             raise ProtocolError("it does not know the secret")
         prove = partial(protocol.prove, self._secret, "core", name, nonce, login.nonce)
         if login.seen > self.core.durable:
-            self._forget(login.seen)
+            self._forget(login.seen, connection)
         if self._forgotten:
             text = f"this core knows sequences up to {self.core.durable}, and {self._forgotten} has been acknowledged"
             proof = prove(self.core.durable, protocol.BEHIND)
@@ -165,16 +165,17 @@ class Server:
         stream.write(protocol.frame(protocol.Welcome(self.core.durable, prove(self.core.durable))))
         return frames[1:]
 
-    def _forget(self, seen: int) -> None:
+    def _forget(self, seen: int, teller: Connection) -> None:
         """We have forgotten what somebody was told. From now on nobody is served."""
         self._forgotten = max(self._forgotten, seen)
         self._log(
             f"CRITICAL: a client has seen sequence {seen}, and this core ends at {self.core.durable}: its disk was "
             "restored or damaged. It serves nobody until it is started on the newest data."
         )
-        for connection in list(self.connections):
-            connection.open = False
-            connection.stream.close()
+        for connection in self.connections:
+            if connection is not teller:  # who has yet to hear why
+                connection.open = False
+                connection.stream.close()
 
     async def _requests(self, connection: Connection, splitter: Splitter, payloads: list[bytes]) -> None:
         stream, limits = connection.stream, self._limits

@@ -1,0 +1,136 @@
+"""Builders for tests of the trading core: a disk in memory, a core on it, a server and a client on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bursar.ports import Files, SystemPorts
+from bursar.rails.trading import Core, Limits, Server, TradingClient
+from bursar.rails.trading.book import Book, Item
+from bursar.rails.trading.frames import encode
+from bursar.rails.trading.wal import Log
+from bursar.rails.trading.words import Op
+from bursar.sim.files import FilesState, SimFiles
+
+SECRET = b"sixteen bytes or more"
+NAME = "spot"
+FOLDER = "/core"
+WAIT_S = 30.0
+
+
+def deposit(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Item:
+    return (int(Op.DEPOSIT), id_, user, asset, amount, 0)
+
+
+def withdraw(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Item:
+    return (int(Op.WITHDRAW), id_, user, asset, amount, 0)
+
+
+def refund(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Item:
+    return (int(Op.REFUND), id_, user, asset, amount, 0)
+
+
+def cancel(id_: int, op: Op) -> Item:
+    return (int(Op.CANCEL), id_, 0, "", 0, int(op))
+
+
+def memory_files() -> SimFiles:
+    """A disk in memory on which nothing goes wrong unless a test says so."""
+    process: Any = SimpleNamespace(alive=True, who="test")
+    return SimFiles(process, FilesState(random.Random(0)))
+
+
+class MemoryPorts(SystemPorts):
+    """The real machine with a disk in memory."""
+
+    def __init__(self) -> None:
+        self.disk = memory_files()
+
+    def files(self) -> Files:
+        return self.disk
+
+
+def write_log(files: Files, groups: list[list[Item]], *, segment_bytes: int = 10**9) -> Book:
+    """A log in which each group is a frame; returns the book it makes."""
+    files.make_folder(FOLDER)
+    log = Log(files, FOLDER, NAME, segment_bytes_max=segment_bytes)
+    list(log.read_all())
+    log.open(1)
+    book = Book()
+    for group in groups:
+        first = book.sequence + 1
+        book.execute(group)
+        log.append(encode(book.seal(), first, book.sequence - first + 1), first)
+    log.close()
+    return book
+
+
+def state_of(book: Book) -> Any:
+    """All that a book knows, to be compared."""
+    return (
+        book.sequence,
+        book.floor,
+        book.statuses,
+        {code: (list(a), list(a.room)) for code, a in book.assets.items()},
+        [list(chunk) for chunk in book.history.chunks],
+        book.history.where,
+    )
+
+
+async def open_core(ports: SystemPorts, folder: str = FOLDER, **sizes: int) -> Core:
+    return await Core.open(ports, folder, NAME, **sizes)
+
+
+@dataclass
+class Desk:
+    """A core that is being served, and how to reach it."""
+
+    ports: SystemPorts
+    core: Core
+    server: Server
+    address: str
+    log: list[str] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    clients: list[TradingClient] = field(default_factory=list)
+
+    async def client(self, **options: Any) -> TradingClient:
+        settings: dict[str, Any] = {"name": NAME, "secret": SECRET, "timeout_s": WAIT_S} | options
+        client = TradingClient(self.ports, self.address, **settings)
+        client.start()
+        self.clients.append(client)
+        return client
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something to become true."""
+        async with asyncio.timeout(WAIT_S):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def desk(
+    folder: Path, *, ports: SystemPorts | None = None, limits: Limits | None = None, **sizes: int
+) -> AsyncIterator[Desk]:
+    """A core on a folder, served at a Unix socket in it; stopped and closed at the end."""
+    ports = ports or SystemPorts()
+    core = await Core.open(ports, str(folder / "data"), NAME, **sizes)
+    log: list[str] = []
+    server = Server(ports, core, SECRET, limits=limits, log=log.append)
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(server.run(f"unix:{folder}/core.sock", ready.set_result))
+    made = Desk(ports, core, server, await ready, log, task)
+    try:
+        yield made
+    finally:
+        for client in made.clients:
+            await client.close()
+        server.stop()
+        await asyncio.gather(task, return_exceptions=True)
+        core.close()

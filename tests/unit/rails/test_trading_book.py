@@ -1,0 +1,338 @@
+"""The book: every operation, every refusal, remembered answers, floors; against a model that is only sums."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.rails.desk import cancel, deposit, refund, state_of, withdraw
+
+from bursar.model.outcome import Outcome
+from bursar.rails.trading.book import Book, Item
+from bursar.rails.trading.frames import decode, encode
+from bursar.rails.trading.words import REFUSALS, U64_MAX, UNSURE, Code, Op, Status, operation_id, outcome_of
+
+
+def do(book: Book, *items: Item) -> list[Code]:
+    codes, _ = book.execute(items)
+    return [Code(code) for code in codes]
+
+
+def held(book: Book, user: int = 1, asset: str = "USDT") -> tuple[int, int]:
+    return {code: (available, frozen) for code, available, frozen in book.balances(user)}.get(asset, (0, 0))
+
+
+def move(op: Op, id_: int, amount: int, user: int = 1, other: int = 0) -> Item:
+    return (int(op), id_, user, "USDT", amount, other)
+
+
+# --- operations
+
+
+def test_deposit_and_withdraw_move_what_is_available_and_open_accounts_lazily() -> None:
+    book = Book()
+    assert book.balances(1) == []
+    assert do(book, deposit(10), withdraw(11, amount=30)) == [Code.OK, Code.OK]
+    assert held(book) == (70, 0)
+    assert do(book, withdraw(12, amount=70)) == [Code.OK]
+    assert held(book) == (0, 0)
+
+
+def test_lock_unlock_and_settle_keep_the_total() -> None:
+    book = Book()
+    do(book, deposit(10), move(Op.LOCK, 11, 60), move(Op.UNLOCK, 12, 10), move(Op.SETTLE, 13, 50, other=2))
+    assert (held(book, 1), held(book, 2)) == ((50, 0), (50, 0))
+    assert book.totals() == [("USDT", 100)]
+
+
+@pytest.mark.parametrize(
+    ("item", "code"),
+    [
+        (withdraw(20, amount=101), Code.INSUFFICIENT_BALANCE),
+        (withdraw(20, user=9, amount=1), Code.INSUFFICIENT_BALANCE),
+        (withdraw(20, asset="BTC", amount=1), Code.INSUFFICIENT_BALANCE),
+        (move(Op.LOCK, 20, 101), Code.INSUFFICIENT_BALANCE),
+        (move(Op.UNLOCK, 20, 1), Code.INSUFFICIENT_FROZEN),
+        (move(Op.SETTLE, 20, 1, other=2), Code.INSUFFICIENT_FROZEN),
+        (deposit(20, amount=0), Code.INVALID_AMOUNT),
+        (withdraw(20, amount=0), Code.INVALID_AMOUNT),
+        (move(Op.LOCK, 20, 0), Code.INVALID_AMOUNT),
+        (deposit(20, asset="US DT"), Code.INVALID_ASSET),
+        (deposit(20, asset=""), Code.INVALID_ASSET),
+        (deposit(20, asset="A" * 17), Code.INVALID_ASSET),
+        (deposit(20, amount=U64_MAX - 99), Code.OVERFLOW),
+        (deposit(20, user=3, amount=1), Code.ACCOUNT_FROZEN),
+        (withdraw(20, user=3, amount=1), Code.ACCOUNT_FROZEN),
+        (move(Op.LOCK, 20, 1, user=3), Code.ACCOUNT_FROZEN),
+        (deposit(20, user=4, amount=1), Code.ACCOUNT_DISABLED),
+        (withdraw(20, user=4, amount=1), Code.ACCOUNT_DISABLED),
+    ],
+)
+def test_a_refusal_moves_nothing_and_is_remembered(item: Item, code: Code) -> None:
+    """Refusals are durable outcomes too (T8): when the reason is gone, the same id is still refused."""
+    book = Book()
+    do(book, deposit(10), deposit(5, user=3), deposit(6, user=4))
+    book.set_status(3, Status.FROZEN)
+    book.set_status(4, Status.DISABLED)
+    before = [held(book, user) for user in (1, 2, 3, 4)]
+    assert do(book, item) == [code]
+    assert outcome_of(code) is Outcome.EXPLICIT_FAIL
+    assert [held(book, user) for user in (1, 2, 3, 4)] == before
+    for user in (3, 4):
+        book.set_status(user, Status.ACTIVE)
+    do(book, deposit(30, amount=1000), withdraw(31, amount=0), move(Op.LOCK, 32, 50))
+    assert do(book, item) == [code]
+
+
+def test_settling_with_oneself_is_refused() -> None:
+    book = Book()
+    do(book, deposit(10), move(Op.LOCK, 11, 60))
+    assert do(book, move(Op.SETTLE, 12, 10, other=1)) == [Code.SAME_ACCOUNT]
+
+
+def test_what_has_happened_outside_is_booked_whatever_the_status() -> None:
+    """Unlocks, settlements and refunds are never stopped by a freeze (T15, T35)."""
+    book = Book()
+    do(book, deposit(10), withdraw(11, amount=40), move(Op.LOCK, 12, 60))
+    book.set_status(1, Status.DISABLED)
+    book.set_status(2, Status.FROZEN)
+    done = do(book, refund(11, amount=40), move(Op.UNLOCK, 13, 10), move(Op.SETTLE, 14, 50, other=2))
+    assert done == [Code.OK] * 3
+    assert (held(book, 1), held(book, 2)) == ((50, 0), (50, 0))
+
+
+def test_an_operation_nobody_knows_does_nothing() -> None:
+    book = Book()
+    codes = do(book, (0, 1, 1, "USDT", 1, 0), (99, 1, 1, "USDT", 1, 0), (int(Op.DEPOSIT), 2, 1, "USDT", 1, 7))
+    assert codes == [Code.BAD_OPERATION] * 3
+    assert book.sequence == 0
+    assert book.seal() == []
+
+
+# --- idempotency
+
+
+@pytest.mark.parametrize("op", [Op.DEPOSIT, Op.WITHDRAW, Op.LOCK, Op.UNLOCK, Op.SETTLE, Op.REFUND])
+def test_the_same_operation_twice_happens_once_and_says_the_same(op: Op) -> None:
+    """Withdraw, deposit, refund each called twice, in one batch and later."""
+    book = Book()
+    do(book, deposit(1, amount=1000), move(Op.LOCK, 2, 100), withdraw(50, amount=10))
+    item = move(op, 50, 10, other=2 if op is Op.SETTLE else 0)
+    first = book.execute([item])
+    now = (held(book, 1), held(book, 2))
+    assert book.execute([item]) == first
+    book.seal()
+    assert book.execute([item]) == first
+    assert (held(book, 1), held(book, 2)) == now
+
+
+def test_a_duplicate_in_the_same_batch_happens_once() -> None:
+    book = Book()
+    codes, sequences = book.execute([deposit(10), deposit(10), deposit(10, amount=5)])
+    assert (list(codes), sequences) == ([Code.OK, Code.OK, Code.MISMATCH], [1, 1, 0])
+    assert held(book) == (100, 0)
+
+
+def test_one_id_may_withdraw_and_be_refunded() -> None:
+    """Key (req_id, op): a refund is not swallowed as already processed (T7)."""
+    book = Book()
+    assert do(book, deposit(10), withdraw(10), refund(10), refund(10)) == [Code.OK] * 4
+    assert held(book) == (100, 0)
+
+
+@pytest.mark.parametrize("other", [deposit(10, amount=99), deposit(10, user=2), deposit(10, asset="BTC")])
+def test_other_parameters_under_the_same_id_never_execute(other: Item) -> None:
+    """MISMATCH is neither success nor refusal: a refusal could give back money that is well spent."""
+    book = Book()
+    do(book, deposit(10))
+    assert do(book, other) == [Code.MISMATCH]
+    assert outcome_of(Code.MISMATCH) is Outcome.UNKNOWN
+    assert book.totals() == [("USDT", 100)]
+    assert do(book, deposit(10)) == [Code.OK]
+
+
+# --- refunds
+
+
+def test_a_refund_without_its_withdraw_is_refused_and_not_remembered() -> None:
+    """T29, T31: only success is remembered, so that a refund which came too early can still happen."""
+    book = Book()
+    assert do(book, deposit(10), refund(11), withdraw(11), refund(11)) == [
+        Code.OK,
+        Code.WITHDRAW_NOT_FOUND,
+        Code.OK,
+        Code.OK,
+    ]
+    assert outcome_of(Code.WITHDRAW_NOT_FOUND) is Outcome.UNKNOWN
+
+
+def test_a_refund_of_a_refused_withdraw_is_refused() -> None:
+    book = Book()
+    assert do(book, deposit(10), withdraw(11, amount=101), refund(11, amount=101))[2] is Code.WITHDRAW_NOT_FOUND
+    assert held(book) == (100, 0)
+
+
+@pytest.mark.parametrize("other", [refund(11, amount=39), refund(11, user=2, amount=40), refund(11, 1, 40, "BTC")])
+def test_a_refund_must_be_what_was_withdrawn(other: Item) -> None:
+    book = Book()
+    do(book, deposit(10), deposit(9, asset="BTC"), withdraw(11, amount=40))
+    assert do(book, other) == [Code.MISMATCH]
+    assert held(book) == (60, 0)
+
+
+def test_a_refund_always_fits() -> None:
+    """T31: room that a withdraw leaves is kept until nobody can refund it any more."""
+    book = Book()
+    do(book, deposit(10, amount=U64_MAX), withdraw(11, amount=U64_MAX))
+    assert do(book, deposit(12, amount=1)) == [Code.OVERFLOW]
+    assert do(book, refund(11, amount=U64_MAX)) == [Code.OK]
+    assert held(book) == (U64_MAX, 0)
+    do(book, withdraw(13, amount=U64_MAX))
+    book.prune(14, [])
+    assert do(book, deposit(15, amount=U64_MAX)) == [Code.OK]
+
+
+def test_room_of_a_refunded_withdraw_is_not_given_away_twice() -> None:
+    book = Book()
+    do(book, deposit(10, amount=U64_MAX), withdraw(11, amount=5), refund(11, amount=5))
+    book.prune(12, [])
+    assert do(book, deposit(13, amount=1)) == [Code.OVERFLOW]
+
+
+def test_an_overflow_of_a_payee_is_refused() -> None:
+    book = Book()
+    do(book, deposit(10), move(Op.LOCK, 11, 100), deposit(12, user=2, amount=U64_MAX))
+    assert do(book, move(Op.SETTLE, 13, 1, other=2)) == [Code.OVERFLOW]
+    assert (held(book, 1), held(book, 2)) == ((0, 100), (U64_MAX, 0))
+
+
+# --- cancel
+
+
+def test_cancel_before_leaves_a_refusal_for_ever() -> None:
+    """T34: a tombstone, whatever the operation's parameters would have been."""
+    book = Book()
+    assert (
+        do(book, cancel(10, Op.DEPOSIT), deposit(10), deposit(10, amount=7), cancel(10, Op.DEPOSIT))
+        == [Code.CANCELLED] * 4
+    )
+    assert outcome_of(Code.CANCELLED) is Outcome.EXPLICIT_FAIL
+    assert book.totals() == []
+
+
+def test_cancel_after_says_that_it_has_happened() -> None:
+    book = Book()
+    _, [at] = book.execute([deposit(10)])
+    assert book.execute([cancel(10, Op.DEPOSIT)]) == (bytes([Code.OK]), [at])
+    assert do(book, withdraw(11, amount=101), cancel(11, Op.WITHDRAW)) == [Code.INSUFFICIENT_BALANCE] * 2
+
+
+def test_a_refund_cannot_be_cancelled() -> None:
+    book = Book()
+    assert do(book, cancel(10, Op.REFUND), cancel(10, Op.CANCEL)) == [Code.BAD_OPERATION] * 2
+
+
+# --- the floor
+
+
+def test_below_the_floor_nothing_is_remembered_and_nothing_executes() -> None:
+    """T32: a delayed frame of a pruned operation answers UNKNOWN, and never executes."""
+    book = Book()
+    do(book, deposit(10), deposit(11), withdraw(12, amount=1))
+    book.prune(12, [])
+    assert do(book, deposit(10), deposit(9), cancel(11, Op.DEPOSIT), refund(11)) == [Code.BELOW_FLOOR] * 4
+    assert outcome_of(Code.BELOW_FLOOR) is Outcome.UNKNOWN
+    assert do(book, withdraw(12, amount=1), deposit(13)) == [Code.OK, Code.OK]
+    assert held(book) == (299, 0)
+    book.seal()
+    assert book.history.count == 2
+
+
+def test_the_floor_never_sinks_and_what_is_kept_is_kept() -> None:
+    """Forced records are not pruned (T32)."""
+    book = Book()
+    do(book, deposit(10), deposit(11), withdraw(11, amount=5))
+    at = book.prune(12, [11])
+    assert do(book, deposit(11), withdraw(11, amount=5), deposit(10)) == [Code.OK, Code.OK, Code.BELOW_FLOOR]
+    assert book.prune(11, []) == at
+    assert book.floor == 12
+
+
+def test_id_zero_is_below_every_floor() -> None:
+    assert do(Book(), deposit(0)) == [Code.BELOW_FLOOR]
+
+
+# --- looking
+
+
+def test_looking_up_says_what_is_on_record_and_where() -> None:
+    book = Book()
+    do(book, deposit(10), withdraw(10, amount=200))
+    codes, sequences = book.lookup([(10, Op.DEPOSIT), (10, Op.WITHDRAW), (10, Op.LOCK), (0, Op.LOCK), (10, 99)])
+    assert list(codes) == [Code.OK, Code.INSUFFICIENT_BALANCE, Code.NOT_FOUND, Code.BELOW_FLOOR, Code.NOT_FOUND]
+    assert sequences == [1, 2, 0, 0, 0]
+
+
+def test_the_written_list_of_refusals() -> None:
+    """T26: these codes and no others are EXPLICIT_FAIL, and each of them is remembered."""
+    assert {code.name for code in REFUSALS} == {
+        "INSUFFICIENT_BALANCE",
+        "INSUFFICIENT_FROZEN",
+        "ACCOUNT_FROZEN",
+        "ACCOUNT_DISABLED",
+        "INVALID_AMOUNT",
+        "INVALID_ASSET",
+        "OVERFLOW",
+        "SAME_ACCOUNT",
+        "CANCELLED",
+    }
+    for code in range(256):
+        assert (outcome_of(code) is Outcome.EXPLICIT_FAIL) == (code in REFUSALS)
+        assert (outcome_of(code) is Outcome.SUCCESS) == (code == 0)
+    assert all(code < UNSURE for code in REFUSALS)
+
+
+@pytest.mark.parametrize(
+    "text", ["sr-0", "sr-", "17", "sr-017", "sr--1", "sr-1e3", "SR-1", "sr-\uff19", "sr-" + "9" * 19]
+)
+def test_an_id_that_is_not_a_snowflake_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="Snowflake"):
+        operation_id(text)
+
+
+def test_an_id_is_the_number_in_it() -> None:
+    assert operation_id("sr-1734912345678901234") == operation_id(1734912345678901234) == 1734912345678901234
+
+
+# --- against a model
+
+
+items = st.tuples(
+    st.sampled_from([1, 1, 2, 2, 3, 4, 5, 6]),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.sampled_from(["USDT", "BTC", "no asset"]),
+    st.sampled_from([0, 1, 5, 9, U64_MAX]),
+    st.just(0),
+)
+
+
+@given(st.lists(st.lists(items, max_size=12), max_size=6), st.integers(0, 8))
+def test_replaying_the_notes_gives_the_same_book(groups: list[list[Item]], floor: int) -> None:
+    """Whatever is decided, its frames alone make the same book again, and nobody holds what was not put in."""
+    book, again = Book(), Book()
+    for number, group in enumerate(groups):
+        first = book.sequence + 1
+        given_items = [(*item[:5], 4 if item[0] == Op.SETTLE else 0) for item in group]
+        codes, _ = book.execute(given_items)
+        assert book.execute(given_items)[0] == codes or any(code >= UNSURE for code in codes)
+        if number == 2:
+            book.set_status(2, Status.FROZEN)
+            book.prune(floor, [3])
+        if book.sequence >= first:
+            frame = decode(encode(book.seal(), first, book.sequence - first + 1), 0, first)
+            again.replay(frame.notes)
+    assert state_of(again) == state_of(book)
+    for _, accounts in book.assets.items():
+        for place, (_, available, frozen) in enumerate(accounts):
+            assert available + frozen + accounts.room[place] <= U64_MAX
