@@ -133,10 +133,7 @@ class Kernel:
             raise RuntimeError(f"{predecessor.who} is still alive")
         if disk is None:
             disk = SimDisk() if predecessor is None else predecessor.disk
-        if disk.process not in (None, name):
-            raise ValueError(f"{name} cannot use the disk of {disk.process}: they would share transactions")
-        disk.process = name
-        process = self.processes[name] = Process(self, name, disk, predecessor)
+        process = self.processes[name] = Process(self, name, disk.drive(name), predecessor)
         self.trace.event(process.who, "", "", "start")
         return process
 

@@ -1,36 +1,46 @@
 """The oracle: looks at the ledger's rows behind its back and knows what must be true of them.
 
-Incremental after every commit (the envelope that has just been announced: its hash, its conservation, its postings),
-complete at every crash and at the end (I1, I2, I3, I8 over everything, and the disposable tables). It reads the
-simulated disk directly, not through the store's reading code, so that both can't be wrong in the same way; only the
-canonical encoding is shared, because that is what I8 is about.
+It keeps a picture of its own: every envelope that was announced, the postings it made, who spent which, what that adds
+up to. After every commit it reads the rows of the envelopes announced since (hash, conservation, postings, spends,
+live rows) and puts them into the picture; at every crash and at the end it reads all rows of all tables and compares
+them with the picture (I1, I2, I3, I8, and the disposable tables). It reads the simulated disk directly, not through
+the store's reading code, so that both can't be wrong in the same way; only the canonical encoding is shared, because
+that is what I8 is about.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import chain
 
 from bursar.model.accounts import Account
 from bursar.model.entries import Kind
-from bursar.model.envelope import Receipt, decode_ids, decode_legs, decode_pins
+from bursar.model.envelope import Envelope, Receipt, decode_ids, decode_legs, decode_pins
 from bursar.model.money import Asset
-from bursar.model.postings import Posting
-from bursar.model.records import StoredEnvelope
-from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of, rebuild
+from bursar.model.postings import INDEX_BITS, Posting
+from bursar.store.rows import Row, account_of, asset_of, book_of
 from bursar.store.sqlite.calls import amount_out
 
 EVENT_COMMITTED = 1
-UNSPENT = "SELECT id, account, asset, amount FROM postings WHERE id NOT IN (SELECT posting FROM spends)"
-POSTINGS = (
-    "SELECT p.id, p.account, p.asset, p.amount, s.envelope, l.posting FROM postings p "
-    "LEFT JOIN spends s ON s.posting = p.id LEFT JOIN live_postings l ON l.posting = p.id"
+ENVELOPE = "seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata"
+NEWS = (
+    "SELECT v.seq, v.kind, v.subject, e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, "
+    "e.consumes, e.metadata FROM events v LEFT JOIN envelopes e ON e.seq = v.subject AND v.kind = 1 "
+    "WHERE v.seq > ? ORDER BY v.seq"
 )
+# What a range of envelopes created, and what they consumed, each with its spender and whether it is live.
+_POSTINGS = (
+    "SELECT p.id, p.account, p.asset, p.amount, s.envelope, l.posting FROM postings p "
+    "LEFT JOIN spends s ON s.posting = p.id LEFT JOIN live_postings l ON l.posting = p.id WHERE p.id"
+)
+CREATED = f"{_POSTINGS} BETWEEN ? AND ?"
+CREATED_AND_CONSUMED = f"{CREATED} UNION ALL {_POSTINGS} IN (SELECT value FROM json_each(?))"
 
-
-def _posting(row: Row) -> Posting:
-    return Posting(row[0], row[1], row[2], amount_out(row[3]))
+# An account's version is decoded and hashed once for all seeds: it is a function of its row, and the row is read anew.
+_account = lru_cache(maxsize=4096)(account_of)
 
 
 class Violation(AssertionError):
@@ -40,79 +50,151 @@ class Violation(AssertionError):
 class Oracle:
     """Judges one database."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, past: Oracle | None = None) -> None:
+        """Judge what is there; or, with the oracle of what it is a copy of, only what is new since.
+
+        What is not new is still compared row by row at every crash and at the end.
+        """
         self.db = connection
         self.checks = 0
         self._seen = 0  # last event judged
         self._changes = -1  # rows written by then
+        self.envelopes: dict[int, Row] = {}  # by number: the row as it was announced
+        self.postings: dict[int, Row] = {}  # by number: (number, account, asset, amount)
+        self.spent: dict[int, int] = {}  # posting → the envelope that lists it
+        self.balances: Counter[tuple[int, int]] = Counter()  # of what is not spent, per (account, asset)
+        self.moved: Counter[tuple[int, int]] = Counter()  # what the movements add up to, per (account, asset)
+        self._values: dict[int, Posting] = {}  # the same postings, decoded
         self._versions: dict[tuple[int, int], Account] = {}
+        self._heads: dict[int, Account] = {}  # newest versions
+        self._heads_of = 0  # when there were so many
         self.assets: dict[int, Asset] = {r[0]: asset_of(r) for r in self.db.execute("SELECT * FROM assets")}
         self.books = {r[0]: book_of(r) for r in self.db.execute("SELECT id, name, assets, accounts FROM books")}
+        if past is not None:
+            self._seen = past._seen
+            self.envelopes |= past.envelopes
+            self.postings |= past.postings
+            self.spent |= past.spent
+            self.balances.update(past.balances)
+            self.moved.update(past.moved)
+            self._values |= past._values
 
     # --- after every commit ------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Judge every envelope announced since the last look."""
-        if self.db.total_changes == self._changes:
+        db = self.db
+        # Inside a transaction there may be events that are rolled back, whose numbers others then get.
+        if db.total_changes == self._changes or db.in_transaction:
             return
-        self._changes = self.db.total_changes
-        news = self.db.execute(
-            "SELECT v.seq, v.kind, v.subject, e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, "
-            "e.consumes, e.metadata, e.at FROM events v LEFT JOIN envelopes e ON e.seq = v.subject AND v.kind = 1 "
-            "WHERE v.seq > ? ORDER BY v.seq",
-            (self._seen,),
-        )
+        self._changes = db.total_changes
         announced = []
-        for row in news.fetchall():
+        for row in db.execute(NEWS, (self._seen,)).fetchall():
             self._seen = row[0]
             if row[1] == EVENT_COMMITTED:
                 if row[3] is None:
                     raise Violation(f"I8: event of envelope {row[2]}, but no such envelope")
-                announced.append(envelope_of(row[3:]))
+                announced.append(row[3:])
         if announced:
             self._envelopes(announced)
 
-    def _envelopes(self, announced: list[StoredEnvelope]) -> None:
-        listed = {e.seq: decode_ids(e.consumes) for e in announced}
-        wanted = str([number for ids in listed.values() for number in ids])
-        found = {
-            r[0]: r for r in self.db.execute(f"{POSTINGS} WHERE p.id IN (SELECT value FROM json_each(?))", (wanted,))
-        }
-        span = (min(listed) << 16, (max(listed) + 1) << 16)
+    def _envelopes(self, announced: list[Row]) -> None:
+        numbers = [row[0] for row in announced]
+        listed = [decode_ids(row[9]) for row in announced]
+        consumed = list(chain.from_iterable(listed))
+        span = (min(numbers) << INDEX_BITS, ((max(numbers) + 1) << INDEX_BITS) - 1)
+        if consumed:
+            rows = self.db.execute(CREATED_AND_CONSUMED, (*span, str(consumed))).fetchall()
+        else:
+            rows = self.db.execute(CREATED, span).fetchall()
+        found: dict[int, Row] = {}
         created: dict[int, list[Row]] = {}
-        for row in self.db.execute(f"{POSTINGS} WHERE p.id >= ? AND p.id < ? ORDER BY p.id", span):
-            created.setdefault(row[0] >> 16, []).append(row)
-        for stored in announced:
-            if any(number not in found for number in listed[stored.seq]):
-                raise Violation(f"I2: envelope {stored.seq} spends postings that were never created")
-            self._envelope(stored, [found[i] for i in listed[stored.seq]], created.get(stored.seq, []))
+        for row in rows:
+            number = row[0]
+            if number not in found:  # one that the range holds and a later envelope consumes comes twice
+                found[number] = row
+                created.setdefault(number >> INDEX_BITS, []).append(row)
+        for row, ids in zip(announced, listed, strict=True):
+            self._envelope(row, ids, found, created.get(row[0], []))
 
-    def _envelope(self, stored: StoredEnvelope, consumed: list[Row], created: list[Row]) -> None:
+    def _envelope(self, row: Row, ids: tuple[int, ...], found: dict[int, Row], created: list[Row]) -> None:
         self.checks += 1
-        seq = stored.seq
-        consumes, creates = [_posting(r) for r in consumed], [_posting(r) for r in created]
-        if len({p.id for p in consumes}) != len(consumes):
-            raise Violation(f"I2: envelope {seq} lists a posting twice")
-        accounts = {pin[0]: self._version(pin) for pin in decode_pins(stored.pins)}
-        hashed = rebuild(stored, accounts, self.assets, self.books, tuple(consumes), tuple(creates)).id()
-        if hashed != stored.id:
-            raise Violation(f"I8: envelope {seq} hashes to {hashed.hex()}, not {stored.id.hex()}")
-        self._conserves(seq, consumes, creates)
-        for number, _, _, _, spender, live in consumed:
-            if spender != seq:
-                raise Violation(f"I2: envelope {seq} lists posting {number}, spent by {spender}")
-            if live is not None:
+        seq = row[0]
+        consumes = []
+        for number in ids:
+            posting = found.get(number)
+            if posting is None:
+                raise Violation(f"I2: envelope {seq} spends postings that were never created")
+            if posting[4] != seq:
+                raise Violation(f"I2: envelope {seq} lists posting {number}, spent by {posting[4]}")
+            if posting[5] is not None:
                 raise Violation(f"I3: posting {number} is spent by {seq} and live")
-        for number, _, _, _, spender, live in created:
-            if spender is None and live is None:
-                raise Violation(f"I3: posting {number} is neither live nor spent")
+            consumes.append(self._value(posting))
+        if len(set(ids)) != len(ids):
+            raise Violation(f"I2: envelope {seq} lists a posting twice")
+        for posting in created:
+            if posting[4] is None and posting[5] is None:
+                raise Violation(f"I3: posting {posting[0]} is neither live nor spent")
+        creates = sorted([self._value(posting) for posting in created], key=_by_number)
+        self._hashes(row, tuple(consumes), tuple(creates))
+        self._conserves(seq, consumes, creates)
+        self.envelopes[seq] = row
+        for number in ids:
+            if number in self.spent:
+                raise Violation(f"I2: posting {number} is listed by {self.spent[number]} and {seq}")
+            self.spent[number] = seq
 
-    def _conserves(self, seq: int, consumes: Iterable[Posting], creates: Iterable[Posting]) -> None:
+    def _value(self, row: Row) -> Posting:
+        """A posting from its row, which must be the row that it was when it was first seen."""
+        number = row[0]
+        known = self._values.get(number)
+        if known is None:
+            self.postings[number] = row[:4]
+            known = self._values[number] = Posting(number, row[1], row[2], amount_out(row[3]))
+        elif self.postings[number] != row[:4]:
+            raise Violation(f"I8: posting {number} is {row[:4]}, and was {self.postings[number]}")
+        return known
+
+    def _hashes(self, row: Row, consumes: tuple[Posting, ...], creates: tuple[Posting, ...]) -> None:
+        seq, id_, scope, key, book, kind, reverses, legs, pins, _, metadata = row
+        movements = decode_legs(legs)
+        used = dict.fromkeys([leg.asset for leg in movements] + [p.asset for p in consumes + creates])
+        envelope = Envelope(
+            seq=seq,
+            scope=scope,
+            key=key,
+            book=self.books[book],
+            kind=kind,
+            reverses=reverses,
+            legs=movements,
+            accounts=tuple([self._version(pin) for pin in decode_pins(pins)]),
+            assets=tuple([self.assets[asset] for asset in used]),
+            consumes=consumes,
+            creates=creates,
+            metadata=metadata,
+        )
+        try:
+            hashed = envelope.id()
+        except KeyError as missing:
+            raise Violation(f"I8: envelope {seq} has a posting of account {missing}, which it does not name") from None
+        if hashed != id_:
+            raise Violation(f"I8: envelope {seq} hashes to {hashed.hex()}, not {id_.hex()}")
+        if kind == Kind.COMPACT and movements:
+            raise Violation(f"envelope {seq} merges postings and moves value")
+        moved = self.moved
+        for leg in movements:
+            moved[leg.source, leg.asset] -= leg.minor
+            moved[leg.target, leg.asset] += leg.minor
+
+    def _conserves(self, seq: int, consumes: list[Posting], creates: list[Posting]) -> None:
         sums: dict[int, int] = {}
+        balances = self.balances
         for p in consumes:
             sums[p.asset] = sums.get(p.asset, 0) - p.amount
+            balances[p.account, p.asset] -= p.amount
         for p in creates:
             sums[p.asset] = sums.get(p.asset, 0) + p.amount
+            balances[p.account, p.asset] += p.amount
         if any(sums.values()):
             raise Violation(f"I1: envelope {seq} makes or destroys value: {sums}")
 
@@ -122,54 +204,65 @@ class Oracle:
             row = self.db.execute(sql, pin).fetchone()
             if row is None:
                 raise Violation(f"I8: an envelope was validated against account version {pin}, which does not exist")
-            self._versions[pin] = account_of(row)
+            self._versions[pin] = _account(row)
         return self._versions[pin]
 
     # --- at every crash and at the end -----------------------------------------------------------------------------
 
-    def everything(self) -> None:
-        """I1, I2, I3, I8 over all rows. Only when no commit is half done."""
+    def everything(self, *, every_column: bool = False) -> None:
+        """I1, I2, I3, I8 over all rows. Only when no commit is half done.
+
+        Rows of insert-only tables were compared in full when they were announced, and can't be changed and changed
+        back: until the end, when every column is asked for, it is enough that they are there, under their hash.
+        """
         self.look()
-        spends = dict(self.db.execute("SELECT posting, envelope FROM spends").fetchall())
-        live = {r[0]: r for r in self.db.execute("SELECT posting, account, asset, amount FROM live_postings")}
-        sums: Counter[int] = Counter()
-        for r in live.values():
-            sums[r[2]] += amount_out(r[3])
-        if any(sums.values()):
-            raise Violation(f"I1: live postings sum to {dict(sums)}")
-        unspent = {r[0]: r for r in self.db.execute(UNSPENT)}
-        if unspent != live:
-            raise Violation("I3: live is not postings - spends")
-        listed: dict[int, int] = {}
-        for seq, consumes in self.db.execute("SELECT seq, consumes FROM envelopes"):
-            for i in decode_ids(consumes):
-                if i in listed:
-                    raise Violation(f"I2: posting {i} is listed by {listed[i]} and {seq}")
-                listed[i] = seq
-        if listed != spends:
-            raise Violation("I2: what envelopes list is not what was spent")
-        announced = self.db.execute("SELECT count(*) FROM events WHERE kind = 1").fetchone()[0]
-        committed = self.db.execute("SELECT count(*) FROM envelopes").fetchone()[0]
-        if announced != committed:
-            raise Violation(f"{committed} envelopes, {announced} events")
-        if self.db.execute("SELECT 1 FROM postings WHERE id >> 16 NOT IN (SELECT seq FROM envelopes)").fetchone():
-            raise Violation("I8: postings without their envelope")
+        read = self.db.execute
+        spends = dict(read("SELECT posting, envelope FROM spends").fetchall())
+        if spends != self.spent:
+            raise Violation(f"I2: what envelopes list is not what was spent: {_differ(spends, self.spent)}")
+        live = {r[0]: r for r in read("SELECT posting, account, asset, amount FROM live_postings").fetchall()}
+        unspent = {number: row for number, row in self.postings.items() if number not in spends}
+        if live != unspent:
+            sums: Counter[int] = Counter()
+            for r in live.values():
+                sums[r[2]] += amount_out(r[3])
+            if any(sums.values()):
+                raise Violation(f"I1: live postings sum to {dict(sums)}")
+            raise Violation(f"I3: live is not postings - spends: {_differ(live, unspent)}")
+        if every_column:
+            self._every_column()
+        else:
+            made = {r[0] for r in read("SELECT id FROM postings").fetchall()}
+            if made != self.postings.keys():
+                raise Violation(f"I8: postings without their envelope: {sorted(made ^ self.postings.keys())[:5]}")
+            if dict(read("SELECT seq, id FROM envelopes").fetchall()) != {
+                n: row[1] for n, row in self.envelopes.items()
+            }:
+                raise Violation("I8: envelopes are not what was announced")
+        (announced,) = read("SELECT count(*) FROM events WHERE kind = 1").fetchone()
+        if announced != len(self.envelopes):
+            raise Violation(f"{len(self.envelopes)} envelopes, {announced} events")
         self._disposable(live)
 
-    def _disposable(self, live: dict[int, tuple[int, int, int, bytes]]) -> None:
+    def _every_column(self) -> None:
+        """Envelopes and postings are, to the byte, what they were when they were hashed."""
+        read = self.db.execute
+        postings = {r[0]: r for r in read("SELECT id, account, asset, amount FROM postings").fetchall()}
+        if postings != self.postings:
+            raise Violation(f"I8: postings are not what envelopes made: {_differ(postings, self.postings)}")
+        envelopes = {r[0]: r for r in read(f"SELECT {ENVELOPE} FROM envelopes").fetchall()}
+        if envelopes != self.envelopes:
+            raise Violation(f"I8: envelopes are not what was announced: {_differ(envelopes, self.envelopes)}")
+
+    def _disposable(self, live: dict[int, Row]) -> None:
         """Guarded and cached balances, floors and holds agree with the postings."""
-        sums: Counter[tuple[int, int]] = Counter()
-        for _, account, asset, amount in live.values():
-            sums[account, asset] += amount_out(amount)
-        heads = {
-            r[0]: account_of(r)
-            for r in self.db.execute("SELECT id, path, max(version), policy, status, book FROM accounts GROUP BY id")
-        }
+        sums, heads = self.balances, self._newest()
         for (account, asset), balance in sums.items():
-            head = heads[account]
-            floor = head.floor(self.assets[asset]) if head.may_owe(self.assets[asset]) else 0
-            if floor is not None and balance < floor:
-                raise Violation(f"L1: {head.path} stands at {balance}, below {floor}")
+            if balance < 0:
+                head = heads[account]
+                floor = head.floor(self.assets[asset]) if head.may_owe(self.assets[asset]) else 0
+                if floor is not None and balance < floor:
+                    raise Violation(f"L1: {head.path} stands at {balance}, below {floor}")
         for account, asset, guarded in self.db.execute("SELECT account, asset, balance FROM account_heads"):
             if sums[account, asset] != int(guarded):
                 raise Violation(
@@ -185,6 +278,19 @@ class Oracle:
         for (account, asset), balance in sums.items():
             if not heads[account].selects and cached[account, asset] != balance:
                 raise Violation(f"the cached balance of {heads[account].path} is missing {balance}")
+        self._holds(live, next(i for i, head in heads.items() if head.path == "held"))
+
+    def _newest(self) -> dict[int, Account]:
+        """The newest version of every account; read again when there are more versions, since none ever changes."""
+        (versions,) = self.db.execute("SELECT count(*) FROM accounts").fetchone()
+        if versions != self._heads_of:
+            sql = "SELECT id, path, max(version), policy, status, book FROM accounts GROUP BY id"
+            self._heads = {row[0]: _account(row) for row in self.db.execute(sql)}
+            self._heads_of = versions
+        return self._heads
+
+    def _holds(self, live: dict[int, Row], account: int) -> None:
+        """Every open hold has its posting, and nothing else is held."""
         held: Counter[int] = Counter()
         for hold, asset, remaining, posting in self.db.execute(
             "SELECT id, asset, remaining, posting FROM holds WHERE state = 'open'"
@@ -193,36 +299,31 @@ class Oracle:
             row = live.get(posting)
             if row is None or row[3] != remaining:
                 raise Violation(f"hold {hold} is open but its posting {posting} is not there")
-        account = next(i for i, head in heads.items() if head.path == "held")
-        if any(held[asset] != sums[account, asset] for asset in self.assets):
-            raise Violation(f"held is {dict(sums)}, holds say {dict(held)}")
+        for asset in self.assets:
+            if held[asset] != self.balances[account, asset]:
+                raise Violation(f"{self.balances[account, asset]} of {asset} are held, holds say {held[asset]}")
 
     # --- what happened ---------------------------------------------------------------------------------------------
 
     def keys(self) -> dict[tuple[str, str], tuple[int, str]]:
-        """(scope, key) → (envelope, id), of all that was committed."""
-        rows = self.db.execute("SELECT scope, key, seq, id FROM envelopes")
-        return {(scope, key): (seq, id_.hex()) for scope, key, seq, id_ in rows}
+        """(scope, key) → (envelope, id), of all that was announced; `everything` says that this is all there is."""
+        return {(row[2], row[3]): (row[0], row[1].hex()) for row in self.envelopes.values()}
 
     def receipt(self, seq: int, key: str) -> Receipt:
         """What a caller would be told of an envelope."""
         row = self.db.execute("SELECT id FROM envelopes WHERE seq = ?", (seq,)).fetchone()
         return Receipt(envelope=seq, id=row[0].hex(), key=key)
 
-    def moved(self) -> Counter[tuple[int, int]]:
-        """What the movements of all envelopes add up to, per (account, asset)."""
-        sums: Counter[tuple[int, int]] = Counter()
-        for legs, kind in self.db.execute("SELECT legs, kind FROM envelopes"):
-            if kind == Kind.COMPACT and decode_legs(legs):
-                raise Violation("an envelope that merges postings moves value")
-            for leg in decode_legs(legs):
-                sums[leg.source, leg.asset] -= leg.minor
-                sums[leg.target, leg.asset] += leg.minor
-        return sums
+    def unbalanced(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """(account, asset) → (what movements add up to, what is live), where the two differ."""
+        moved, live = self.moved, self.balances
+        return {key: (moved[key], live[key]) for key in moved.keys() | live.keys() if moved[key] != live[key]}
 
-    def balances(self) -> Counter[tuple[int, int]]:
-        """What is live, per (account, asset)."""
-        sums: Counter[tuple[int, int]] = Counter()
-        for account, asset, amount in self.db.execute("SELECT account, asset, amount FROM live_postings"):
-            sums[account, asset] += amount_out(amount)
-        return sums
+
+def _by_number(posting: Posting) -> int:
+    return posting.id
+
+
+def _differ(found: Mapping[int, object], expected: Mapping[int, object]) -> list[int]:
+    """The numbers of the first rows that are not alike."""
+    return sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))[:5]
