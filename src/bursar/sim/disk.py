@@ -156,7 +156,7 @@ class Shelf:
                 return database
             database.unplug()
         if template not in self._templates:
-            source = self._templates[template] = sqlite3.connect(":memory:", isolation_level=None)
+            source = self._templates[template] = DiskConnection(":memory:", isolation_level=None)
             source.deserialize(template)
         return Database(self._templates[template])
 
