@@ -93,7 +93,7 @@ def decided(job: GroupJob, picture: Picture, first: int) -> Rows:
 
 def told(job: GroupJob) -> list[object]:
     """Outcomes that can be compared."""
-    return [o if isinstance(o, tuple) else (type(o), o.facts) for o in job.outcomes]
+    return [(type(o), o.facts) if isinstance(o, Refusal) else o for o in job.outcomes]
 
 
 @settings(max_examples=300)

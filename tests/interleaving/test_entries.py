@@ -12,7 +12,7 @@ from tests.interleaving.world import ASSET, Operation, World, every_order
 from bursar import CappedOverdraft, Entry, Movement, Receipt, pay
 from bursar.model.entries import Intent, Leg
 from bursar.model.errors import FloorExceeded, InsufficientFunds, KeyReused
-from bursar.writer import Change
+from bursar.writer import Change, Done
 
 ORDERS_OF_TWO_COMMITS = 20  # read, write, COMMIT of each, if nobody waits or loses
 
@@ -216,7 +216,7 @@ def test_two_groups_with_the_same_keys_and_postings_in_opposite_order(fresh_post
 
     async def check(world: World, outcomes: list[Any]) -> None:
         one, two = outcomes
-        assert sorted(r.envelope for r in one) == sorted(r.envelope for r in two)
+        assert sorted(r.envelope for r in one.receipts) == sorted(r.envelope for r in two.receipts)
         assert await world.balance("c") == "36.00"
 
     assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
@@ -236,7 +236,7 @@ def test_two_groups_that_meet_in_postings_but_not_in_keys(fresh_postgres: str) -
         return [together("x", a, b), together("y", b, a)]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert all(isinstance(o, tuple) for o in outcomes)
+        assert all(isinstance(o, Done) for o in outcomes)
         assert [await world.balance(name) for name in "abc"] == ["0.00", "0.00", "20.00"]
 
     assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
@@ -274,7 +274,7 @@ def test_two_groups_stopped_between_their_locks(fresh_postgres: str, locks: str)
         return [holding, group("a", [x, m, y]), group("b", [y, m, x])]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert all(isinstance(o, tuple) for o in outcomes[1:]), outcomes
+        assert all(isinstance(o, Done) for o in outcomes[1:]), outcomes
         assert await world.balance("c") == ("9.00" if locks == "keys" else "18.00")
 
     gates = frozenset({"group_write", "ROLLBACK"})

@@ -21,7 +21,7 @@ from bursar.model.postings import Posting, posting_id
 from bursar.model.records import Taken
 from bursar.model.selection import Short
 from bursar.store.group import FIRST_READ, READ_MAX, Heads, Known, Rows
-from bursar.writer import Change
+from bursar.writer import Change, Done
 from bursar.writer.decide import GroupJob, Outcome
 
 ACCOUNTS = [
@@ -86,9 +86,9 @@ def refusals(outcomes: list[Outcome]) -> list[type[Refusal] | None]:
 
 
 def only(outcome: Outcome) -> Receipt:
-    assert isinstance(outcome, tuple)
-    assert len(outcome) == 1
-    return outcome[0]
+    assert isinstance(outcome, Done)
+    assert len(outcome.receipts) == 1
+    return outcome.receipts[0]
 
 
 # --- one after the other ---------------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ class Ledger(Reads):
         """
         change = Change((await self._intend(entry),))
         if connection is not None:
-            return (await self.writer.apply_in(connection, change))[0]
-        return (await self.writer.apply(change))[0]
+            return (await self.writer.apply_in(connection, change)).receipts[0]
+        return (await self.writer.apply(change)).receipts[0]
 
     async def commit_many(self, entries: Iterable[Entry], *, atomic: bool = False) -> list[Receipt | BursarError]:
         """Commit many entries. Each by itself: an error takes its place in the list and the others go on.
@@ -81,7 +81,7 @@ class Ledger(Reads):
         """
         if atomic:
             intents = tuple([await self._intend(entry) for entry in entries])
-            return list(await self.writer.apply(Change(intents))) if intents else []
+            return list((await self.writer.apply(Change(intents))).receipts) if intents else []
         results: list[Receipt | BursarError] = []
         waiting: list[Entry] = []
         for entry in entries:
@@ -146,7 +146,7 @@ class Ledger(Reads):
                 consume=tuple(sorted(p.id for p in live)),
             )
             try:
-                return (await self.writer.apply(Change((intent,))))[0]
+                return (await self.writer.apply(Change((intent,)))).receipts[0]
             except PostingNotLive:
                 continue  # spent since we looked: look again
         raise Conflict(f"the postings of envelope {seq} keep moving", TRIES)
@@ -197,7 +197,7 @@ class Ledger(Reads):
                 expires_us=expires_us,
             ),
         )
-        receipt = (await self.writer.apply(Change((intent,))))[0]
+        receipt = (await self.writer.apply(Change((intent,)))).receipts[0]
         return await self.hold(receipt.envelope)
 
     async def confirm(
@@ -231,7 +231,7 @@ class Ledger(Reads):
             legs = (Leg(HELD, target, code, minor),)
             intent = self._settle(row, head, code, legs, rest, state, USER_SCOPE, key, Kind.ENTRY, note)
             try:
-                receipt = (await self.writer.apply(Change((intent,))))[0]
+                receipt = (await self.writer.apply(Change((intent,)))).receipts[0]
             except PostingNotLive:
                 continue  # confirmed, voided or expired since we looked
             if receipt.replayed:  # somebody was faster with this key: is it this hold's?
@@ -265,7 +265,7 @@ class Ledger(Reads):
             legs = (Leg(HELD, head.path, code, row.remaining),)
             intent = self._settle(row, head, code, legs, 0, state, "void", str(hold), Kind.RETURN, "{}")
             try:
-                return (await self.writer.apply(Change((intent,))))[0]
+                return (await self.writer.apply(Change((intent,)))).receipts[0]
             except PostingNotLive:
                 continue
         raise Conflict(f"hold {hold} keeps moving", TRIES)

@@ -33,6 +33,9 @@ from bursar.model.records import EventKind, StoredVersion
 from bursar.store import Store
 from bursar.store.tables import Tables
 
+LAST_COMMITS_TRIES = 200
+LAST_COMMITS_PAUSE_S = 0.005
+
 
 class RuleBook:
     """Creates and changes assets, books and accounts."""
@@ -188,7 +191,18 @@ class RuleBook:
 
     async def freeze(self, path: str) -> Account:
         """From the moment this returns nothing moves out or in, except what is given back."""
-        return await self._change(path, status=AccountStatus.FROZEN)
+        account = await self._change(path, status=AccountStatus.FROZEN)
+        if self.store.split:
+            await self._last_commits()
+        return account
+
+    async def _last_commits(self) -> None:
+        """Split mode: commits that passed their point of no return before a change of rules are still being written."""
+        for _ in range(LAST_COMMITS_TRIES):
+            if not any(saga.phase == "finalizing" for saga in await self.store.single().sagas.list()):
+                return
+            await self.store.ports.sleep(LAST_COMMITS_PAUSE_S)
+        raise Conflict("it is in force, but commits before it are unfinished; run `bursar recover`", LAST_COMMITS_TRIES)
 
     async def unfreeze(self, path: str) -> Account:
         """Undo a freeze."""

@@ -311,6 +311,70 @@ class FloorExceeded(Refusal):
 
 
 @dataclass(eq=False)
+class UnknownFlow(Refusal):
+    """There is no such flow here."""
+
+    flow: str
+    known: str
+    code = "FLOW_NOT_FOUND"
+    text = "there is no flow {flow}; known here: {known}"
+
+
+@dataclass(eq=False)
+class UnknownRecord(Refusal):
+    """There is no such record."""
+
+    flow: str
+    id: str
+    code = "RECORD_NOT_FOUND"
+    text = "{flow} has no record {id}"
+
+
+@dataclass(eq=False)
+class NotPossible(Refusal):
+    """The record can't do that where it is."""
+
+    flow: str
+    id: str
+    state: str
+    why: str
+    code = "NOT_POSSIBLE"
+    text = "{flow} {id} is {state}: {why}"
+
+
+@dataclass(eq=False)
+class RecordMoved(Refusal):
+    """Somebody else has moved the record, or made it."""
+
+    flow: str
+    id: str
+    version: int
+    code = "RECORD_MOVED"
+    text = "record {id} of {flow} is no longer at version {version}; read it again"
+
+
+@dataclass(eq=False)
+class OtherRequest(Refusal):
+    """The operation was asked for before, with other parameters."""
+
+    scope: str
+    id: str
+    op: str
+    code = "OTHER_REQUEST"
+    text = "{op} of {id} was asked for before with other parameters"
+
+
+@dataclass(eq=False)
+class LimitExceeded(Refusal):
+    """A limit would be exceeded."""
+
+    limit: str
+    name: str  # its code, such as RATE_LIMITED
+    code = "LIMIT_EXCEEDED"
+    text = "limit {limit} is used up"
+
+
+@dataclass(eq=False)
 class HoldClosed(Refusal):
     """The hold was confirmed, voided or expired already."""
 

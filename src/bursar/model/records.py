@@ -9,6 +9,7 @@ import msgspec
 from bursar.model.accounts import Account
 from bursar.model.entries import HoldState, Kind
 from bursar.model.money import Money
+from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting, PostingState
 
 
@@ -111,3 +112,70 @@ class Saga(msgspec.Struct, frozen=True, kw_only=True):
     fence: int
     lease_us: int
     data: bytes
+
+
+class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """What was answered to an operation."""
+
+    fingerprint: str
+    outcome: Outcome
+    code: str = ""  # of a refusal
+    detail: str = "{}"  # JSON
+    replayed: bool = False  # True: it was answered before, nothing happened now
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that a flow drives. `body` is the flow's own, as JSON."""
+
+    number: int
+    flow: str
+    id: str
+    owner: str
+    state: str
+    version: int
+    attempt: int
+    transit: int
+    due_us: int | None
+    worker: str
+    body: str
+    error: str
+    since_us: int  # when it came into its state
+    created_us: int
+    updated_us: int
+
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a record's history."""
+
+    record: int
+    version: int
+    source: str
+    event: str
+    target: str
+    attempt: int
+    actor: str
+    evidence: str  # JSON
+    at_us: int
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a person should look at."""
+
+    record: int  # 0: the system as a whole
+    reason: str
+    severity: str
+    message: str
+    raised_us: int
+    delivered_us: int | None
+    acknowledged_us: int | None
+    acknowledged_by: str
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """A flow or a rail that is switched off."""
+
+    kind: str
+    name: str
+    actor: str
+    reason: str
+    at_us: int

@@ -14,7 +14,7 @@ import msgspec
 from bursar.model.accounts import Account, Book
 from bursar.model.money import Asset
 from bursar.model.postings import POSTINGS_MAX, Posting
-from bursar.model.records import HoldRow, Taken
+from bursar.model.records import HoldRow, Remembered, Taken
 
 FIRST_READ = 2  # postings read per account and asset at first; eight times as many whenever that was too few
 READ_MAX = POSTINGS_MAX + 1
@@ -38,13 +38,15 @@ class Heads:
     Only what is true is kept; that an account does *not* exist is asked again every time.
     """
 
+    WARY_GROUPS = 64
     LIMIT = 200_000  # accounts kept; beyond that the cache starts over
 
-    __slots__ = ("accounts", "assets", "books", "generation", "wary", "wide")
+    __slots__ = ("accounts", "assets", "books", "generation", "numbers", "wary", "wide")
 
     def __init__(self) -> None:
         self.generation = 0
-        self.wary = 0  # SQLite: groups for which keys are looked up ahead, because some were taken lately
+        self.wary = 0  # groups that look ahead at what others usually only hope for, because a race was lost lately
+        self.numbers: list[int] = []  # fetched ahead
         self.accounts: dict[str, Account] = {}
         self.assets: dict[str, Asset] = {}
         self.books: dict[str, Book] = {}
@@ -68,14 +70,33 @@ class Heads:
 PoolKey = tuple[int, int, int]  # account, asset, sign
 
 
+class RecordAsk(msgspec.Struct):
+    """What a group has to know of records, operations and limits, after it has lost a race."""
+
+    versions: list[int] = []  # by number
+    made: list[tuple[str, str]] = []  # flow, id: is there such a record
+    operations: list[tuple[str, str, str]] = []
+    counters: list[str] = []
+
+
+class RecordsKnown(msgspec.Struct):
+    """The answer to that."""
+
+    versions: dict[int, int]
+    made: set[tuple[str, str]]
+    operations: dict[tuple[str, str, str], Remembered]
+    counters: dict[str, tuple[int, int]]  # → count, amount
+
+
 class Ask(msgspec.Struct):
     """What a group has to know, once heads are known. Everything sorted, so that reads repeat exactly."""
 
-    intents: int = 0  # how many numbers to take
+    intents: int = 0  # how many numbers to take: one per entry and per new record
     keys: list[tuple[str, str]] = []
     pools: dict[PoolKey, int] = {}  # → how many postings to read
     named: list[int] = []
     floors: list[tuple[int, int]] = []
+    look: RecordAsk | None = None  # None: hope that nobody was faster; the write notices if somebody was
 
 
 class Known(msgspec.Struct):
@@ -86,6 +107,17 @@ class Known(msgspec.Struct):
     pools: dict[PoolKey, list[Posting]]
     named: list[Posting]
     floors: dict[tuple[int, int], tuple[int, int]]  # → balance, turn
+    found: RecordsKnown | None = None
+
+
+class RecordRows(msgspec.Struct):
+    """The records' part of what a group writes. Lists are in lock order."""
+
+    outcomes: list[tuple[str, str, str, str, str, str, str]] = []  # scope, id, op, fingerprint, outcome, code, detail
+    counters: list[tuple[str, int, int, int, int, int]] = []  # key, count, amount, count_max, amount_max, until_us
+    new: list[tuple[Any, ...]] = []  # number, flow, id, owner, state, version, transit, delay, worker, body, error
+    moves: list[tuple[Any, ...]] = []  # number, expected, state, version, attempt, transit, delay, worker, body, error
+    passages: list[tuple[Any, ...]] = []  # record, version, source, event, target, attempt, actor, evidence
 
 
 class Rows(msgspec.Struct):
@@ -99,6 +131,12 @@ class Rows(msgspec.Struct):
     floors: list[tuple[int, int, int, int]] = []  # account, asset, expected turn, balance
     cache: list[tuple[int, int, int, int]] = []  # account, asset, part, amount
     holds: list[HoldRow] = []
+    records: RecordRows | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not self.envelopes and self.records is None
 
 
 class Decided(msgspec.Struct, frozen=True):

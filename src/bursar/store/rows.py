@@ -12,8 +12,9 @@ from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope, decode_legs, decode_pins, encode_ids, encode_legs, encode_pins
 from bursar.model.errors import DatabaseCorrupt
 from bursar.model.money import Asset, AssetStatus
+from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
-from bursar.model.records import HoldRow, StoredEnvelope
+from bursar.model.records import HoldRow, Record, Remembered, StoredEnvelope, Transition
 
 Row = Sequence[Any]
 
@@ -87,6 +88,49 @@ def envelope_row(envelope: Envelope, id_: bytes) -> tuple[Any, ...]:
         encode_ids(envelope.consumes),
         envelope.metadata,
     )
+
+
+def record_of(row: Row) -> Record:
+    """A whole row of records."""
+    number, flow, id_, owner, state, version, attempt, transit, due, worker, body, error, since, created, updated = row
+    return Record(
+        number=number,
+        flow=flow,
+        id=id_,
+        owner=owner,
+        state=state,
+        version=version,
+        attempt=attempt,
+        transit=transit,
+        due_us=due,
+        worker=worker,
+        body=body,
+        error=error,
+        since_us=since,
+        created_us=created,
+        updated_us=updated,
+    )
+
+
+def transition_of(row: Row) -> Transition:
+    """A whole row of transitions."""
+    record, version, source, event, target, attempt, actor, evidence, at_us = row
+    return Transition(
+        record=record,
+        version=version,
+        source=source,
+        event=event,
+        target=target,
+        attempt=attempt,
+        actor=actor,
+        evidence=evidence,
+        at_us=at_us,
+    )
+
+
+def remembered_of(row: Row) -> Remembered:
+    """fingerprint, outcome, code, detail → Remembered."""
+    return Remembered(fingerprint=row[0], outcome=Outcome(row[1]), code=row[2], detail=row[3])
 
 
 def parse_cursor(cursor: str) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bursar.store.engine import Alerts, Outcomes, Pauses, Records
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
 from bursar.store.value import Accounts, Envelopes, Postings, Rules
@@ -20,3 +21,7 @@ class Tables:
         self.sagas = Sagas(session)
         self.holds = Holds(session)
         self.checks = Checks(session)
+        self.records = Records(session)
+        self.outcomes = Outcomes(session)
+        self.alerts = Alerts(session)
+        self.pauses = Pauses(session)

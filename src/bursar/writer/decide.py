@@ -24,9 +24,10 @@ from bursar.model.resolve import booked_legs, resolve
 from bursar.model.selection import Short
 from bursar.store.group import FIRST_READ, READ_MAX, Ask, Heads, Known, PoolKey, Rows
 from bursar.store.rows import envelope_row
-from bursar.writer.change import Change
+from bursar.writer.change import Change, Done
+from bursar.writer.records import RecordDecision, look
 
-Outcome = tuple[Receipt, ...] | Refusal
+Outcome = Done | Refusal
 
 
 class Step(NamedTuple):
@@ -112,7 +113,11 @@ class GroupJob:
                 ask.keys.append((intent.scope, intent.key))
                 ask.named += intent.consume
                 self._ask_pools(intent, ask, floors)
+            for move in change.moves:
+                ask.intents += not move.version
         ask.floors = sorted(floors)
+        if self.heads.wary and not all(change.plain for change in self.changes):
+            ask.look = look(self.changes)
         self._ask = ask
         return ask
 
@@ -195,18 +200,51 @@ class Decision:
         self.fresh: dict[tuple[str, str], Step] = {}
         self.numbers = iter(known.numbers)
         self.steps: list[Step] = []
+        self.records = RecordDecision(known.found)
 
     def change(self, change: Change) -> Outcome:
-        """All intents of a change, or a refusal and no trace."""
+        """All of a change, or a refusal and no trace; but an operation's refusal may itself be what it remembers."""
         mark = len(self.steps)
+        remember = change.remember
         try:
-            return tuple([self.intent(intent) for intent in change.intents])
+            if change.plain:
+                return Done(tuple([self.intent(intent) for intent in change.intents]))
+            if remember is not None and (answer := self.records.answered(remember)) is not None:
+                return Done(remembered=answer)
+            self.records.check(change)
+            receipts = tuple([self.intent(intent) for intent in change.intents])
         except Refusal as refusal:
             for step in reversed(self.steps[mark:]):
                 self.ground.undo(step.plan)
                 del self.fresh[step.plan.envelope.scope, step.plan.envelope.key]
             del self.steps[mark:]
-            return refusal
+            answer = None if remember is None else self.records.refuse(remember, refusal)
+            return refusal if answer is None else Done(remembered=answer)
+        return self._accept(change, receipts, mark)
+
+    def _accept(self, change: Change, receipts: tuple[Receipt, ...], mark: int) -> Done:
+        """Its entries are in: now what goes with them, of which nothing can be refused any more."""
+        records = self.records
+        remember = change.remember
+        records.use(change.limits)
+        numbers, postings = [], []
+        for move in change.moves:
+            posting = self._made_in(move.keeps, mark) if move.keeps else move.transit
+            numbers.append(records.move(move, self.numbers, posting))
+            postings.append(posting)
+        answer = None
+        if remember is not None:
+            answer = records.succeed(remember, self._made_in(remember.keeps, mark) if remember.keeps else 0)
+        return Done(receipts, tuple(numbers), tuple(postings), answer)
+
+    def _made_in(self, path: str, mark: int) -> int:
+        """The posting that an entry of this change has made in an account.
+
+        0 if it was made long ago: then the rest of this change is there too, and the write will notice.
+        """
+        account = self.ground.account(path).id
+        made = (p.id for step in self.steps[mark:] for p in step.plan.envelope.creates if p.account == account)
+        return next(made, 0)
 
     def intent(self, intent: Intent) -> Receipt:
         """One intent: replayed, or resolved, validated and applied to the ground."""
@@ -258,6 +296,7 @@ class Decision:
         rows.floors = [(*k, self.known.floors.get(k, (0, 0))[1], self.ground.balances[k]) for k in sorted(touched)]
         rows.cache = [(a, s, part, amount) for (a, s), (amount, part) in cache.items()]
         rows.holds = [holds[i] for i in sorted(holds)]
+        rows.records = self.records.rows()
         return rows
 
     def delta(self, rows: Rows) -> Delta:

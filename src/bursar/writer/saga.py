@@ -26,7 +26,7 @@ from bursar.store import Store
 from bursar.store.group import Heads, Known, Lost
 from bursar.store.rows import envelope_of, envelope_row, rebuild
 from bursar.store.tables import Tables
-from bursar.writer.change import Change
+from bursar.writer.change import Change, Done
 from bursar.writer.decide import GroupJob, cache_changes, hold_row, replay
 
 LEASE_US = 10_000_000
@@ -62,14 +62,14 @@ class SagaCommit:
         self.heads = Heads()
         self._numbers: list[int] = []
 
-    async def apply(self, change: Change) -> tuple[Receipt, ...]:
+    async def apply(self, change: Change) -> Done:
         """Commit a change of one intent; without transactions, several can't be all or nothing."""
         if len(change.intents) != 1:
             raise InvalidEntry("several entries can't be committed together in split mode")
         last = ""
         for attempt in range(self.tries):
             try:
-                return (await self._commit(change.intents[0]),)
+                return Done((await self._commit(change.intents[0]),))
             except Lost as lost:
                 last = str(lost)
                 await self.ports.sleep(PAUSE_S * (attempt + 1) * (0.5 + self.ports.random()))

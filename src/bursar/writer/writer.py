@@ -12,12 +12,19 @@ import asyncio
 import contextlib
 from typing import Any, NamedTuple
 
-from bursar.model.envelope import Receipt
-from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, OutcomeUnknown, Refusal, StoreError
+from bursar.model.errors import (
+    BursarError,
+    Conflict,
+    DatabaseCorrupt,
+    DatabaseUnavailable,
+    OutcomeUnknown,
+    Refusal,
+    StoreError,
+)
 from bursar.ports import Ports
 from bursar.store import Store
 from bursar.store.group import Blocked, Broken, Decided, Heads, Lost
-from bursar.writer.change import Change
+from bursar.writer.change import Change, Done
 from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
 
@@ -32,7 +39,7 @@ PATIENCE_S = 20.0  # how long an ambiguous commit is asked about before the call
 FOLD_EVERY = 256  # groups between two looks at the balance cache
 FOLD_ABOVE = 64  # parts of one cached balance
 
-Waiting = tuple[Change, "asyncio.Future[tuple[Receipt, ...]]"]
+Waiting = tuple[Change, "asyncio.Future[Done]"]
 
 
 class Flight(NamedTuple):
@@ -57,22 +64,25 @@ class Writer:
         self._runner: asyncio.Task[None] | None = None
         self._sagas = SagaCommit(store, tries)
 
-    async def apply(self, change: Change) -> tuple[Receipt, ...]:
+    async def apply(self, change: Change) -> Done:
         """Make a change, riding with whoever else is waiting. Raises its refusal."""
         if self.store.split:
+            if not change.plain:
+                raise DatabaseUnavailable("split mode is for the ledger alone; records need a store with real units")
             return await self._sagas.apply(change)
-        future: asyncio.Future[tuple[Receipt, ...]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._waiting.append((change, future))
         if self._runner is None:
             self._runner = asyncio.get_running_loop().create_task(self._run(), name="bursar-writer")
         return await future
 
-    async def apply_in(self, connection: Any, change: Change) -> tuple[Receipt, ...]:
+    async def apply_in(self, connection: Any, change: Change) -> Done:
         """Make a change in a transaction that the caller owns: it happens if and when the caller commits."""
         last = ""
-        for _ in range(TRIES_IN_CALLERS):
-            # Heads of its own: what this transaction sees is nobody else's business.
-            job = GroupJob(Heads(), [change])
+        for turn in range(TRIES_IN_CALLERS):
+            heads = Heads()  # of its own: what this transaction sees is nobody else's business
+            heads.wary = turn
+            job = GroupJob(heads, [change])
             try:
                 await self.store.group(job, connection)
             except Lost as lost:
@@ -81,7 +91,7 @@ class Writer:
                 continue
             except Broken as error:
                 raise OutcomeUnknown(_keys([change]), str(error)) from error
-            return _receipts(job.outcomes[0])
+            return _done(job.outcomes[0])
         raise Conflict(last, TRIES_IN_CALLERS)
 
     async def close(self) -> None:
@@ -121,6 +131,8 @@ class Writer:
 
     async def _count(self) -> None:
         self.groups += 1
+        if self.heads.wary:
+            self.heads.wary -= 1
         if self.groups % FOLD_EVERY == 0:
             with contextlib.suppress(BursarError):  # the cache is disposable; the next look folds it
                 await self.fold()
@@ -139,7 +151,7 @@ class Writer:
         if decided is None or not landed:
             await self._group(batch)
             return None
-        if not decided.rows.envelopes:
+        if decided.rows.empty:
             _answer(batch, job.outcomes)
             return None
         return Flight(batch, job, asyncio.get_running_loop().create_task(self.store.write(decided)))
@@ -182,6 +194,7 @@ class Writer:
                 return job.outcomes
             except Lost as error:
                 lost += 1
+                self.heads.wary = Heads.WARY_GROUPS
                 if isinstance(error, Blocked) and (len(changes) > 1 or lost >= TRIES_BLOCKED):
                     raise Conflict(str(error), lost) from error  # halves find whom it concerns; the others go on
                 if lost >= self.tries:
@@ -220,7 +233,7 @@ def _answer(batch: list[Waiting], outcomes: list[Outcome]) -> None:
             future.set_result(outcome)
 
 
-def _receipts(outcome: Outcome) -> tuple[Receipt, ...]:
+def _done(outcome: Outcome) -> Done:
     if isinstance(outcome, Refusal):
         raise outcome
     return outcome

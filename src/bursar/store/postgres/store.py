@@ -17,14 +17,28 @@ from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, Database
 from bursar.model.postings import Posting
 from bursar.model.records import Taken
 from bursar.ports import Ports
-from bursar.store.group import Ask, Blocked, Broken, Decided, Job, Known, Lost, PoolKey
+from bursar.store.group import (
+    Ask,
+    Blocked,
+    Broken,
+    Decided,
+    Heads,
+    Job,
+    Known,
+    Lost,
+    PoolKey,
+    RecordAsk,
+    RecordRows,
+    RecordsKnown,
+)
 from bursar.store.postgres.schema import check_version
-from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values
+from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, remembered_of
 from bursar.store.sql import statements
 from bursar.store.tables import Tables
 
 SQL = statements("bursar.store.postgres")
 READERS = 4
+NUMBERS_AHEAD = 256
 CONNECT_TIMEOUT_S = 10
 SETTINGS = {
     "application_name": "bursar",
@@ -40,7 +54,7 @@ WRITER_SETTINGS = SETTINGS | {
     "plan_cache_mode": "force_generic_plan",
     **{f"enable_{what}": "off" for what in SWITCHED_OFF},
 }
-LOST_STATES = {"BU001", "BU002", "BU003", "23505", "40001", "40P01"}
+LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "23505", "40001", "40P01"}
 BLOCKED_STATE = "55P03"  # lock_timeout: somebody holds a row and does not let go
 GROUP_TIMEOUT_S = 30.0  # for one half of a group; a server that says nothing for so long is taken for gone
 BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
@@ -310,10 +324,15 @@ async def read_group(connection: Connection, job: Job) -> Decided:
             for row in await connection.fetch(SQL["heads_by_path"], missing):
                 heads.accounts[row[1]] = account_of(cast("Row", row))
         ask = job.ask()
-        generation, known = await _know(connection, ask, numbers)
-        if generation != heads.generation:
-            await _load_rules(connection, job, generation)
-            continue
+        if ask.keys:
+            generation, known = await _know(connection, ask, numbers)
+            if generation != heads.generation:
+                await _load_rules(connection, job, generation)
+                continue
+        else:  # records alone: nothing of the ledger has to be known
+            generation, known = 0, Known(await _numbers(connection, heads, ask.intents), {}, {}, [], {})
+        if ask.look is not None:
+            known.found = await _look(connection, ask.look)
         rows = job.decide(known)
         if rows is not None:
             return Decided(generation, rows)
@@ -370,14 +389,60 @@ async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[i
     return generation, Known(list(numbers), taken, pools, named, floors)
 
 
+async def _numbers(connection: Connection, heads: Heads, how_many: int) -> list[int]:
+    """Numbers for new records. Fetched ahead: they need not be without gaps, and a lone caller saves a round trip."""
+    if len(heads.numbers) < how_many:
+        rows = await connection.fetch(SQL["group_numbers"], max(NUMBERS_AHEAD, how_many))
+        heads.numbers = [row[0] for row in rows]
+    taken, heads.numbers = heads.numbers[:how_many], heads.numbers[how_many:]
+    return taken
+
+
+async def _look(connection: Connection, ask: RecordAsk) -> RecordsKnown:
+    """What a wary group wants to know of records, operations and limits."""
+    known = RecordsKnown(versions={}, made=set(), operations={}, counters={})
+    found = await connection.fetch(
+        SQL["group_look"], ask.versions, *_columns(ask.made, 2), *_columns(ask.operations, 3), ask.counters
+    )
+    for what, place, a, b, text in found:
+        if what == 1:
+            known.versions[a] = b
+        elif what == 2:
+            known.made.add(ask.made[place - 1])
+        elif what == 3:
+            known.operations[ask.operations[place - 1]] = remembered_of(text)
+        else:
+            known.counters[text[0]] = (a, int(text[1]))
+    return known
+
+
 async def write_group(connection: Connection, decided: Decided) -> None:
     """Write what was decided, if all it rests on still stands."""
     rows = decided.rows
-    if not rows.envelopes:
-        return
+    if rows.records is None:
+        if rows.envelopes:
+            await connection.fetchval(SQL["group_write"], *_entries(decided))
+    elif rows.envelopes:
+        await connection.fetchval(SQL["group_write_all"], *_entries(decided), *_records(rows.records))
+    else:
+        await connection.fetchval(SQL["group_records"], *_records(rows.records))
+
+
+def _records(rows: RecordRows) -> list[list[Any]]:
+    counters = [(key, count, str(a), most, str(am), until) for key, count, a, most, am, until in rows.counters]
+    return [
+        *_columns(rows.outcomes, 7),
+        *_columns(counters, 6),
+        *_columns(rows.new, 11),
+        *_columns(rows.moves, 10),
+        *_columns(rows.passages, 8),
+    ]
+
+
+def _entries(decided: Decided) -> list[Any]:
+    rows = decided.rows
     postings = [p for p, _ in rows.postings]
-    await connection.fetchval(
-        SQL["group_write"],
+    return [
         decided.generation,
         *_columns(rows.envelopes, 11),
         [p.id for p in postings],
@@ -391,7 +456,7 @@ async def write_group(connection: Connection, decided: Decided) -> None:
         *_columns([(a, s, turn, str(balance)) for a, s, turn, balance in rows.floors], 4),
         *_columns([(a, s, part, str(amount)) for a, s, part, amount in rows.cache], 4),
         *_columns([hold_values(h, str) for h in rows.holds], 9),
-    )
+    ]
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:

@@ -12,8 +12,8 @@ import msgspec
 from bursar.model.errors import BursarError, DatabaseCorrupt, DatabaseUnavailable
 from bursar.model.postings import Posting
 from bursar.model.records import Taken
-from bursar.store.group import Ask, Job, Known, PoolKey, Rows
-from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values
+from bursar.store.group import Ask, Heads, Job, Known, Lost, PoolKey, RecordAsk, RecordRows, RecordsKnown, Rows
+from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, remembered_of
 from bursar.store.sql import statements
 
 T = TypeVar("T")
@@ -21,7 +21,6 @@ OFFSET = 2**127
 SQL = statements("bursar.store.sqlite")
 BUSY_MS = 5000
 WAL_TURNS = 50
-WARY_GROUPS = 64  # after a key was found taken, so many groups look their keys up ahead
 
 _json = msgspec.json.Encoder()
 
@@ -127,17 +126,15 @@ def run_group(connection: sqlite3.Connection, job: Job) -> None:
     if missing:
         for row in rows(connection, "heads_by_path", [missing]):
             heads.accounts[row[1]] = account_of(row)
-    plan = _decide(connection, job, look=heads.wary > 0)
-    if heads.wary:
-        heads.wary -= 1
-    elif _taken(connection, job.doubtful()):
-        heads.wary = WARY_GROUPS
-        plan = _decide(connection, job, look=True)
+    plan = _decide(connection, job)
+    if not heads.wary and _taken(connection, job.doubtful()):
+        heads.wary = Heads.WARY_GROUPS
+        plan = _decide(connection, job)
     _write_group(connection, plan)
 
 
-def _decide(connection: sqlite3.Connection, job: Job, *, look: bool) -> Rows:
-    """Decide a group. Unless told to `look`, as if no key were taken yet.
+def _decide(connection: sqlite3.Connection, job: Job) -> Rows:
+    """Decide a group. Unless it is wary, as if no key were taken yet.
 
     Most keys are new, and the unique index says so at no extra cost: a taken key makes the write fail, and the group is
     run again. That leaves what is refused, and so never written: its keys the caller looks up afterwards.
@@ -146,7 +143,10 @@ def _decide(connection: sqlite3.Connection, job: Job, *, look: bool) -> Rows:
     numbers: list[int] = []
     while plan is None:
         ask = job.ask()
-        plan = job.decide(_know(connection, ask, numbers, _taken(connection, ask.keys) if look else {}))
+        known = _know(connection, ask, numbers, _taken(connection, ask.keys) if job.heads.wary else {})
+        if ask.look is not None:
+            known.found = _look(connection, ask.look)
+        plan = job.decide(known)
     return plan
 
 
@@ -188,12 +188,56 @@ def _postings(found: Sequence[Row]) -> list[Posting]:
     return [Posting(r[0], r[1], r[2], amount_out(r[3])) for r in found]
 
 
+def _look(connection: sqlite3.Connection, ask: RecordAsk) -> RecordsKnown:
+    """What a wary group wants to know of records, operations and limits."""
+    operations = {}
+    for operation in ask.operations:
+        found = connection.execute(SQL["outcome"], operation).fetchone()
+        if found is not None:
+            operations[operation] = remembered_of(found)
+    return RecordsKnown(
+        versions={row[0]: row[1] for row in rows(connection, "group_versions", [ask.versions])},
+        made={(flow, id_) for flow, id_ in ask.made if connection.execute(SQL["record"], (flow, id_)).fetchone()},
+        operations=operations,
+        counters={
+            key: (count, int(amount)) for key, count, amount in rows(connection, "group_counters", [ask.counters])
+        },
+    )
+
+
 def _write_group(connection: sqlite3.Connection, plan: Rows) -> None:
-    if not plan.envelopes:
-        return
+    if plan.empty:
+        return  # a group of refusals and replays writes nothing at all, and does not wait for the disk
+    numbers = [row[0] for row in plan.envelopes]
+    if plan.records is not None:
+        numbers += [row[0] for row in plan.records.new]
+    if numbers:
+        connection.execute(SQL["set_last_number"], (max(numbers),))
+    if plan.envelopes:
+        _write_entries(connection, plan)
+    if plan.records is not None:
+        _write_records(connection, plan.records)
+
+
+def _write_records(connection: sqlite3.Connection, plan: RecordRows) -> None:
+    """The records' part. A count that is not what it should be: somebody was faster, and the group is decided anew."""
     many = connection.executemany
-    # Only now: a group of refusals and replays writes nothing at all, and does not wait for the disk.
-    connection.execute(SQL["set_last_number"], (max(row[0] for row in plan.envelopes),))
+    many(SQL["group_outcome"], plan.outcomes)
+    # One by one: a row that is at its limit already must not be lost in a sum.
+    for key, count, amount, count_max, amount_max, until in plan.counters:
+        used = connection.execute(SQL["group_counter"], (key,)).fetchone() or (0, "0")
+        total = (used[0] + count, int(used[1]) + amount)
+        if total[0] > count_max or total[1] > amount_max:
+            raise Lost("a limit is used up")
+        connection.execute(SQL["group_put_counter"], (key, total[0], str(total[1]), count_max, str(amount_max), until))
+    many(SQL["group_record"], plan.new)
+    if plan.moves and many(SQL["group_move"], plan.moves).rowcount != len(plan.moves):
+        raise Lost("a record has moved")
+    many(SQL["group_passage"], plan.passages)
+
+
+def _write_entries(connection: sqlite3.Connection, plan: Rows) -> None:
+    many = connection.executemany
     many(SQL["insert_envelope_new"], plan.envelopes)
     many(SQL["insert_spend"], plan.spends)
     gone = many(SQL["delete_live"], [(i,) for i in plan.dead]).rowcount if plan.dead else 0

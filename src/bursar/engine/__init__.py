@@ -1,0 +1,22 @@
+"""Durable state machines: any flow, driven, recovered, watched."""
+
+from bursar.engine.alerts import Bell, to_log
+from bursar.engine.engine import Engine, Started
+from bursar.engine.flow import SUCCESS, Answer, Booking, Flow, FlowRefused, Item
+from bursar.engine.operators import Operators
+from bursar.engine.worker import Worker
+
+__all__ = [
+    "SUCCESS",
+    "Answer",
+    "Bell",
+    "Booking",
+    "Engine",
+    "Flow",
+    "FlowRefused",
+    "Item",
+    "Operators",
+    "Started",
+    "Worker",
+    "to_log",
+]

@@ -1,0 +1,439 @@
+"""The engine: drives records of any flow. Write down what you are about to do, do it, write down what was said.
+
+    rest state → compare-and-set to the next state, in the unit that reached it
+    call state → it is on disk already: make the call, then compare-and-set on the event that the answer maps to
+
+No lock is held across a call. A lost compare-and-set means that somebody else did it: read again and go on. What the
+machine dies on, at any line here, is found by the scanner and called again; the operation is the same, so it happens
+once. Only `EXPLICIT_FAIL` leads towards giving money back; the machine saw to that when it was built, and `_believe`
+sees to it that an answer is what it claims to be.
+
+Not here: who looks for records that are due (worker), what people do (operators).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from bursar.engine.flow import NOTHING, Answer, Booking, Flow, Item
+from bursar.model.errors import BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
+from bursar.model.machine import Arrow, ImpossibleEvent, Kind, State
+from bursar.model.outcome import Outcome
+from bursar.model.records import Record, Remembered
+from bursar.store import Store
+from bursar.writer import Change, Limit, Move, Passage, Remember, Writer
+
+CREATED = "CREATED"
+LEASE_S = 30.0  # how long whoever drives a record has it to himself; an optimisation, not a lock
+PAUSED_S = 2.0  # how soon to look again at a record whose rail is paused
+EVIDENCE_BYTES_MAX = 16_384
+ERROR_LENGTH_MAX = 500
+
+log = logging.getLogger("bursar.engine")
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A record that was started now, or long ago by the same request."""
+
+    record: Record
+    replayed: bool = False
+
+
+class Engine:
+    """Flows on a store."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: Writer,
+        flows: Iterable[Flow[Any]],
+        *,
+        worker: str = "local",
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.store = store
+        self.writer = writer
+        self.ports = store.ports
+        self.flows: Mapping[str, Flow[Any]] = {flow.name: flow for flow in flows}
+        self.worker = worker
+        self.lease_us = int(lease_s * 1e6)
+        self.paused: frozenset[tuple[str, str]] = frozenset()  # (kind, name); kept fresh by the worker
+        self.settled = 0  # records that reached an end here, for those who watch
+        self._driving: dict[int, asyncio.Task[Record]] = {}
+
+    # --- starting ----------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        flow: str,
+        body: msgspec.Struct,
+        *,
+        id: str | None = None,
+        owner: str = "",
+        remember: Remember | None = None,
+        limits: tuple[Limit, ...] = (),
+        actor: str = "",
+    ) -> Started:
+        """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
+
+        With `remember`, a repeated request gets the record of the first one. The record is driven by `process_now`, or
+        by a worker once its lease is over.
+        """
+        driven = self.require(flow)
+        now_us = self.ports.now_us()
+        text = msgspec.json.encode(body).decode()
+        record = Record(
+            number=0,
+            flow=flow,
+            id=id or self.ports.token(),
+            owner=owner,
+            state=driven.machine.initial,
+            version=0,
+            attempt=0,
+            transit=0,
+            due_us=now_us + self.lease_us,
+            worker=self.worker,
+            body=text,
+            error="",
+            since_us=now_us,
+            created_us=now_us,
+            updated_us=now_us,
+        )
+        first = Passage("", CREATED, record.state)
+        passages = (first, *self._onward(driven, Item(record, body)))
+        state = driven.machine.state(passages[-1].target)
+        move = self._move(record, passages, actor or self.worker, state, body=text)
+        done = await self.writer.apply(Change(moves=(move,), remember=remember, limits=limits))
+        if not done.records:
+            assert done.remembered is not None  # the only other way for a change to end
+            return Started(await self._remembered(flow, done.remembered), replayed=True)
+        return Started(self._after(record, move, done.records[0], 0))
+
+    async def _remembered(self, flow: str, answer: Remembered) -> Record:
+        found = await self.get(flow, msgspec.json.decode(answer.detail)["record"])
+        if found is None:
+            raise Conflict("the record of that request can't be read yet", 1)
+        return found
+
+    async def get(self, flow: str, id: str) -> Record | None:
+        """A record as it stands."""
+        return await self.store.read.records.get(flow, id)
+
+    # --- driving -----------------------------------------------------------------------------------------------
+
+    async def process_now(self, record: Record, timeout_s: float) -> Record:
+        """Drive a record and wait, but not for ever: what is not at its end by then goes on in the background."""
+        task = self.drive(record)
+        done, _ = await asyncio.wait([task], timeout=timeout_s)
+        if not done:
+            return await self.get(record.flow, record.id) or record
+        return task.result()
+
+    def drive(self, record: Record) -> asyncio.Task[Record]:
+        """Drive a record in a task of its own, which nobody's impatience cancels; once per process at a time."""
+        task = self._driving.get(record.number)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._drive(record), name=f"bursar-{record.flow}-{record.id}")
+            self._driving[record.number] = task
+            task.add_done_callback(lambda _: self._driving.pop(record.number, None))
+        return task
+
+    @property
+    def in_hand(self) -> int:
+        """How many records are being driven here."""
+        return len(self._driving)
+
+    async def finish(self, timeout_s: float) -> int:
+        """Wait for what is being driven; returns how many were left where they are, for whoever comes next."""
+        if self._driving:
+            await asyncio.wait(list(self._driving.values()), timeout=timeout_s)
+        left = list(self._driving.values())
+        for task in left:
+            task.cancel()
+        return len(left)
+
+    async def _drive(self, record: Record) -> Record:
+        """Step until it ends, waits for somebody, or has to wait. Never raises: the scanner meets it again."""
+        try:
+            while True:
+                after = await self.step(record)
+                if after is None:
+                    return record
+                if after.state == record.state and after.attempt:
+                    return after
+                record = after
+        except StoreError as error:
+            log.error("%s %s: %s; it stays %s until the database is back", record.flow, record.id, error, record.state)
+        except BursarError as error:
+            log.error("%s %s stays %s: %s", record.flow, record.id, record.state, error)
+        except Exception as error:  # one record that can't be read or driven must not stop the others
+            log.exception("%s %s stays %s", record.flow, record.id, record.state)
+            message = f"{record.flow} {record.id} can't be driven: {type(error).__name__}: {error}"
+            with contextlib.suppress(BursarError):
+                await self.alert(record, "can't be driven", "critical", message)
+        return record
+
+    async def step(self, record: Record) -> Record | None:
+        """One step; None if there is nothing to do: it is at an end, waits for somebody, or is paused."""
+        flow = self.require(record.flow)
+        state = flow.machine.state(record.state)
+        if state.kind in (Kind.TERMINAL, Kind.WAIT):
+            return None
+        item = flow.item(record)
+        if state.kind is Kind.REST:
+            return await self._apply(flow, item, self._onward(flow, item), NOTHING, None)
+        action = state.action or ""
+        if ("flow", flow.name) in self.paused or ("rail", flow.rails.get(action, "")) in self.paused:
+            return None
+        answer = self._believe(flow, state, await self._call(flow, action, item))
+        return await self._settle(flow, item, state, answer)
+
+    async def _call(self, flow: Flow[Any], action: str, item: Item[Any]) -> Answer:
+        try:
+            async with asyncio.timeout(flow.call_timeout_s):
+                answer: object = await flow.actions[action](item)
+            if not isinstance(answer, Answer):
+                raise TypeError(f"{action} returned {type(answer).__name__}, not an Answer")
+        except TimeoutError:
+            return Answer(outcome=Outcome.TIMEOUT, message=f"no answer within {flow.call_timeout_s} s")
+        except Exception as error:  # whatever it is: nobody knows what happened on the other side (T26)
+            level = logging.CRITICAL if item.record.attempt == 0 else logging.WARNING  # T38
+            surprise = not isinstance(error, BursarError)
+            log.log(level, "%s of %s %s: %s", action, flow.name, item.id, error, exc_info=surprise)
+            return Answer(outcome=Outcome.UNKNOWN, message=f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
+        return answer
+
+    def _believe(self, flow: Flow[Any], state: State, answer: Answer) -> Answer:
+        """An event that the machine does not know here, or that is not of the outcome it came with, is no answer."""
+        event = answer.event or answer.outcome.value
+        try:
+            arrow = flow.machine.arrow(state.name, event)
+        except ImpossibleEvent as error:
+            return Answer(outcome=Outcome.UNKNOWN, message=str(error), evidence=answer.evidence)
+        if arrow.answer is not answer.outcome:
+            message = f"event {event} stands for {arrow.answer}, but the call said {answer.outcome}"
+            return Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
+        return answer
+
+    async def take(self, record: Record, answer: Answer) -> Record | None:
+        """Settle a record that is calling somebody on an answer that came another way: from people, or late."""
+        flow = self.require(record.flow)
+        state = flow.machine.state(record.state)
+        return await self._settle(flow, flow.item(record), state, self._believe(flow, state, answer))
+
+    async def hear(self, record: Record, event: str, actor: str, evidence: dict[str, Any]) -> Record:
+        """Somebody for whom the record waits has spoken."""
+        flow = self.require(record.flow)
+        item = flow.item(record)
+        target = flow.machine.next(record.state, event).name
+        answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=evidence)
+        told = Passage(record.state, event, target, msgspec.json.encode(evidence).decode())
+        passages = (told, *self._onward(flow, Item(msgspec.structs.replace(record, state=target), item.body)))
+        after = await self._apply(flow, item, passages, flow.book(item, event, answer), None, actor=actor)
+        if after is None:
+            raise RecordMoved(record.flow, record.id, record.version)
+        return after
+
+    # --- settling ----------------------------------------------------------------------------------------------
+
+    async def _settle(self, flow: Flow[Any], item: Item[Any], state: State, answer: Answer) -> Record | None:
+        """Write down what was said, with the arrow it leads along and the entries that accompany that."""
+        event = answer.event or answer.outcome.value
+        arrow = flow.machine.arrow(state.name, event)
+        if arrow.target == state.name:
+            return await self._stay(flow, item, arrow, answer)
+        booking = flow.book(item, event, answer)
+        body = item.body if answer.body is None else answer.body
+        told = Passage(state.name, event, arrow.target, _evidence(answer))
+        there = msgspec.structs.replace(item.record, state=arrow.target)
+        passages = (told, *self._onward(flow, Item(there, body)))
+        try:
+            return await self._apply(flow, item, passages, booking, answer)
+        except Refusal as refusal:
+            # An outside fact whose booking is refused: a mistake in the flow or in the ledger's set-up, no answer.
+            message = f"the booking of {event} is refused: {refusal}"
+            await self.alert(item.record, "booking refused", "critical", message)
+            unbooked = Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
+            return await self._stay(flow, item, flow.machine.arrow(state.name, Outcome.UNKNOWN), unbooked)
+
+    async def _stay(self, flow: Flow[Any], item: Item[Any], arrow: Arrow, answer: Answer) -> Record | None:
+        """No answer, or one that leaves it where it is: call again later."""
+        record = item.record
+        attempt = record.attempt + 1
+        move = Move(
+            flow=record.flow,
+            id=record.id,
+            number=record.number,
+            version=record.version,
+            passages=(Passage(record.state, str(arrow.event), record.state, _evidence(answer)),),
+            actor=self.worker,
+            attempt=attempt,
+            delay_us=flow.retry.delay_us(attempt, self.ports.random()),
+            transit=record.transit,
+            error=_error(answer),
+        )
+        after = await self._write(item, Change(moves=(move,)), move, answer)
+        if after is None:
+            return None
+        age_us = self.ports.now_us() - record.since_us
+        for alarm in flow.alarms:
+            if alarm.rings(record.state, attempt, age_us, answer.outcome):
+                message = f"{record.flow} {record.id} is {record.state} after {attempt} calls: {_error(answer)}"
+                await self.alert(record, alarm.reason, alarm.severity, message)
+        return after
+
+    async def _apply(
+        self,
+        flow: Flow[Any],
+        item: Item[Any],
+        passages: tuple[Passage, ...],
+        booking: Booking,
+        answer: Answer | None,
+        *,
+        actor: str = "",
+    ) -> Record | None:
+        record = item.record
+        state = flow.machine.state(passages[-1].target)
+        body = None if answer is None or answer.body is None else msgspec.json.encode(answer.body).decode()
+        transit = record.transit if answer is None or answer.transit is None else answer.transit
+        move = self._move(
+            record,
+            passages,
+            actor or self.worker,
+            state,
+            body=body,
+            transit=0 if booking.drops else transit,
+            keeps=booking.keeps,
+            error="" if answer is None else _error(answer),
+        )
+        return await self._write(item, Change(intents=booking.intents, moves=(move,)), move, answer)
+
+    async def _write(self, item: Item[Any], change: Change, move: Move, answer: Answer | None) -> Record | None:
+        """The compare-and-set. Lost: somebody else moved it, and what we heard must not be forgotten (T34)."""
+        try:
+            done = await self.writer.apply(change)
+        except RecordMoved:
+            record = await self.store.read.records.by_number(item.record.number)
+            if record is not None and answer is not None and answer.outcome.is_known:
+                await self._late(item, record, answer)
+            return record
+        after = self._after(item.record, move, done.records[0], done.postings[0])
+        if self.flows[after.flow].machine.state(after.state).kind is Kind.TERMINAL:
+            self.settled += 1
+        return after
+
+    async def _late(self, item: Item[Any], record: Record, answer: Answer) -> None:
+        """A known answer whose compare-and-set was lost: harmless if the winner heard the same, an alarm if not."""
+        flow = self.require(record.flow)
+        for passage in await self.store.read.records.history(record.number):
+            if passage.version > item.record.version and passage.source == item.record.state:
+                heard = flow.machine.arrow(passage.source, passage.event).answer if passage.event in _ANSWERS else None
+                if passage.target == passage.source:
+                    continue  # a call without an answer: says nothing
+                if heard is answer.outcome:
+                    return
+                break
+        else:
+            return  # it has not left that state: whoever drives it will hear the same
+        late = Move(
+            flow=record.flow,
+            id=record.id,
+            number=record.number,
+            version=record.version,
+            passages=(Passage(record.state, f"LATE {answer.outcome.value}", record.state, _evidence(answer)),),
+            actor=self.worker,
+            attempt=record.attempt,
+            delay_us=-1,
+            worker=record.worker,
+            transit=record.transit,
+            error=record.error,
+        )
+        message = f"{record.flow} {record.id} left {item.record.state}, and then {answer.outcome.value} was heard of it"
+        await self.alert(record, "contradiction", "critical", message)
+        try:
+            await self.writer.apply(Change(moves=(late,)))
+        except RecordMoved:
+            log.warning("%s %s moved again; the alert carries what was heard", record.flow, record.id)
+
+    # --- the small parts ---------------------------------------------------------------------------------------
+
+    def _onward(self, flow: Flow[Any], item: Item[Any]) -> tuple[Passage, ...]:
+        """The arrows out of rest states, which are taken in the unit that reaches them (both rows are written)."""
+        passages: list[Passage] = []
+        record = item.record
+        while flow.machine.state(record.state).kind is Kind.REST:
+            event = flow.way_on(Item(record, item.body))
+            target = flow.machine.arrow(record.state, event).target
+            passages.append(Passage(record.state, event, target))
+            record = msgspec.structs.replace(record, state=target)
+        return tuple(passages)
+
+    def _move(
+        self, record: Record, passages: tuple[Passage, ...], actor: str, state: State, *, body: str | None, **more: Any
+    ) -> Move:
+        ends = state.kind in (Kind.TERMINAL, Kind.WAIT)
+        return Move(
+            flow=record.flow,
+            id=record.id,
+            number=record.number,
+            version=record.version,
+            passages=passages,
+            actor=actor,
+            delay_us=None if ends else self.lease_us,
+            worker="" if ends else self.worker,
+            body=body,
+            owner=record.owner,
+            **more,
+        )
+
+    def _after(self, record: Record, move: Move, number: int, posting: int) -> Record:
+        now_us = self.ports.now_us()
+        return msgspec.structs.replace(
+            record,
+            number=number,
+            state=move.passages[-1].target,
+            version=move.version + len(move.passages),
+            attempt=move.attempt,
+            transit=posting,
+            due_us=None if move.delay_us is None else now_us + move.delay_us,
+            worker=move.worker,
+            body=record.body if move.body is None else move.body,
+            error=move.error,
+            since_us=record.since_us if move.passages[-1].target == record.state else now_us,
+            updated_us=now_us,
+        )
+
+    def require(self, name: str) -> Flow[Any]:
+        """The flow of that name."""
+        flow = self.flows.get(name)
+        if flow is None:
+            raise UnknownFlow(name, ", ".join(sorted(self.flows)))
+        return flow
+
+    async def alert(self, record: Record | None, reason: str, severity: str, message: str) -> None:
+        """Tell people, once per record and reason until somebody acknowledges."""
+        number = 0 if record is None else record.number
+        if await self.store.single().alerts.raise_once(number, reason, severity, message):
+            log.log(logging.CRITICAL if severity == "critical" else logging.WARNING, "%s: %s", reason, message)
+
+
+_ANSWERS = Outcome.__members__
+
+
+def _evidence(answer: Answer) -> str:
+    text = answer.as_json()
+    if len(text) > EVIDENCE_BYTES_MAX:
+        return msgspec.json.encode({"outcome": answer.outcome.value, "cut": text[:EVIDENCE_BYTES_MAX]}).decode()
+    return text
+
+
+def _error(answer: Answer) -> str:
+    if answer.outcome is Outcome.SUCCESS:
+        return ""
+    return ": ".join(part for part in (answer.code or answer.outcome.value, answer.message) if part)[:ERROR_LENGTH_MAX]

@@ -1,0 +1,127 @@
+"""What a flow is: a machine, an action for every call state, and what accompanies its arrows.
+
+    flow = Flow(machine=MACHINE, body=Order, actions={"charge": charge, "ship": ship})
+
+An action gets the record and calls somebody, always with the same idempotent operation, because it may be called again
+at any time; it returns what that somebody said. Everything else (persisting first, retrying, recovering, alerting) is
+the engine's. An exception that an action lets slip is `UNKNOWN`: nobody knows what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from bursar.model.entries import Intent
+from bursar.model.machine import Kind, Machine, MachineError
+from bursar.model.outcome import Outcome
+from bursar.model.records import Record
+from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+CALL_TIMEOUT_S = 10.0
+
+
+@dataclass(eq=False)
+class FlowRefused(MachineError):
+    """The flow's actions don't fit its machine."""
+
+    flow: str
+    why: str
+    code = "FLOW_REFUSED"
+    text = "flow {flow!r} is refused: {why}"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody said when called."""
+
+    outcome: Outcome
+    event: str = ""  # a finer kind of that outcome, where the machine has one
+    code: str = ""  # of a refusal
+    message: str = ""
+    evidence: dict[str, Any] = {}  # stored with the transition: a reply, a receipt, a proof
+    body: msgspec.Struct | None = None  # the record's body from now on
+    transit: int | None = None  # the posting in transit that belongs to the record from now on
+
+    def as_json(self) -> str:
+        """The evidence as it is stored."""
+        told = {"outcome": self.outcome.value, "code": self.code, "message": self.message}
+        return msgspec.json.encode({k: v for k, v in told.items() if v} | self.evidence).decode()
+
+
+SUCCESS = Answer(outcome=Outcome.SUCCESS)
+
+
+class Item(msgspec.Struct, Generic[B], frozen=True):
+    """A record with its body decoded: what actions get."""
+
+    record: Record
+    body: B
+
+    @property
+    def id(self) -> str:
+        """The flow's id of the record: the key of every operation made for it."""
+        return self.record.id
+
+
+class Booking(msgspec.Struct, frozen=True):
+    """Entries that accompany an arrow, in the unit of its transition."""
+
+    intents: tuple[Intent, ...] = ()
+    keeps: str = ""  # the account in which they make the posting that belongs to the record from now on
+    drops: bool = False  # they consume it: none belongs to it any more
+
+
+NOTHING = Booking()
+Action = Callable[[Item[Any]], Awaitable[Answer]]
+
+
+def _books_nothing(_item: Item[Any], _event: str, _answer: Answer) -> Booking:
+    return NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow(Generic[B]):
+    """A machine that can be driven. Checked when it is built."""
+
+    machine: Machine
+    body: type[B]
+    actions: Mapping[str, Action]  # by the name in the machine's call states
+    book: Callable[[Item[Any], str, Answer], Booking] = _books_nothing  # pure
+    choose: Callable[[Item[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
+    cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
+    rails: Mapping[str, str] = field(default_factory=dict)  # per action: the rail it calls, to be paused by name
+    retry: Retry = USUAL_RETRY
+    alarms: tuple[Alarm, ...] = USUAL_ALARMS
+    call_timeout_s: float = CALL_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        wanted = {state.action for state in self.machine.calls if state.action}
+        if missing := sorted(wanted - self.actions.keys()):
+            raise FlowRefused(self.name, f"no action {', '.join(missing)}")
+        if stray := sorted((self.actions.keys() | self.cancels.keys() | self.rails.keys()) - wanted):
+            raise FlowRefused(self.name, f"no call state names {', '.join(stray)}")
+        for state in self.machine.states:
+            if state.kind is Kind.REST and len(self.machine.arrows_from(state.name)) > 1 and self.choose is None:
+                raise FlowRefused(self.name, f"rest state {state.name} has several ways on; say which with `choose`")
+        states = {state.name for state in self.machine.states}
+        if stray := sorted({alarm.state for alarm in self.alarms if alarm.state} - states):
+            raise FlowRefused(self.name, f"an alarm watches {', '.join(stray)}, which is no state")
+
+    @property
+    def name(self) -> str:
+        """The machine's name: how records and pauses name the flow."""
+        return self.machine.name
+
+    def item(self, record: Record) -> Item[B]:
+        """A record with its body decoded."""
+        return Item(record, msgspec.json.decode(record.body, type=self.body))
+
+    def way_on(self, item: Item[B]) -> str:
+        """The event by which a rest state is left."""
+        arrows = self.machine.arrows_from(item.record.state)
+        return str(arrows[0].event) if self.choose is None or len(arrows) == 1 else self.choose(item)

@@ -1,0 +1,131 @@
+"""What people do to records: retry now, pause, speak for somebody who is waited for, force. All of it with a reason.
+
+Forcing says how a call ended whose answer nobody knows. It needs two people, who say the same; and money is only ever
+forced *back* by making sure at the rail that it never went (T34): the rail's own answer then decides, not the people's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bursar.engine.engine import Engine
+from bursar.engine.flow import Answer
+from bursar.model.errors import NotPossible, UnknownRecord
+from bursar.model.machine import ImpossibleEvent, Kind
+from bursar.model.outcome import Outcome
+from bursar.model.records import Record
+from bursar.writer import Change, Move, Passage
+
+RETRY_ASKED = "RETRY ASKED"
+FORCE_ASKED = "FORCE ASKED"
+REASON_LENGTH_MAX = 1_000
+
+
+class Operators:
+    """The doors for people."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def retry_now(self, flow: str, id: str, *, actor: str, reason: str) -> Record:
+        """Due at once, whatever its back-off says."""
+        record = await self._open(flow, id, actor, reason)
+        return await self._note(record, RETRY_ASKED, actor, {"reason": reason}, delay_us=0)
+
+    async def pause(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
+        """Switch a flow or a rail off: no new calls. Whether it was on."""
+        if kind == "flow":
+            self._engine.require(name)
+        _check(actor, reason)
+        return await self._engine.store.single().pauses.add(kind, name, actor, reason)
+
+    async def resume(self, kind: str, name: str) -> bool:
+        """And on again. Whether it was off."""
+        return await self._engine.store.single().pauses.drop(kind, name)
+
+    async def acknowledge(self, record: int, reason: str, *, actor: str) -> bool:
+        """A person has seen an alert. Whether there was one."""
+        return await self._engine.store.single().alerts.acknowledge(record, reason, actor)
+
+    async def tell(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
+        """Speak for whoever a waiting record waits for."""
+        record = await self._open(flow, id, actor, reason)
+        state = self._engine.require(flow).machine.state(record.state)
+        if state.kind is not Kind.WAIT:
+            raise NotPossible(flow, id, record.state, "it waits for nobody who could speak")
+        return await self._engine.hear(record, event, actor, {"reason": reason})
+
+    async def force(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
+        """Say how a call ended. The first person asks, another who says the same decides.
+
+        `SUCCESS` is taken at their word. Anything that gives money back goes to the rail first, which must promise that
+        it never happened and never will; if it says that it did happen, that counts.
+        """
+        record = await self._open(flow, id, actor, reason)
+        driven = self._engine.require(flow)
+        state = driven.machine.state(record.state)
+        if state.kind is not Kind.CALL:
+            raise NotPossible(flow, id, record.state, "nobody is being called")
+        try:
+            arrow = driven.machine.arrow(record.state, event)
+        except ImpossibleEvent as error:
+            raise NotPossible(flow, id, record.state, str(error)) from None
+        if arrow.answer is None or not arrow.answer.is_known or arrow.target == record.state:
+            raise NotPossible(flow, id, record.state, f"{event} leads nowhere; force SUCCESS or EXPLICIT_FAIL")
+        if not await self._asked(record, event, actor):
+            note = {"reason": reason, "event": event}
+            return await self._note(record, FORCE_ASKED, actor, note, delay_us=-1)
+        forced = {"forced_by": actor, "reason": reason}
+        if arrow.answer is Outcome.SUCCESS:
+            answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=forced)
+        else:
+            cancel = driven.cancels.get(state.action or "")
+            if cancel is None:
+                raise NotPossible(flow, id, record.state, "its rail can't promise that it never happened")
+            said = await cancel(driven.item(record))
+            answer = msgspec.structs.replace(said, evidence=said.evidence | forced)
+        after = await self._engine.take(record, answer)
+        return record if after is None else after
+
+    async def _asked(self, record: Record, event: str, actor: str) -> bool:
+        """Whether somebody else has asked for the same since it came into this state."""
+        for passage in reversed(await self._engine.store.read.records.history(record.number)):
+            if passage.target != record.state or passage.source != record.state:
+                return False
+            if passage.event == FORCE_ASKED and passage.actor != actor:
+                return bool(msgspec.json.decode(passage.evidence).get("event") == event)
+        return False
+
+    async def _open(self, flow: str, id: str, actor: str, reason: str) -> Record:
+        _check(actor, reason)
+        machine = self._engine.require(flow).machine
+        record = await self._engine.get(flow, id)
+        if record is None:
+            raise UnknownRecord(flow, id)
+        if machine.state(record.state).kind is Kind.TERMINAL:
+            raise NotPossible(flow, id, record.state, "it is at its end")
+        return record
+
+    async def _note(self, record: Record, event: str, actor: str, evidence: dict[str, str], *, delay_us: int) -> Record:
+        move = Move(
+            flow=record.flow,
+            id=record.id,
+            number=record.number,
+            version=record.version,
+            passages=(Passage(record.state, event, record.state, msgspec.json.encode(evidence).decode()),),
+            actor=actor,
+            attempt=record.attempt,
+            delay_us=delay_us,
+            worker="" if delay_us >= 0 else record.worker,
+            transit=record.transit,
+            error=record.error,
+        )
+        await self._engine.writer.apply(Change(moves=(move,)))
+        found = await self._engine.get(record.flow, record.id)
+        assert found is not None  # records are never deleted
+        return found
+
+
+def _check(actor: str, reason: str) -> None:
+    if not actor.strip() or not reason.strip() or len(reason) > REASON_LENGTH_MAX:
+        raise NotPossible("", "", "", f"say who you are and why, in 1 to {REASON_LENGTH_MAX} characters")

@@ -1,0 +1,131 @@
+"""The worker: finds records that are due and has them driven, a bounded number at a time.
+
+At start it takes everything that is open and that nobody else drives; later only what is due. Nothing is ever lost by
+a full queue, a lost wake-up or a dead worker: whatever is not at its end is due some day, and is found then. Several
+workers share one PostgreSQL by skipping each other's rows; that they hardly ever meet is an optimisation, no promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from bursar.engine.alerts import Bell
+from bursar.engine.engine import Engine
+from bursar.model.errors import BursarError
+from bursar.model.records import Record
+from bursar.ports import Ports
+
+QUEUE_MAX = 10_000
+DRIVEN_MAX = 512  # records driven at once; those whose call hangs count too
+SCAN_S = 0.5  # between two looks for what is due
+PAGE = 1_000
+CAP_S = 600.0  # due later than this: a clock had jumped
+COUNTER_AGE_S = 3_600.0
+SWEEP_EVERY = 600  # scans between two sweeps of old counters
+
+log = logging.getLogger("bursar.engine")
+
+
+class Worker:
+    """One per process. `run` returns when it is told to stop, or is cancelled."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        bell: Bell | None = None,
+        driven_max: int = DRIVEN_MAX,
+        queue_max: int = QUEUE_MAX,
+        scan_s: float = SCAN_S,
+    ) -> None:
+        self.engine = engine
+        self.ports: Ports = engine.ports
+        self.bell = bell
+        self.driven_max = driven_max
+        self.queue_max = queue_max
+        self.scan_s = scan_s
+        self.scans = 0
+        self._queue: deque[Record] = deque()
+        self._queued: set[int] = set()
+        self._stop = asyncio.Event()
+        self._room = asyncio.Event()
+        self._after = 0  # the last record of the first, full look
+        self._looked = False  # whether that is over
+
+    @property
+    def flows(self) -> list[str]:
+        """The flows that are looked after: all that are known here and not paused."""
+        return [name for name in sorted(self.engine.flows) if ("flow", name) not in self.engine.paused]
+
+    async def run(self) -> None:
+        """Look, drive, look again."""
+        while not self._stop.is_set():
+            try:
+                await self.look()
+            except BursarError as error:
+                log.error("the scan failed, the next one comes in %s s: %s", self.scan_s, error)
+            await self._pause()
+
+    def stop(self) -> None:
+        """Take no more. What is being driven goes on; `engine.finish` waits for it."""
+        self._stop.set()
+        self._room.set()
+
+    async def look(self) -> int:
+        """Refresh what is paused, fetch what is due as long as there is room, and have it driven. Returns how many."""
+        self.scans += 1
+        self.engine.paused = frozenset((p.kind, p.name) for p in await self.engine.store.read.pauses.list())
+        if self.scans % SWEEP_EVERY == 1:
+            await self.engine.store.single().outcomes.drop_counters(int(COUNTER_AGE_S * 1e6))
+        found = 0
+        while not self._stop.is_set() and len(self._queue) <= self.queue_max // 2:
+            page = await self._claim(min(PAGE, self.queue_max - len(self._queue)))
+            found += len(page)
+            for record in page:
+                if record.number not in self._queued:
+                    self._queued.add(record.number)
+                    self._queue.append(record)
+            self._feed()
+            if len(page) < PAGE:
+                break
+        if self.bell is not None:
+            await self.bell.ring()
+        return found
+
+    async def _claim(self, most: int) -> list[Record]:
+        engine = self.engine
+        records = engine.store.single().records
+        if self._looked:
+            cap_us = int(CAP_S * 1e6) + engine.lease_us
+            return list(await records.claim_due(self.flows, engine.worker, most, engine.lease_us, cap_us))
+        page = list(await records.claim_all(self.flows, engine.worker, most, engine.lease_us, self._after))
+        if page:
+            self._after = page[-1].number
+        self._looked = len(page) < most
+        return page
+
+    def _feed(self) -> None:
+        """Hand over as many as may be driven at once."""
+        while self._queue and self.engine.in_hand < self.driven_max:
+            record = self._queue.popleft()
+            self._queued.discard(record.number)
+            self.engine.drive(record).add_done_callback(self._done)
+
+    def _done(self, _task: asyncio.Task[Record]) -> None:
+        if not self._stop.is_set():
+            asyncio.get_running_loop().call_soon(self._feed)  # the engine must have crossed it off first
+        if len(self._queue) <= self.queue_max // 2:
+            self._room.set()
+
+    async def _pause(self) -> None:
+        """Until the next look: a while, or as soon as a page that was left out fits again."""
+        self._room.clear()
+        more = asyncio.ensure_future(self._room.wait() if not self._looked or self._queue else self._stop.wait())
+        nap = asyncio.ensure_future(self.ports.sleep(self.scan_s))
+        try:
+            await asyncio.wait([more, nap], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (more, nap):
+                task.cancel()

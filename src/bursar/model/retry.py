@@ -1,0 +1,55 @@
+"""Retry: when to call again, and when to call a person. Pure; chance comes in as a number.
+
+Back-off is exponential with jitter and a cap, and never gives up: only evidence ends a record, not impatience.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bursar.model.outcome import Outcome
+
+ATTEMPTS_MAX = 64  # beyond which the exponent no longer grows; the cap was reached long before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How long to wait before a call is made again."""
+
+    first_s: float = 0.2
+    factor: float = 2.0
+    cap_s: float = 60.0
+    jitter: float = 0.5  # part of the delay that is left to chance, so that a crowd does not come back together
+
+    def __post_init__(self) -> None:
+        if not (0 < self.first_s <= self.cap_s and self.factor >= 1 and 0 <= self.jitter < 1):
+            raise ValueError(f"{self} would wait for ever, or not at all")
+
+    def delay_us(self, attempt: int, chance: float) -> int:
+        """After so many calls without an answer (at least one), with `chance` in [0, 1)."""
+        whole = min(self.cap_s, self.first_s * self.factor ** min(max(attempt, 1) - 1, ATTEMPTS_MAX))
+        return int(whole * (1 - self.jitter * chance) * 1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """When a record is worth a person's time: after so many calls in a state or so long in it, whichever is earlier."""
+
+    reason: str
+    severity: str = "warning"  # or "critical"
+    state: str = ""  # "": any that is not terminal
+    tries: int | None = None
+    seconds: float | None = None
+    outcome: Outcome | None = None  # only if the last call said this
+
+    def rings(self, state: str, attempt: int, age_us: int, outcome: Outcome | None) -> bool:
+        """Whether it is time."""
+        if (self.state and self.state != state) or (self.outcome is not None and self.outcome is not outcome):
+            return False
+        tried = self.tries is not None and attempt >= self.tries
+        return tried or (self.seconds is not None and age_us >= self.seconds * 1e6)
+
+
+USUAL_RETRY = Retry()
+# T28: at the earlier of the two.
+USUAL_ALARMS = (Alarm(reason="stuck", tries=10, seconds=300),)

@@ -1,0 +1,123 @@
+"""Tables of the engine: records and their history, answers, alerts, pauses. Moves are written by group, not here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bursar.model.records import Alert, Pause, Record, Remembered, Transition
+from bursar.store.rows import record_of, remembered_of, transition_of
+from bursar.store.session import Table
+
+NEWEST = 2**63 - 1
+
+
+class Records(Table):
+    """Rows that flows drive."""
+
+    async def get(self, flow: str, id_: str) -> Record | None:
+        """One record by its flow's id."""
+        rows = await self._s.rows("record", flow, id_)
+        return record_of(rows[0]) if rows else None
+
+    async def by_number(self, number: int) -> Record | None:
+        """One record by number."""
+        rows = await self._s.rows("record_by_number", number)
+        return record_of(rows[0]) if rows else None
+
+    async def list(
+        self, flow: str, *, owner: str = "", state: str = "", before: int = NEWEST, limit: int = 100
+    ) -> list[Record]:
+        """Records of a flow, newest first."""
+        return [record_of(row) for row in await self._s.rows("list_records", flow, owner, state, before, limit)]
+
+    async def counts(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(flow, state) → how many, and when the oldest of them last moved."""
+        return {(row[0], row[1]): (row[2], row[3]) for row in await self._s.rows("count_records")}
+
+    async def history(self, number: int) -> Sequence[Transition]:
+        """Every passage of a record, oldest first."""
+        return [transition_of(row) for row in await self._s.rows("transitions_of", number)]
+
+    async def claim_due(
+        self, flows: Sequence[str], worker: str, limit: int, lease_us: int, cap_us: int
+    ) -> Sequence[Record]:
+        """Take what is due, for so long."""
+        rows = await self._s.rows("claim_due", list(flows), limit, worker, lease_us, cap_us)
+        return [record_of(row) for row in rows]
+
+    async def claim_all(
+        self, flows: Sequence[str], worker: str, limit: int, lease_us: int, after: int
+    ) -> Sequence[Record]:
+        """At start: take what nobody else drives, due or not, page by page."""
+        rows = await self._s.rows("claim_all", list(flows), limit, worker, lease_us, after)
+        return sorted((record_of(row) for row in rows), key=lambda record: record.number)
+
+    async def wake(self, flow: str, id_: str) -> bool:
+        """Make it due now."""
+        return await self._one("wake_record", flow, id_) is not None
+
+
+class Outcomes(Table):
+    """What operations were answered."""
+
+    async def get(self, scope: str, id_: str, op: str) -> Remembered | None:
+        """The answer to one operation."""
+        rows = await self._s.rows("outcome", scope, id_, op)
+        return remembered_of(rows[0]) if rows else None
+
+    async def of(self, scope: str, id_: str) -> dict[str, Remembered]:
+        """The answers to all operations of one request."""
+        return {row[0]: remembered_of(row[1:]) for row in await self._s.rows("outcomes_of", scope, id_)}
+
+    async def drop_counters(self, age_us: int) -> int:
+        """Forget limits whose time was over so long ago; returns how many."""
+        return len(await self._s.rows("drop_counters", age_us))
+
+
+class Alerts(Table):
+    """What a person should look at."""
+
+    async def raise_once(self, record: int, reason: str, severity: str, message: str) -> bool:
+        """Whether it is new: nobody is told twice before somebody has acknowledged."""
+        return await self._one("raise_alert", record, reason, severity, message) is not None
+
+    async def open(self, *, undelivered: bool = False, limit: int = 1000) -> list[Alert]:
+        """Not acknowledged yet, oldest first."""
+        return [
+            Alert(
+                record=row[0],
+                reason=row[1],
+                severity=row[2],
+                message=row[3],
+                raised_us=row[4],
+                delivered_us=row[5],
+                acknowledged_us=row[6],
+                acknowledged_by=row[7],
+            )
+            for row in await self._s.rows("alerts_open", undelivered, limit)
+        ]
+
+    async def delivered(self, record: int, reason: str) -> None:
+        """Somebody was told."""
+        await self._s.rows("deliver_alert", record, reason)
+
+    async def acknowledge(self, record: int, reason: str, by: str) -> bool:
+        """Whether there was one to acknowledge."""
+        return await self._one("acknowledge_alert", record, reason, by) is not None
+
+
+class Pauses(Table):
+    """Flows and rails that are switched off."""
+
+    async def add(self, kind: str, name: str, actor: str, reason: str) -> bool:
+        """Whether it was on before."""
+        return await self._s.write("put_pause", [(kind, name, actor, reason)]) > 0
+
+    async def drop(self, kind: str, name: str) -> bool:
+        """Whether it was off before."""
+        return await self._one("drop_pause", kind, name) is not None
+
+    async def list(self) -> list[Pause]:
+        """All that is off."""
+        rows = await self._s.rows("pauses")
+        return [Pause(kind=r[0], name=r[1], actor=r[2], reason=r[3], at_us=r[4]) for r in rows]

@@ -1,0 +1,139 @@
+-- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged.
+
+-- name: group_record
+-- A new record, in the unit of its group.
+INSERT INTO records (number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since,
+                     created_at, updated_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, now_us() + ?8, ?9, ?10, ?11, now_us(), now_us(), now_us())
+
+-- name: group_move
+-- A compare-and-set, in the unit of its group.
+UPDATE records
+SET state = ?3, version = ?4, attempt = ?5, transit = ?6, due = CASE WHEN ?7 = -1 THEN due ELSE now_us() + ?7 END,
+    worker = ?8, body = coalesce(?9, body), error = ?10, since = CASE WHEN state = ?3 THEN since ELSE now_us() END,
+    updated_at = now_us()
+WHERE number = ?1 AND version = ?2
+
+-- name: group_passage
+-- One row of history.
+INSERT INTO transitions (record, version, source, event, target, attempt, actor, evidence, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, now_us())
+
+-- name: group_outcome
+-- What an operation was answered.
+INSERT INTO outcomes (scope, id, op, fingerprint, outcome, code, detail, at) VALUES (?, ?, ?, ?, ?, ?, ?, now_us())
+
+-- name: outcome
+-- What an operation was answered before.
+SELECT fingerprint, outcome, code, detail FROM outcomes WHERE scope = ? AND id = ? AND op = ?
+
+-- name: outcomes_of
+-- What the operations of a request were answered, in one scope.
+SELECT op, fingerprint, outcome, code, detail FROM outcomes WHERE scope = ? AND id = ? ORDER BY op
+
+-- name: group_counter
+-- How much of a limit is used up.
+SELECT count, amount FROM counters WHERE key = ?
+
+-- name: group_counters
+-- The same for several.
+SELECT key, count, amount FROM json_each(?) AS w JOIN counters c ON c.key = w.value
+
+-- name: group_put_counter
+-- How much of it is used up now.
+INSERT INTO counters (key, count, amount, count_max, amount_max, until) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET count = excluded.count, amount = excluded.amount, count_max = excluded.count_max,
+                                amount_max = excluded.amount_max
+
+-- name: drop_counters
+-- Buckets whose time is over.
+DELETE FROM counters WHERE until < now_us() - ? RETURNING key
+
+-- name: group_versions
+-- Where records stand.
+SELECT r.number, r.version FROM json_each(?) AS w JOIN records r ON r.number = w.value
+
+-- name: record
+-- One record by its flow's id.
+SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+FROM records WHERE flow = ? AND id = ?
+
+-- name: record_by_number
+-- One record by number.
+SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+FROM records WHERE number = ?
+
+-- name: list_records
+-- Records of a flow, newest first, below a number; of one owner and in one state, unless those are empty.
+SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+FROM records
+WHERE flow = ?1 AND (?2 = '' OR owner = ?2) AND (?3 = '' OR state = ?3) AND number < ?4 ORDER BY number DESC LIMIT ?5
+
+-- name: count_records
+-- How many records are in each state of each flow, and since when the oldest of them is there.
+SELECT flow, state, count(*), min(since) FROM records GROUP BY flow, state ORDER BY flow, state
+
+-- name: transitions_of
+-- A record's history.
+SELECT record, version, source, event, target, attempt, actor, evidence, at FROM transitions WHERE record = ?
+ORDER BY version
+
+-- name: claim_due
+-- Take records of these flows that are due: ours for the lease. Due later than the cap allows counts as due: a clock had
+-- jumped (L24). Arguments: flows, how many, worker, lease, cap.
+UPDATE records SET due = now_us() + ?4, worker = ?3
+WHERE number IN (
+    SELECT number FROM records
+    WHERE due IS NOT NULL AND (due <= now_us() OR due > now_us() + ?5) AND flow IN (SELECT value FROM json_each(?1))
+    ORDER BY due LIMIT ?2)
+RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+
+-- name: claim_all
+-- At start: take all that are open and that nobody else drives, page by page. Arguments as above, with the last number
+-- of the page before instead of the cap.
+UPDATE records SET due = now_us() + ?4, worker = ?3
+WHERE number IN (
+    SELECT number FROM records
+    WHERE due IS NOT NULL AND (due <= now_us() OR worker IN ('', ?3)) AND number > ?5
+      AND flow IN (SELECT value FROM json_each(?1))
+    ORDER BY number LIMIT ?2)
+RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+
+-- name: wake_record
+-- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
+UPDATE records SET due = now_us(), worker = '' WHERE flow = ? AND id = ? AND due IS NOT NULL RETURNING number
+
+-- name: raise_alert
+-- An alert; once per record and reason until it is acknowledged.
+INSERT INTO alerts (record, reason, severity, message, raised_at) VALUES (?1, ?2, ?3, ?4, now_us())
+ON CONFLICT (record, reason) DO UPDATE
+SET severity = excluded.severity, message = excluded.message, raised_at = excluded.raised_at, delivered_at = NULL,
+    acknowledged_at = NULL, acknowledged_by = ''
+WHERE acknowledged_at IS NOT NULL
+RETURNING record
+
+-- name: alerts_open
+-- Alerts that nobody has acknowledged; those not delivered yet only, if so asked.
+SELECT record, reason, severity, message, raised_at, delivered_at, acknowledged_at, acknowledged_by FROM alerts
+WHERE acknowledged_at IS NULL AND (NOT ? OR delivered_at IS NULL) ORDER BY raised_at, record, reason LIMIT ?
+
+-- name: deliver_alert
+-- It has been told to whoever wants to know.
+UPDATE alerts SET delivered_at = now_us() WHERE record = ? AND reason = ?
+
+-- name: acknowledge_alert
+-- A person has seen it.
+UPDATE alerts SET acknowledged_at = now_us(), acknowledged_by = ?3 WHERE record = ?1 AND reason = ?2
+  AND acknowledged_at IS NULL RETURNING record
+
+-- name: put_pause
+-- Switch a flow or a rail off.
+INSERT INTO pauses (kind, name, actor, reason, at) VALUES (?, ?, ?, ?, now_us()) ON CONFLICT DO NOTHING
+
+-- name: drop_pause
+-- And on again.
+DELETE FROM pauses WHERE kind = ? AND name = ? RETURNING name
+
+-- name: pauses
+-- What is switched off.
+SELECT kind, name, actor, reason, at FROM pauses ORDER BY kind, name

@@ -1,0 +1,142 @@
+"""Deciding the records' part of a group: moves, operations to remember, limits. Pure.
+
+At first it hopes: that every record is where its mover saw it, that no operation was answered before, that limits are
+not used up. Usually so, and then nothing has to be read. The write checks all of it and fails whole if not; the group
+is then decided again with everything looked up (`RecordsKnown`), and those who were too late are told so, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from bursar.model.errors import LimitExceeded, OtherRequest, RecordMoved, Refusal
+from bursar.model.outcome import Outcome
+from bursar.model.records import Remembered
+from bursar.store.group import RecordAsk, RecordRows, RecordsKnown
+from bursar.writer.change import Change, Limit, Move, Remember
+
+Operation = tuple[str, str, str]
+
+
+def look(changes: Iterable[Change]) -> RecordAsk:
+    """All that these changes hope for."""
+    ask = RecordAsk(versions=[], made=[], operations=[], counters=[])
+    for change in changes:
+        for move in change.moves:
+            if move.version:
+                ask.versions.append(move.number)
+            else:
+                ask.made.append((move.flow, move.id))
+        if change.remember is not None:
+            ask.operations.append((change.remember.scope, change.remember.id, change.remember.op))
+        ask.counters += [limit.key for limit in change.limits]
+    return ask
+
+
+class RecordDecision:
+    """Where records, operations and limits stand, as far as the group has come."""
+
+    def __init__(self, found: RecordsKnown | None) -> None:
+        self._versions: dict[int, int] = {} if found is None else dict(found.versions)
+        self._made: set[tuple[str, str]] = set() if found is None else set(found.made)
+        self._answered: dict[Operation, Remembered] = {} if found is None else dict(found.operations)
+        self._used: dict[str, tuple[int, int]] = {} if found is None else dict(found.counters)
+        self._knows = found is not None
+        self._counters: dict[str, list[Any]] = {}  # what this group adds
+        self._rows = RecordRows(outcomes=[], counters=[], new=[], moves=[], passages=[])
+
+    def answered(self, remember: Remember) -> Remembered | None:
+        """The answer that the operation got before; a refusal if that was to another request."""
+        before = self._answered.get((remember.scope, remember.id, remember.op))
+        if before is None:
+            return None
+        if before.fingerprint != remember.fingerprint:
+            raise OtherRequest(remember.scope, remember.id, remember.op)
+        return msgspec.structs.replace(before, replayed=True)
+
+    def check(self, change: Change) -> None:
+        """Whether limits and moves are possible; changes nothing."""
+        for limit in change.limits:
+            count, amount = self._used.get(limit.key, (0, 0))
+            if count + limit.count > limit.count_max or amount + limit.amount > limit.amount_max:
+                raise LimitExceeded(limit.key, limit.code)
+        for move in change.moves:
+            if move.version == 0:
+                possible = (move.flow, move.id) not in self._made
+            else:
+                # Not known: hope. Known, but not there: the record is gone, which never happens.
+                expected = None if self._knows else move.version
+                possible = self._versions.get(move.number, expected) == move.version
+            if not possible:
+                raise RecordMoved(move.flow, move.id, move.version)
+
+    def refuse(self, remember: Remember, refusal: Refusal) -> Remembered | None:
+        """Remember a refusal, if it is one that counts as an answer."""
+        if refusal.code not in remember.refusals:
+            return None
+        detail = msgspec.json.encode({"message": str(refusal), **refusal.facts}).decode()
+        return self._answer(
+            remember,
+            Remembered(
+                fingerprint=remember.fingerprint, outcome=Outcome.EXPLICIT_FAIL, code=refusal.code, detail=detail
+            ),
+        )
+
+    def succeed(self, remember: Remember, posting: int) -> Remembered:
+        """Remember a success."""
+        detail = remember.detail
+        if posting:
+            detail = msgspec.json.encode({**msgspec.json.decode(detail), "posting": posting}).decode()
+        return self._answer(
+            remember, Remembered(fingerprint=remember.fingerprint, outcome=Outcome.SUCCESS, detail=detail)
+        )
+
+    def _answer(self, remember: Remember, answer: Remembered) -> Remembered:
+        key = (remember.scope, remember.id, remember.op)
+        self._answered[key] = answer
+        row = (*key, remember.fingerprint, answer.outcome.value, answer.code, answer.detail)
+        self._rows.outcomes.append(row)
+        return answer
+
+    def use(self, limits: Sequence[Limit]) -> None:
+        """Count against the limits."""
+        for limit in limits:
+            count, amount = self._used.get(limit.key, (0, 0))
+            self._used[limit.key] = (count + limit.count, amount + limit.amount)
+            added = self._counters.setdefault(limit.key, [0, 0, limit.count_max, limit.amount_max, limit.until_us])
+            added[0] += limit.count
+            added[1] += limit.amount
+
+    def move(self, move: Move, numbers: Iterator[int], transit: int) -> int:
+        """Write a move down; returns the record's number."""
+        version = move.version + len(move.passages)
+        state = move.passages[-1].target
+        due = (transit, move.delay_us, move.worker)
+        if move.version == 0:
+            number = next(numbers)
+            self._made.add((move.flow, move.id))
+            made = (number, move.flow, move.id, move.owner, state, version, *due, move.body or "{}", move.error)
+            self._rows.new.append(made)
+        else:
+            number = move.number
+            self._rows.moves.append((number, move.version, state, version, move.attempt, *due, move.body, move.error))
+        self._versions[number] = version
+        for place, p in enumerate(move.passages, move.version + 1):
+            self._rows.passages.append(
+                (number, place, p.source, p.event, p.target, move.attempt, move.actor, p.evidence)
+            )
+        return number
+
+    def rows(self) -> RecordRows | None:
+        """What all that was accepted writes; None if that is nothing. Sorted: locks are taken in this order."""
+        rows = self._rows
+        rows.counters = [(key, *added) for key, added in sorted(self._counters.items())]
+        if not (rows.outcomes or rows.counters or rows.new or rows.moves):
+            return None
+        rows.outcomes.sort()
+        rows.new.sort()
+        rows.moves.sort()
+        return rows
