@@ -306,7 +306,7 @@ def test_a_disk_that_is_full_ends_the_core_and_loses_nothing() -> None:
     """Disk full: the process ends without an answer, and goes on when there is room."""
     stopped = 0
     for seed in range(20):
-        done = play(seed, free_bytes=100 + 40 * seed)
+        done = play(seed, free_bytes=40 + 20 * seed)
         stopped += bool(done.value.stops)
     assert stopped >= 10
 

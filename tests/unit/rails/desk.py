@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from bursar.ports import Files, SystemPorts
 from bursar.rails.trading import Core, Limits, Server, TradingClient
-from bursar.rails.trading.book import Book, Item
+from bursar.rails.trading.book import Book, Named, indexed
 from bursar.rails.trading.frames import encode
 from bursar.rails.trading.wal import Log
 from bursar.rails.trading.words import Op
@@ -25,20 +25,25 @@ FOLDER = "/core"
 WAIT_S = 30.0
 
 
-def deposit(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Item:
+def deposit(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Named:
     return (int(Op.DEPOSIT), id_, user, asset, amount, 0)
 
 
-def withdraw(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Item:
+def withdraw(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Named:
     return (int(Op.WITHDRAW), id_, user, asset, amount, 0)
 
 
-def refund(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Item:
+def refund(id_: int, user: int = 1, amount: int = 100, asset: str = "USDT") -> Named:
     return (int(Op.REFUND), id_, user, asset, amount, 0)
 
 
-def cancel(id_: int, op: Op) -> Item:
+def cancel(id_: int, op: Op) -> Named:
     return (int(Op.CANCEL), id_, 0, "", 0, int(op))
+
+
+def run(book: Book, items: Sequence[Named]) -> tuple[bytes, list[int]]:
+    """Decide operations whose assets are given by name."""
+    return book.execute(*indexed(items))
 
 
 def memory_files() -> SimFiles:
@@ -57,7 +62,7 @@ class MemoryPorts(SystemPorts):
         return self.disk
 
 
-def write_log(files: Files, groups: list[list[Item]], *, segment_bytes: int = 10**9) -> Book:
+def write_log(files: Files, groups: list[list[Named]], *, segment_bytes: int = 10**9) -> Book:
     """A log in which each group is a frame; returns the book it makes."""
     files.make_folder(FOLDER)
     log = Log(files, FOLDER, NAME, segment_bytes_max=segment_bytes)
@@ -66,7 +71,7 @@ def write_log(files: Files, groups: list[list[Item]], *, segment_bytes: int = 10
     book = Book()
     for group in groups:
         first = book.sequence + 1
-        book.execute(group)
+        run(book, group)
         log.append(encode(book.seal(), first, book.sequence - first + 1), first)
     log.close()
     return book
@@ -78,8 +83,8 @@ def state_of(book: Book) -> Any:
         book.sequence,
         book.floor,
         book.statuses,
-        {code: (list(a), list(a.room)) for code, a in book.assets.items()},
-        [list(chunk) for chunk in book.history.chunks],
+        {code: list(a) for code, a in book.assets.items()},
+        list(book.history.rows()),
         book.history.where,
     )
 

@@ -9,19 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.rails.desk import FOLDER, NAME, MemoryPorts, deposit, open_core, state_of, withdraw, write_log
+from tests.unit.rails.desk import FOLDER, NAME, MemoryPorts, deposit, open_core, run, state_of, withdraw, write_log
 
 from bursar.ports import File, Files, SystemPorts
 from bursar.rails.trading import Core, CoreDamaged, CoreInUse, CoreStopped, Op, Status, WrongCore, frames, snapshots
-from bursar.rails.trading.book import Book, FloorRaised, Item, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.book import Book, FloorRaised, Named, NewAsset, Note, Rows, StatusChange
 from bursar.rails.trading.frames import BadFrame, decode, encode
-from bursar.rails.trading.history import CHUNK_ROWS, packed
+from bursar.rails.trading.history import Block, blocks_of
 from bursar.rails.trading.snapshots import BadSnapshot
 from bursar.rails.trading.wal import Log, segment_name
 from bursar.sim.files import SimFiles
 
 FIRST = f"{FOLDER}/{segment_name(1)}"
-GROUPS: list[list[Item]] = [[deposit(1)], [deposit(2, user=2), withdraw(3, amount=500)], [withdraw(4, amount=5)]]
+GROUPS: list[list[Named]] = [[deposit(1)], [deposit(2, user=2), withdraw(3, amount=500)], [withdraw(4, amount=5)]]
 
 
 def reopened(ports: MemoryPorts) -> Core:
@@ -54,13 +54,19 @@ def put(files: SimFiles, path: str, data: bytes) -> None:
 # --- frames
 
 
+def rows(sequence: int, *given: tuple[int, int, int, int, int]) -> Rows:
+    """A note of rows: id, user, amount, other, meta of each."""
+    items = [(meta >> 8 & 0xFF, id_, user, 0, amount, other) for id_, user, amount, other, meta in given]
+    return Rows(blocks_of(sequence, items, [row[-1] for row in given]))
+
+
 @pytest.mark.parametrize(
     "notes",
     [
-        [NewAsset(1, "USDT"), Rows(packed([(7, 1, 2, 3, 0, 1 << 16 | Op.DEPOSIT << 8)]))],
+        [NewAsset(1, "USDT"), rows(7, (1, 2, 3, 0, 1 << 16 | Op.DEPOSIT << 8))],
         [StatusChange(7, 2**64 - 1, Status.FROZEN)],
         [FloorRaised(7, 2**63, (1, 2, 3))],
-        [FloorRaised(7, 9, ()), StatusChange(8, 1, 1), Rows(packed([(9, 1, 2, 3, 4, Op.SETTLE << 8 | 7)]))],
+        [FloorRaised(7, 9, ()), StatusChange(8, 1, 1), rows(9, (1, 2, 3, 4, Op.SETTLE << 8 | 7))],
     ],
     ids=["rows", "status", "floor", "mixed"],
 )
@@ -72,13 +78,12 @@ def test_every_frame_type_round_trip(notes: list[Note]) -> None:
 
 def test_the_largest_frame_round_trips_and_a_larger_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty and largest frame."""
-    rows = [(n, n, 1, 1, 0, Op.DEPOSIT << 8) for n in range(1, 1001)]
-    size = 1000 * 48 + 8
+    many = [(10_000 + n, 1, 1, 0, Op.DEPOSIT << 8) for n in range(1000)]
+    size = len(encode([rows(1, *many)], 1, 1000)) - frames.FRAME_BYTES
     monkeypatch.setattr(frames, "PAYLOAD_BYTES_MAX", size)
-    assert decode(encode([Rows(packed(rows))], 1, 1000), 0, 1).count == 1000
-    rows.append((1001, 1001, 1, 1, 0, Op.DEPOSIT << 8))
+    assert decode(encode([rows(1, *many)], 1, 1000), 0, 1).count == 1000
     with pytest.raises(ValueError, match="over the limit"):
-        encode([Rows(packed(rows))], 1, 1001)
+        encode([rows(1, *many, many[0])], 1, 1001)
 
 
 def test_an_empty_frame_is_none() -> None:
@@ -91,9 +96,13 @@ def test_an_empty_frame_is_none() -> None:
 @pytest.mark.parametrize(
     "notes",
     [
-        [Rows(packed([(8, 1, 2, 3, 0, Op.DEPOSIT << 8)]))],
-        [Rows(packed([(7, 1, 2, 3, 0, Op.CANCEL << 8)]))],
-        [Rows(packed([(7, 1, 2, 3, 0, Op.DEPOSIT << 8 | 128)]))],
+        [rows(8, (1, 2, 3, 0, Op.DEPOSIT << 8))],
+        [rows(7, (1, 2, 3, 0, Op.CANCEL << 8))],
+        [rows(7, (1, 2, 3, 0, Op.DEPOSIT << 8 | 128))],
+        [Rows([Block(7, 1, b"\0\1\0\0", b"\x91\x96\2\1\1\0\1\0")])],
+        [Rows([Block(7, 2, b"\0\1\0\0", b"\x91\x96\1\1\1\0\1\0")])],
+        [Rows([Block(7, 1, b"\0\1\0\0", b"\x91\x95\1\1\1\0\1")])],
+        [Rows([Block(7, 0, b"", b"\x90")])],
         [StatusChange(7, 1, 9)],
         [NewAsset(1, "no asset")],
     ],
@@ -157,7 +166,7 @@ def test_after_a_cut_the_log_goes_on_where_it_was_cut() -> None:
         core = await open_core(ports)
         running = asyncio.create_task(core.run())
         answered = asyncio.Event()
-        core.book.execute([deposit(9)])
+        run(core.book, [deposit(9)])
         core.when_durable(answered.set)
         await answered.wait()
         core.stop()
@@ -220,7 +229,7 @@ async def work_and_stop(ports: MemoryPorts, first: int, count: int, **sizes: int
     running = asyncio.create_task(core.run())
     for id_ in range(first, first + count):
         answered = asyncio.Event()
-        core.book.execute([deposit(id_, user=id_ % 3 + 1, asset=("USDT", "BTC")[id_ % 2])])
+        run(core.book, [deposit(id_, user=id_ % 3 + 1, asset=("USDT", "BTC")[id_ % 2])])
         core.when_durable(answered.set)
         await answered.wait()
     core.stop()
@@ -291,19 +300,22 @@ def test_a_log_that_ends_before_the_snapshot_stops_the_core() -> None:
     assert reopened(ports).book.sequence == 5
 
 
+MANY = 10_000
+
+
 def test_a_snapshot_holds_still_while_the_book_goes_on() -> None:
     book = Book()
-    book.execute([deposit(n) for n in range(1, CHUNK_ROWS + 5)])
+    run(book, [deposit(n) for n in range(1, MANY + 5)])
     book.seal()
     held = snapshots.capture(book, NAME)
     before = b"".join(snapshots.pieces(held))
-    book.execute([deposit(n) for n in range(CHUNK_ROWS + 5, CHUNK_ROWS + 50)])
+    run(book, [deposit(n) for n in range(MANY + 5, MANY + 50)])
     book.seal()
-    book.prune(CHUNK_ROWS, [])
+    book.prune(MANY, [])
     assert b"".join(snapshots.pieces(held)) == before
     restored, name = snapshots.restore(before)
-    assert (name, restored.sequence, restored.history.count) == (NAME, CHUNK_ROWS + 4, CHUNK_ROWS + 4)
-    assert restored.totals() == [("USDT", 100 * (CHUNK_ROWS + 4))]
+    assert (name, restored.sequence, restored.history.count) == (NAME, MANY + 4, MANY + 4)
+    assert restored.totals() == [("USDT", 100 * (MANY + 4))]
 
 
 def test_what_a_crash_left_aside_is_removed() -> None:
@@ -362,7 +374,7 @@ def test_a_disk_that_fails_ends_the_core_without_an_answer(tmp_path: Path, what:
         running = asyncio.create_task(core.run())
         answered: list[int] = []
         for id_ in range(1, 6):
-            core.book.execute([deposit(id_)])
+            run(core.book, [deposit(id_)])
             core.when_durable(lambda id_=id_: answered.append(id_))  # type: ignore[misc]
             await asyncio.wait([running], timeout=0.05)
         with pytest.raises(CoreStopped, match="No space left"):
@@ -386,7 +398,7 @@ def test_nothing_is_answered_before_the_sync_that_covers_it(tmp_path: Path) -> N
         running = asyncio.create_task(core.run())
         for id_ in range(1, 4):
             answered = asyncio.Event()
-            core.book.execute([deposit(id_)])
+            run(core.book, [deposit(id_)])
             core.when_durable(lambda: order.append("answer"))
             core.when_durable(answered.set)
             await answered.wait()
@@ -407,7 +419,7 @@ def test_everybody_who_waits_shares_one_sync(tmp_path: Path) -> None:
         running = asyncio.create_task(core.run())
         answered = asyncio.Event()
         for id_ in range(1, 200):
-            core.book.execute([deposit(id_)])
+            run(core.book, [deposit(id_)])
             core.when_durable(lambda: None)
         core.when_durable(answered.set)
         await answered.wait()
@@ -435,7 +447,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
 
     async def work() -> None:
         core = await Core.open(SystemPorts(), str(tmp_path / "new" / "data"), NAME)
-        core.book.execute([deposit(1)])
+        run(core.book, [deposit(1)])
         running = asyncio.create_task(core.run())
         core.stop()
         await running

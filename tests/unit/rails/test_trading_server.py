@@ -24,6 +24,7 @@ from bursar.rails.trading import (
     TradingClient,
     protocol,
 )
+from bursar.rails.trading.book import indexed
 
 Case = Callable[[Desk], Awaitable[None]]
 
@@ -178,7 +179,8 @@ GARBAGE = {
     "not MessagePack": struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
     "an empty frame": struct.pack(">I", 0),
     "no request": struct.pack(">I", 1) + b"\x90",
-    "a negative amount": b"\x00\x00\x00\x0f\x93\x0a\x01\x91\x96\x01\x01\x01\xa4USDT\xff\x00",
+    "a negative amount": b"\x00\x00\x00\x10\x94\x0a\x01\x91\xa4USDT\x91\x96\x01\x01\x01\x00\xff\x00",
+    "an asset out of its place": b"\x00\x00\x00\x0d\x94\x0a\x01\x90\x91\x96\x01\x01\x01\xcd\x01\x00\x05\x00",
     "an answer": protocol.frame(protocol.Noted(1, 1)),
     "a status nobody knows": protocol.frame(protocol.SetStatus(1, 1, 9)),
 }
@@ -208,7 +210,7 @@ def test_half_a_frame_is_not_executed(tmp_path: Path) -> None:
     async def case(made: Desk) -> None:
         stream, _ = await log_in(made)
         await next_frame(stream)
-        whole = protocol.frame(protocol.Execute(1, [deposit(1)]))
+        whole = protocol.frame(protocol.Execute(1, *indexed([deposit(1)])))
         stream.write(whole[:-1])
         await stream.drain()
         stream.close()
@@ -222,7 +224,7 @@ def test_a_frame_in_many_pieces_is_one_frame(tmp_path: Path) -> None:
     async def case(made: Desk) -> None:
         stream, _ = await log_in(made)
         await next_frame(stream)
-        for byte in protocol.frame(protocol.Execute(7, [deposit(1), deposit(2)])):
+        for byte in protocol.frame(protocol.Execute(7, *indexed([deposit(1), deposit(2)]))):
             stream.write(bytes([byte]))
             await asyncio.sleep(0)
         answer = protocol.decode_answer(await next_frame(stream))
@@ -248,7 +250,9 @@ def test_a_connection_with_too_much_waiting_is_not_read_from(tmp_path: Path) -> 
         await next_frame(stream)
         most = 0
         for number in range(1, 400):
-            stream.write(protocol.frame(protocol.Execute(number, [deposit(number * 100 + n) for n in range(50)])))
+            stream.write(
+                protocol.frame(protocol.Execute(number, *indexed([deposit(number * 100 + n) for n in range(50)])))
+            )
         splitter = protocol.Splitter(protocol.ANSWER_BYTES_MAX)
         answered = 0
         while answered < 399:

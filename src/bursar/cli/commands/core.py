@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DAMAGED = 1
 MEBIBYTE = 1024 * 1024
+# A frame is thousands of small tuples that live for a moment: by default the collector would run twice for each.
+GC_THRESHOLDS = (200_000, 20, 50)
 
 EXAMPLES = """\b
 Examples:
@@ -110,6 +112,7 @@ async def _run(
     # What is remembered stays: the collector need not walk over it again and again.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     server = Server(ports, opened, secret, limits=Limits(connections=connections), log=_log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

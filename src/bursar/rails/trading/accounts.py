@@ -1,60 +1,57 @@
-"""Balances of one asset, in columns: available, frozen, and the room that is left under 64 bits.
+"""Balances of one asset: per user what is available, what is frozen, and what is spoken for.
 
-`room` is what a deposit may still add: 2^64 - 1 less what is held and less what was withdrawn and could still be given
-back. A withdraw therefore frees no room, and a refund takes none, which is why a refund always fits (T31). Room comes
-back when a withdraw is pruned, since then nobody can refund it any more.
+`spoken` is what is held and what was withdrawn and could still be given back: it has to stay below 2^64, and deposits
+that would lift it over that are refused. A withdraw does not lower it and a refund does not raise it, which is why a
+refund always fits (T31). It sinks when a withdraw is pruned, since then nobody can refund it any more.
 
-The columns are arrays of unsigned 64-bit integers, so that a balance below zero or past 2^64 is an OverflowError in the
-line that would have made it, whatever was checked before.
+An account is a list of three integers, because nothing in Python is faster to change. A snapshot takes all of them at
+once, as unsigned 64-bit integers: a balance below zero or past 2^64 could not be written.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from itertools import chain
+from typing import Final
 
-from bursar.rails.trading.words import U64_MAX
+AVAILABLE, FROZEN, SPOKEN = 0, 1, 2
+ACCOUNT_BYTES: Final = 4 * 8  # in a snapshot: the user, and these three
 
 
 class Accounts:
-    """Everybody's balance in one asset. An account is opened by the first deposit that reaches it."""
+    """Everybody's balance in one asset. An account is opened by the first operation that gives it something."""
 
-    __slots__ = ("available", "base", "code", "frozen", "index", "number", "room", "users")
+    __slots__ = ("by_user", "code", "number")
 
     def __init__(self, code: str, number: int) -> None:
         self.code = code
-        self.number = number
-        self.base = number << 16  # of a row's meta
-        self.index: dict[int, int] = {}
-        self.users: array[int] = array("Q")
-        self.available: array[int] = array("Q")
-        self.frozen: array[int] = array("Q")
-        self.room: array[int] = array("Q")
+        self.number = number  # 0: nothing on record is about it yet
+        self.by_user: dict[int, list[int]] = {}
 
-    def open(self, user: int) -> int:
-        """A new, empty account; returns its place."""
-        place = self.index[user] = len(self.users)
-        self.users.append(user)
-        self.available.append(0)
-        self.frozen.append(0)
-        self.room.append(U64_MAX)
-        return place
+    def open(self, user: int) -> list[int]:
+        """The account of a user, new and empty if there is none."""
+        account = self.by_user.get(user)
+        if account is None:
+            account = self.by_user[user] = [0, 0, 0]
+        return account
 
-    def load(self, users: array[int], available: array[int], frozen: array[int], room: array[int]) -> None:
-        """What a snapshot says."""
-        self.users, self.available, self.frozen, self.room = users, available, frozen, room
-        self.index = {user: place for place, user in enumerate(users)}
-        if not len(self.index) == len(users) == len(available) == len(frozen) == len(room):
-            raise ValueError(f"the columns of {self.code} do not fit together")
+    def columns(self) -> tuple[array[int], array[int]]:
+        """Copies, for somebody who reads them later: the users; available, frozen and spoken of each in turn."""
+        return array("Q", self.by_user), array("Q", chain.from_iterable(self.by_user.values()))
 
-    def columns(self) -> tuple[array[int], array[int], array[int], array[int]]:
-        """Copies, for somebody who reads them later: users, available, frozen, room."""
-        return self.users[:], self.available[:], self.frozen[:], self.room[:]
+    def load(self, users: array[int], triples: array[int]) -> None:
+        """What `columns` gave."""
+        values = iter(triples)
+        accounts = map(list, zip(values, values, values, strict=True))
+        self.by_user = dict(zip(users, accounts, strict=True))
+        if len(self.by_user) != len(users):
+            raise ValueError(f"a user has two accounts in {self.code}")
 
     def total(self) -> int:
         """All that is held, available and frozen."""
-        return sum(self.available) + sum(self.frozen)
+        return sum(account[AVAILABLE] + account[FROZEN] for account in self.by_user.values())
 
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """Each user with what is available and frozen."""
-        return zip(self.users, self.available, self.frozen, strict=True)
+    def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
+        """Each user with what is available, frozen and spoken for."""
+        return ((user, *account) for user, account in self.by_user.items())  # type: ignore[misc]

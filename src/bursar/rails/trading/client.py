@@ -20,7 +20,7 @@ import msgspec
 from bursar.model.outcome import Outcome
 from bursar.ports import Ports
 from bursar.rails.trading import protocol, replies
-from bursar.rails.trading.book import Item
+from bursar.rails.trading.book import ASSETS_IN_FRAME_MAX, Named, indexed
 from bursar.rails.trading.connection import Connected, NoConnection, Target, connect
 from bursar.rails.trading.events import Event
 from bursar.rails.trading.replies import (
@@ -58,7 +58,7 @@ class _Call:
 
     __slots__ = ("future", "item", "request", "timer", "written_at")
 
-    def __init__(self, item: Item | None, request: Callable[[int], protocol.Request] | None) -> None:
+    def __init__(self, item: Named | None, request: Callable[[int], protocol.Request] | None) -> None:
         self.item = item
         self.request = request
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -309,21 +309,28 @@ class TradingClient:
             if not calls:
                 continue
             self._number += 1
-            items = [call.item for call in calls if call.item is not None]
-            request = calls[0].request
-            message = protocol.Execute(self._number, items) if request is None else request(self._number)
+            message = self._message(calls)
             self._inflight[self._number] = calls
             for call in calls:
                 call.written_at = now
             connected.stream.write(protocol.frame(message))
 
+    def _message(self, calls: list[_Call]) -> protocol.Request:
+        request = calls[0].request
+        if request is not None:
+            return request(self._number)
+        return protocol.Execute(self._number, *indexed(call.item for call in calls if call.item is not None))
+
     def _next_calls(self) -> list[_Call]:
         """The next frame's calls: one request, or operations up to the limit. Those nobody waits for are never sent."""
         calls: list[_Call] = []
+        assets: set[str] = set()
         while self._outbox and len(calls) < FRAME_ITEMS_MAX:
             call = self._outbox[0]
-            if calls and call.item is None:
+            if calls and (call.item is None or (len(assets) == ASSETS_IN_FRAME_MAX and call.item[3] not in assets)):
                 break
+            if call.item is not None:
+                assets.add(call.item[3])
             self._outbox.popleft()
             if call.future.done():
                 continue

@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from bursar.rails.trading.book import FloorRaised, NewAsset, Note, Rows, StatusChange
-from bursar.rails.trading.history import rows_of
 from bursar.rails.trading.words import Op, Status, code_name
 
 STATUS: Final = 20
@@ -45,10 +44,11 @@ def to_wire(notes: Iterable[Note], after: int, asset_code: Callable[[int], str])
     found: list[Wire] = []
     for note in notes:
         match note:
-            case Rows(values):
+            case Rows(blocks):
                 found += [
                     (meta >> 8 & 0xFF, sequence, id_, user, asset_code(meta >> 16), amount, other, meta & 0xFF)
-                    for sequence, id_, user, amount, other, meta in rows_of(values)
+                    for block in blocks
+                    for sequence, id_, user, amount, other, meta in block.rows()
                     if sequence > after
                 ]
             case StatusChange(sequence, user, status) if sequence > after:

@@ -8,7 +8,7 @@ the next one is only written when this one is on disk, nothing but the last fram
               the CRC is over the 20 bytes before it and the payload
     payload   blocks, one after the other: kind u8 · three zeros · length u32 · bytes
       1 asset   number u64 · the code in ASCII
-      2 rows    six u64 each (history.Row)
+      2 rows    sequence u64 · rows u32 · what became of each, u32 · MessagePack (history.Block)
       3 status  sequence u64 · user u64 · status u64
       4 floor   sequence u64 · floor u64 · ids that are kept, u64 each
 
@@ -17,6 +17,7 @@ All integers are little-endian.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
@@ -25,8 +26,8 @@ from struct import Struct
 from typing import Final, assert_never
 
 from bursar.rails.trading.book import FloorRaised, NewAsset, Note, Rows, StatusChange
-from bursar.rails.trading.history import COLUMNS, ROW_BYTES, numbers, octets
-from bursar.rails.trading.words import REMEMBERED, UNSURE, Status, is_asset
+from bursar.rails.trading.history import load
+from bursar.rails.trading.words import Status, is_asset
 
 SEGMENT_MAGIC: Final = b"BURSWAL1"
 FRAME_MAGIC: Final = b"\xf5BWF"
@@ -94,8 +95,11 @@ def encode(notes: Iterable[Note], first: int, count: int) -> bytes:
 def _blocks(notes: Iterable[Note]) -> Iterator[bytes]:
     for note in notes:
         match note:
-            case Rows(values):
-                kind, body = ROWS, octets(values)
+            case Rows(blocks):
+                for block in blocks:
+                    yield _BLOCK.pack(ROWS, block.size)
+                    yield block.dump()
+                continue
             case NewAsset(number, code):
                 kind, body = ASSET, octets(array("Q", [number])) + code.encode("ascii")
             case StatusChange():
@@ -148,15 +152,15 @@ def _notes(payload: bytes, first: int, count: int) -> Iterator[Note]:
                 raise ValueError(f"{code!r} is no asset")
             yield NewAsset(numbers(body[:8])[0], code)
             continue
-        values = numbers(body)
         if kind == ROWS:
-            if not length or length % ROW_BYTES or values[0] != sequence:
-                raise ValueError(f"rows do not begin with sequence {sequence}")
-            sequence += length // ROW_BYTES
-            if values[-COLUMNS] != sequence - 1 or not _are_rows(values):
-                raise ValueError("rows that no core writes")
-            yield Rows(values)
-        elif kind == STATUS and values[2] in tuple(Status):
+            block = load(body)
+            if block.sequence != sequence:
+                raise ValueError(f"rows begin with sequence {block.sequence} where {sequence} is next")
+            sequence += block.count
+            yield Rows([block])
+            continue
+        values = numbers(body)
+        if kind == STATUS and values[2] in tuple(Status):
             yield StatusChange(*values[:3])
             sequence = _follow(sequence, values[0])
         elif kind == FLOOR:
@@ -168,10 +172,21 @@ def _notes(payload: bytes, first: int, count: int) -> Iterator[Note]:
         raise ValueError(f"{count} sequences were promised, and {sequence - first} are there")
 
 
-def _are_rows(values: array[int]) -> bool:
-    """Whether each row is of an operation and an answer that are remembered."""
-    kinds = {meta & 0xFFFF for meta in values[5::COLUMNS]}
-    return all(kind >> 8 in REMEMBERED and kind & 0xFF < UNSURE for kind in kinds)
+def numbers(data: bytes | memoryview) -> array[int]:
+    """Little-endian unsigned 64-bit integers."""
+    found = array("Q")
+    found.frombytes(data)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+def octets(values: array[int]) -> bytes:
+    """The other way round."""
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values.tobytes()
 
 
 def _follow(expected: int, found: int) -> int:

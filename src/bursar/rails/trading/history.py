@@ -1,29 +1,39 @@
-"""What the core remembers: one row for every operation that was executed or refused, and where each id is.
+"""What the core remembers: every operation that was executed or refused, and where to find it by its id.
 
-A row is six unsigned 64-bit integers: sequence, id, user, amount, other, and *meta* (asset number, operation, answer).
-It looks the same here, in the log and in a snapshot, so that none of them translates. Rows lie in chunks. A full chunk
-never changes again, which is what lets a snapshot be written while the core goes on: it holds the chunks, and copies
-only the last.
+Rows lie in blocks of up to 256, each as MessagePack, as they came off the wire, with what became of each (*meta*: asset
+number, operation, answer) beside them. A block looks the same here, in the log and in a snapshot, so that none of them
+translates; and it never changes, which is what lets a snapshot be written while the core goes on: it only holds them.
+Answers and sequences are read without decoding; parameters, which are compared when an operation comes again, with it.
 
-Ten million rows are 480 MB of chunks and about 1.2 GB of index; raising the floor (`prune`) is what bounds both.
+A remembered operation takes about 30 bytes of block and 120 of index; raising the floor (`prune`) is what bounds both.
 """
 
 from __future__ import annotations
 
-import sys
 from array import array
-from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
-from typing import Final, NamedTuple
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from struct import Struct
+from typing import Annotated, Final, NamedTuple
 
-from bursar.rails.trading.words import REMEMBERED, Code, Op
+import msgspec
 
-COLUMNS: Final = 6
-ROW_BYTES: Final = COLUMNS * 8
-CHUNK_ROWS: Final = 65_536
-CHUNK_ITEMS: Final = CHUNK_ROWS * COLUMNS
+from bursar.rails.trading.words import REMEMBERED, UNSURE, Code, Op
 
-Packed = tuple[int, int, int, int, int, int]
+BLOCK_ROWS_MAX: Final = 256
+DECODED_MAX: Final = 64  # blocks that are kept decoded, for whoever asks again
+META_BYTES: Final = 4
+
+_HEAD: Final = Struct("<QI")  # sequence of its first row, number of rows
+_META: Final = Struct("<I")
+_U64 = Annotated[int, msgspec.Meta(ge=0)]
+_decode = msgspec.msgpack.Decoder(list[tuple[_U64, _U64, _U64, _U64, _U64, _U64]]).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+# Operation, id, user, place of the asset in the request that brought it, amount, other.
+Item = tuple[int, int, int, int, int, int]
 
 
 class Row(NamedTuple):
@@ -52,92 +62,173 @@ class Row(NamedTuple):
         return self.meta & 0xFF
 
 
-def numbers(data: bytes | memoryview) -> array[int]:
-    """Little-endian unsigned 64-bit integers."""
-    found = array("Q")
-    found.frombytes(data)
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows with sequences in a row."""
+
+    sequence: int  # of the first
+    count: int
+    metas: bytes  # u32 each
+    items: bytes  # MessagePack
+
+    @property
+    def size(self) -> int:
+        """Its bytes, as `dump` makes them."""
+        return _HEAD.size + len(self.metas) + len(self.items)
+
+    def meta(self, place: int) -> int:
+        """What became of one."""
+        found: int = _META.unpack_from(self.metas, place * META_BYTES)[0]
+        return found
+
+    def rows(self) -> Iterator[Row]:
+        """All of them."""
+        return map(Row._make, self._columns())
+
+    def _columns(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        metas = (meta for (meta,) in _META.iter_unpack(self.metas))
+        for sequence, (_, id_, user, _, amount, other), meta in zip(
+            range(self.sequence, self.sequence + self.count), _decode(self.items), metas, strict=True
+        ):
+            yield sequence, id_, user, amount, other, meta
+
+    def dump(self) -> bytes:
+        """As it is on disk: sequence u64 · rows u32 · a u32 for each · MessagePack."""
+        return b"".join((_HEAD.pack(self.sequence, self.count), self.metas, self.items))
 
 
-def octets(values: array[int]) -> bytes:
-    """The other way round."""
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
+def load(data: bytes) -> Block:
+    """A block from a disk. ValueError if no core could have written it."""
+    if len(data) < _HEAD.size:
+        raise ValueError("half a block of rows")
+    sequence, count = _HEAD.unpack_from(data)
+    end = _HEAD.size + count * META_BYTES
+    block = Block(sequence, count, data[_HEAD.size : end], data[end:])
+    if not count or len(block.metas) != count * META_BYTES:
+        raise ValueError("a block without its rows")
+    try:
+        ops = [item[0] for item in _decode(block.items)]
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    kinds = [meta for (meta,) in _META.iter_unpack(block.metas)]
+    if ops != [kind >> 8 & 0xFF for kind in kinds]:
+        raise ValueError("rows and their answers do not belong together")
+    if not all(kind >> 8 & 0xFF in REMEMBERED and kind & 0xFF < UNSURE for kind in set(kinds)):
+        raise ValueError("rows that no core writes")
+    return block
 
 
-def rows_of(values: array[int]) -> Iterator[Packed]:
-    """The rows in an array, as tuples."""
-    columns = iter(values)
-    return zip(columns, columns, columns, columns, columns, columns, strict=True)
+def blocks_of(sequence: int, items: Sequence[Item], metas: Sequence[int]) -> list[Block]:
+    """Rows with these sequences and on, as blocks."""
+    made = []
+    for start in range(0, len(items), BLOCK_ROWS_MAX):
+        some = items[start : start + BLOCK_ROWS_MAX]
+        kinds = _little(array("I", metas[start : start + BLOCK_ROWS_MAX]))
+        made.append(Block(sequence + start, len(some), kinds, _encode(some)))
+    return made
+
+
+def _little(values: array[int]) -> bytes:
+    if values.itemsize == META_BYTES and array("I", [1]).tobytes()[0]:
+        return values.tobytes()
+    return b"".join(map(_META.pack, values))  # a machine that counts otherwise
 
 
 class History:
     """The rows, and an index per operation: id → number of its row."""
 
-    __slots__ = ("chunks", "count", "where")
+    __slots__ = ("_decoded", "_starts", "blocks", "count", "where")
 
     def __init__(self) -> None:
-        self.chunks: list[array[int]] = [array("Q")]
+        self._clear()
+
+    def _clear(self) -> None:
+        self.blocks: list[Block] = []
         self.count = 0
         self.where: dict[int, dict[int, int]] = {op: {} for op in REMEMBERED}
+        self._starts: list[int] = []  # the number of each block's first row
+        self._decoded: dict[int, list[Item]] = {}
 
     def __getitem__(self, number: int) -> Row:
-        chunk, place = divmod(number, CHUNK_ROWS)
-        start = place * COLUMNS
-        return Row(*self.chunks[chunk][start : start + COLUMNS])
+        start, block = self._find(number)
+        items = self._decoded.get(start)
+        if items is None:
+            if len(self._decoded) >= DECODED_MAX:
+                del self._decoded[next(iter(self._decoded))]
+            items = self._decoded[start] = _decode(block.items)
+        _, id_, user, _, amount, other = items[number - start]
+        return Row(block.sequence + number - start, id_, user, amount, other, block.meta(number - start))
 
-    def extend(self, values: array[int]) -> None:
-        """Append rows. Their index entries are the caller's: the book makes them while it decides."""
-        self.count += len(values) // COLUMNS
-        last = self.chunks[-1]
-        room = CHUNK_ITEMS - len(last)
-        while len(values) > room:
-            last.extend(values[:room])
-            values = values[room:]
-            last, room = array("Q"), CHUNK_ITEMS
-            self.chunks.append(last)
-        last.extend(values)
+    def answer(self, number: int) -> tuple[int, int]:
+        """What was answered, and with which sequence."""
+        start, block = self._find(number)
+        return block.meta(number - start) & 0xFF, block.sequence + number - start
 
-    def index(self, values: array[int], first: int) -> None:
-        """Make the index entries of rows that begin at number `first`: for what is read from a file."""
+    def _find(self, number: int) -> tuple[int, Block]:
+        place = bisect_right(self._starts, number) - 1
+        return self._starts[place], self.blocks[place]
+
+    def extend(self, blocks: Iterable[Block]) -> None:
+        """Append blocks. Their index entries are the caller's: the book makes them while it decides."""
+        for block in blocks:
+            self._starts.append(self.count)
+            self.blocks.append(block)
+            self.count += block.count
+            while self._merge_last():
+                pass
+
+    def _merge_last(self) -> bool:
+        """Make one of the last two blocks if they are small and alike, or lone operations would be a block each."""
+        if len(self.blocks) < 2:
+            return False
+        left, right = self.blocks[-2:]
+        if left.count > 2 * right.count or left.count + right.count > BLOCK_ROWS_MAX:
+            return False
+        if left.sequence + left.count != right.sequence:
+            return False
+        items = _encode(_decode(left.items) + _decode(right.items))
+        self.blocks[-2:] = [Block(left.sequence, left.count + right.count, left.metas + right.metas, items)]
+        self._starts.pop()
+        self._decoded.pop(self._starts[-1], None)
+        return True
+
+    def index(self, block: Block, first: int) -> None:
+        """Make the index entries of a block whose first row has the number `first`: for what is read from a file."""
         where = self.where
-        for number, (id_, meta) in enumerate(zip(values[1::COLUMNS], values[5::COLUMNS], strict=True), first):
-            where[meta >> 8 & 0xFF][id_] = number
-
-    def copy(self) -> list[array[int]]:
-        """The rows as they are now, for somebody who reads them later. Costs one chunk, whatever their number."""
-        return [*self.chunks[:-1], self.chunks[-1][:]]
+        for number, item in enumerate(_decode(block.items), first):
+            where[item[0]][item[1]] = number
 
     def prune(self, floor: int, keep: Collection[int]) -> list[Row]:
         """Forget every row of an id below the floor that is not to be kept. Returns withdraws nobody can refund now."""
-        kept: list[Packed] = []
+        kept: list[Row] = []
         dropped: dict[int, Row] = {}
         refunded: set[int] = set()
-        for chunk in self.chunks:
-            for row in rows_of(chunk):
-                if row[1] >= floor or row[1] in keep:
-                    kept.append(row)
-                elif row[5] & 0xFFFF == Op.WITHDRAW << 8 | Code.OK:
-                    dropped[row[1]] = Row(*row)
-                elif row[5] & 0xFFFF == Op.REFUND << 8 | Code.OK:
-                    refunded.add(row[1])
-        self.replace([packed(kept)])
+        for row in self.rows():
+            if row.id >= floor or row.id in keep:
+                kept.append(row)
+            elif row.op == Op.WITHDRAW and row.code == Code.OK:
+                dropped[row.id] = row
+            elif row.op == Op.REFUND and row.code == Code.OK:
+                refunded.add(row.id)
+        self.replace(_reblocked(kept))
         return [row for id_, row in dropped.items() if id_ not in refunded]
 
-    def replace(self, chunks: Iterable[array[int]]) -> None:
-        """These rows instead of all there were."""
-        self.chunks = [array("Q")]
-        self.count = 0
-        self.where = {op: {} for op in REMEMBERED}
-        for values in chunks:
-            self.index(values, self.count)
-            self.extend(values)
+    def rows(self) -> Iterator[Row]:
+        """Everything that is remembered, in order."""
+        for block in self.blocks:
+            yield from block.rows()
+
+    def replace(self, blocks: Iterable[Block]) -> None:
+        """These blocks instead of all there were."""
+        self._clear()
+        for block in blocks:
+            self.index(block, self.count)
+            self.extend([block])
 
 
-def packed(rows: Iterable[Packed]) -> array[int]:
-    """Rows as they are kept."""
-    return array("Q", chain.from_iterable(rows))
+def _reblocked(rows: Iterable[Row]) -> Iterator[Block]:
+    """Rows with gaps between them, as blocks without."""
+    for _, run in groupby(enumerate(rows), key=lambda pair: pair[1].sequence - pair[0]):
+        some = [row for _, row in run]
+        items = [(row.op, row.id, row.user, 0, row.amount, row.other) for row in some]
+        yield from blocks_of(some[0].sequence, items, [row.meta for row in some])

@@ -12,7 +12,6 @@ from bursar.rails.trading import snapshots, wal
 from bursar.rails.trading.book import Book, Rows
 from bursar.rails.trading.errors import CoreDamaged, WrongCore
 from bursar.rails.trading.frames import BadFrame, read_segment_header
-from bursar.rails.trading.history import rows_of
 from bursar.rails.trading.snapshots import BadSnapshot
 from bursar.rails.trading.wal import Log
 from bursar.rails.trading.words import Op, code_name
@@ -95,9 +94,8 @@ def _book(files: Files, folder: str, reports: list[FileReport]) -> Book:
 
 def _answers(book: Book) -> dict[str, int]:
     counts: dict[int, int] = {}
-    for chunk in book.history.chunks:
-        for row in rows_of(chunk):
-            counts[row[5] & 0xFFFF] = counts.get(row[5] & 0xFFFF, 0) + 1
+    for row in book.history.rows():
+        counts[row.meta & 0xFFFF] = counts.get(row.meta & 0xFFFF, 0) + 1
     return {f"{Op(kind >> 8).name} {code_name(kind & 0xFF)}": count for kind, count in sorted(counts.items())}
 
 
@@ -134,7 +132,9 @@ def _segment(files: Files, folder: str, segment: wal.Segment, *, last: bool) -> 
         for frame in log.read_one(segment, last=last):
             report.frames += 1
             report.last = frame.last
-            report.operations += sum(len(note.values) // 6 for note in frame.notes if isinstance(note, Rows))
+            report.operations += sum(
+                block.count for note in frame.notes if isinstance(note, Rows) for block in note.blocks
+            )
         if log.torn is not None:
             report.why = f"torn end of {log.torn.size} bytes, which the core cuts: {log.torn.why}"
     except (CoreDamaged, WrongCore) as error:

@@ -33,6 +33,7 @@ LOOKUPS_MAX: Final = 65_536
 BEHIND: Final = "BEHIND"  # why a core refuses: it has forgotten what it acknowledged
 
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack has no larger integers than 2^64 - 1
+Place = Annotated[int, msgspec.Meta(ge=0, le=255)]  # book.ASSETS_IN_FRAME_MAX
 _LENGTH: Final = Struct(">I")
 LENGTH_BYTES: Final = _LENGTH.size
 
@@ -85,10 +86,11 @@ class Refused(_Message, frozen=True, tag=4):
 
 
 class Execute(_Message, frozen=True, tag=10):
-    """Operations, in order: operation, id, user, asset, amount, other (book.Item)."""
+    """Operations, in order: operation, id, user, asset, amount, other (book.Item). The asset is a place in `assets`."""
 
     number: U64
-    items: list[tuple[U64, U64, U64, str, U64, U64]]
+    assets: Annotated[list[str], msgspec.Meta(max_length=256)]
+    items: list[tuple[U64, U64, U64, Place, U64, U64]]
 
 
 class Lookup(_Message, frozen=True, tag=11):

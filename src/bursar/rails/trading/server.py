@@ -217,8 +217,8 @@ class Server:
         """What to answer, given the sequence that is on disk by then."""
         book, number = self.core.book, request.number
         match request:
-            case protocol.Execute(_, items):
-                codes, sequences = book.execute(items)
+            case protocol.Execute(_, assets, items):
+                codes, sequences = book.execute(assets, items)
                 return lambda sequence: protocol.Done(number, sequence, codes, sequences)
             case protocol.Lookup(_, pairs):
                 codes, sequences = book.lookup(pairs)

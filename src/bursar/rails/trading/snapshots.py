@@ -1,11 +1,12 @@
 """Snapshots: the whole book at one sequence, in one file, so that a core need not read its log from the beginning.
 
-A snapshot is captured in an instant (columns are copied, full chunks of history are only held), and written by a lane
-of its own while the core goes on, in pieces that are synced one by one, so that the log's own syncs never wait behind
+A snapshot is captured in an instant (balances are copied, blocks of history are only held), and written by a lane of
+its own while the core goes on, in pieces that are synced one by one, so that the log's own syncs never wait behind
 hundreds of megabytes. It is written aside, synced, renamed, and the folder synced; until then it does not exist.
 
     magic 8 · header length u32 · header (MessagePack) · CRC-32 of the header u32
-    per asset four columns of u64: users, available, frozen, room · rows of history · CRC-32 of all that u32 · magic 8
+    per asset: the users, u64 each; available, frozen, spoken of each in turn, u64 each
+    blocks of history: length u32 and bytes of each (history.Block) · CRC-32 of all that u32 · magic 8
 
 A snapshot that is not whole is passed over for the one before. The log reaches back to the oldest that is kept.
 """
@@ -17,13 +18,16 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
+from struct import error as struct_error
 from typing import Final
 
 import msgspec
 
 from bursar.ports import Files
+from bursar.rails.trading.accounts import ACCOUNT_BYTES
 from bursar.rails.trading.book import Book, NewAsset
-from bursar.rails.trading.history import ROW_BYTES, numbers, octets
+from bursar.rails.trading.frames import numbers, octets
+from bursar.rails.trading.history import Block, load
 from bursar.rails.trading.wal import ASIDE
 
 MAGIC: Final = b"BURSNAP1"
@@ -32,6 +36,7 @@ PREFIX: Final = "snap-"
 SUFFIX: Final = ".snap"
 KEPT: Final = 2
 PIECE_BYTES: Final = 4 * 1024 * 1024
+BLOCKS_AT_A_TIME: Final = 512
 
 _U32: Final = Struct("<I")
 
@@ -57,6 +62,7 @@ class Snapshot:
 
     header: Header
     columns: list[array[int]]
+    blocks: list[Block]
 
 
 def capture(book: Book, name: str) -> Snapshot:
@@ -69,11 +75,11 @@ def capture(book: Book, name: str) -> Snapshot:
         name,
         book.sequence,
         book.floor,
-        [(code, len(accounts.users)) for code, accounts in book.assets.items()],
+        [(code, len(accounts.by_user)) for code, accounts in book.assets.items()],
         sorted(book.statuses.items()),
         book.history.count,
     )
-    return Snapshot(header, columns + book.history.copy())
+    return Snapshot(header, columns, list(book.history.blocks))
 
 
 def pieces(snapshot: Snapshot) -> Iterator[bytes]:
@@ -81,19 +87,24 @@ def pieces(snapshot: Snapshot) -> Iterator[bytes]:
     header = msgspec.msgpack.encode(snapshot.header)
     yield MAGIC + _U32.pack(len(header)) + header + _U32.pack(zlib.crc32(header))
     checksum = 0
-    for column in snapshot.columns:
-        data = octets(column)
+    for data in _body(snapshot):
         checksum = zlib.crc32(data, checksum)
         yield data
     yield _U32.pack(checksum) + END
 
 
+def _body(snapshot: Snapshot) -> Iterator[bytes]:
+    yield from map(octets, snapshot.columns)
+    for start in range(0, len(snapshot.blocks), BLOCKS_AT_A_TIME):
+        some = snapshot.blocks[start : start + BLOCKS_AT_A_TIME]
+        yield b"".join(part for block in some for part in (_U32.pack(block.size), block.dump()))
+
+
 def restore(data: bytes) -> tuple[Book, str]:
     """The book in a snapshot, and the name of its core."""
     header, at = read_header(data)
-    wanted = at + 32 * sum(count for _, count in header.assets) + header.rows * ROW_BYTES + 4 + len(END)
-    if len(data) != wanted or data[-len(END) :] != END:
-        raise BadSnapshot(f"it has {len(data)} bytes instead of {wanted}, or no end")
+    if data[-len(END) :] != END:
+        raise BadSnapshot("it has no end")
     body = memoryview(data)[at : -4 - len(END)]
     if zlib.crc32(body) != _U32.unpack_from(data, len(data) - 4 - len(END))[0]:
         raise BadSnapshot("its checksum is wrong")
@@ -101,13 +112,25 @@ def restore(data: bytes) -> tuple[Book, str]:
     start = 0
     for number, (code, count) in enumerate(header.assets, 1):
         book.replay([NewAsset(number, code)])
-        size = count * 8
-        columns = [numbers(body[start + i * size : start + (i + 1) * size]) for i in range(4)]
-        book.assets[code].load(*columns)
-        start += 4 * size
-    book.history.replace([numbers(body[start:])])
+        middle, end = start + count * 8, start + count * ACCOUNT_BYTES
+        book.assets[code].load(numbers(body[start:middle]), numbers(body[middle:end]))
+        start = end
+    try:
+        book.history.replace(_blocks(body[start:]))
+    except (ValueError, struct_error) as error:
+        raise BadSnapshot(f"its checksum is right and its content is not: {error}") from error
+    if book.history.count != header.rows:
+        raise BadSnapshot(f"it has {book.history.count} rows instead of {header.rows}")
     book.sequence, book.floor, book.statuses = header.sequence, header.floor, dict(header.statuses)
     return book, header.name
+
+
+def _blocks(data: memoryview) -> Iterator[Block]:
+    at = 0
+    while at < len(data):
+        end = at + 4 + _U32.unpack_from(data, at)[0]
+        yield load(bytes(data[at + 4 : end]))
+        at = end
 
 
 def read_header(data: bytes) -> tuple[Header, int]:
