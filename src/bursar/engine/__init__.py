@@ -4,6 +4,7 @@ from bursar.engine.alerts import Bell, to_log
 from bursar.engine.engine import Engine, Started
 from bursar.engine.flow import SUCCESS, Answer, Booking, Flow, FlowRefused, Item
 from bursar.engine.operators import Operators
+from bursar.engine.snowflake import Snowflakes
 from bursar.engine.worker import Worker
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "FlowRefused",
     "Item",
     "Operators",
+    "Snowflakes",
     "Started",
     "Worker",
     "to_log",

@@ -42,6 +42,6 @@ class Bell:
                     failed = True
                     log.exception("an alert could not be delivered; it will be tried again: %s", alert.message)
             if not failed:
-                await self._store.single().alerts.delivered(alert.record, alert.reason)
+                await self._store.single().alerts.delivered(alert)
                 told += 1
         return told

@@ -21,19 +21,18 @@ from typing import Any
 
 import msgspec
 
-from bursar.engine.flow import NOTHING, Answer, Booking, Flow, Item
+from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRefused, Item, storable
+from bursar.model.entries import check_key
 from bursar.model.errors import BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, ImpossibleEvent, Kind, State
 from bursar.model.outcome import Outcome
-from bursar.model.records import Record, Remembered
+from bursar.model.records import Record
 from bursar.store import Store
-from bursar.writer import Change, Limit, Move, Passage, Remember, Writer
+from bursar.writer import Change, Done, Limit, Move, Passage, Remember, Writer
 
 CREATED = "CREATED"
 LEASE_S = 30.0  # how long whoever drives a record has it to himself; an optimisation, not a lock
-PAUSED_S = 2.0  # how soon to look again at a record whose rail is paused
-EVIDENCE_BYTES_MAX = 16_384
-ERROR_LENGTH_MAX = 500
+PARTING_S = 1.0  # how long calls that were given up may take to notice
 
 log = logging.getLogger("bursar.engine")
 
@@ -60,7 +59,7 @@ class Engine:
         self.store = store
         self.writer = writer
         self.ports = store.ports
-        self.flows: Mapping[str, Flow[Any]] = {flow.name: flow for flow in flows}
+        self.flows: Mapping[str, Flow[Any]] = _by_name(flows)
         self.worker = worker
         self.lease_us = int(lease_s * 1e6)
         self.paused: frozenset[tuple[str, str]] = frozenset()  # (kind, name); kept fresh by the worker
@@ -82,17 +81,21 @@ class Engine:
     ) -> Started:
         """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
 
-        With `remember`, a repeated request gets the record of the first one. The record is driven by `process_now`, or
-        by a worker once its lease is over.
+        With `remember`, a repeated request gets the record of the first one; a refusal is never remembered, because
+        nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over.
         """
         driven = self.require(flow)
         now_us = self.ports.now_us()
         text = msgspec.json.encode(body).decode()
+        name = self.ports.token() if id is None else check_key(id)
+        if remember is not None:
+            check_key(remember.id)
+            remember = msgspec.structs.replace(remember, refusals=frozenset(), detail=_names(remember.detail, name))
         record = Record(
             number=0,
             flow=flow,
-            id=id or self.ports.token(),
-            owner=owner,
+            id=name,
+            owner=owner and check_key(owner),
             state=driven.machine.initial,
             version=0,
             attempt=0,
@@ -109,14 +112,21 @@ class Engine:
         passages = (first, *self._onward(driven, Item(record, body)))
         state = driven.machine.state(passages[-1].target)
         move = self._move(record, passages, actor or self.worker, state, body=text)
-        done = await self.writer.apply(Change(moves=(move,), remember=remember, limits=limits))
+        try:
+            done = await self.writer.apply(Change(moves=(move,), remember=remember, limits=limits))
+        except RecordMoved:
+            if id is not None:
+                raise
+            # Nobody else knows the name: it is ours, and the reply to its COMMIT was lost (L18).
+            return Started(await self._written(flow, name))
         if not done.records:
             assert done.remembered is not None  # the only other way for a change to end
-            return Started(await self._remembered(flow, done.remembered), replayed=True)
+            first = msgspec.json.decode(done.remembered.detail)["record"]
+            return Started(await self._written(flow, first), replayed=first != name)
         return Started(self._after(record, move, done.records[0], 0))
 
-    async def _remembered(self, flow: str, answer: Remembered) -> Record:
-        found = await self.get(flow, msgspec.json.decode(answer.detail)["record"])
+    async def _written(self, flow: str, id: str) -> Record:
+        found = await self.get(flow, id)
         if found is None:
             raise Conflict("the record of that request can't be read yet", 1)
         return found
@@ -130,10 +140,12 @@ class Engine:
     async def process_now(self, record: Record, timeout_s: float) -> Record:
         """Drive a record and wait, but not for ever: what is not at its end by then goes on in the background."""
         task = self.drive(record)
-        done, _ = await asyncio.wait([task], timeout=timeout_s)
-        if not done:
+        await asyncio.wait([task], timeout=timeout_s)
+        if task.done() and not task.cancelled():
+            return task.result()
+        with contextlib.suppress(StoreError):  # it is written down and goes on, whether or not it can be read just now
             return await self.get(record.flow, record.id) or record
-        return task.result()
+        return record
 
     def drive(self, record: Record) -> asyncio.Task[Record]:
         """Drive a record in a task of its own, which nobody's impatience cancels; once per process at a time."""
@@ -156,6 +168,8 @@ class Engine:
         left = list(self._driving.values())
         for task in left:
             task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=PARTING_S)
         return len(left)
 
     async def _drive(self, record: Record) -> Record:
@@ -170,7 +184,7 @@ class Engine:
                 record = after
         except StoreError as error:
             log.error("%s %s: %s; it stays %s until the database is back", record.flow, record.id, error, record.state)
-        except BursarError as error:
+        except Conflict as error:
             log.error("%s %s stays %s: %s", record.flow, record.id, record.state, error)
         except Exception as error:  # one record that can't be read or driven must not stop the others
             log.exception("%s %s stays %s", record.flow, record.id, record.state)
@@ -187,26 +201,30 @@ class Engine:
             return None
         item = flow.item(record)
         if state.kind is Kind.REST:
-            return await self._apply(flow, item, self._onward(flow, item), NOTHING, None)
+            move = self._apply(flow, item, self._onward(flow, item), NOTHING, None)
+            return await self._write(item, Change(moves=(move,)), move, None)
         action = state.action or ""
         if ("flow", flow.name) in self.paused or ("rail", flow.rails.get(action, "")) in self.paused:
             return None
-        answer = self._believe(flow, state, await self._call(flow, action, item))
+        answer = self._believe(flow, state, await self.call(flow, flow.actions[action], item))
         return await self._settle(flow, item, state, answer)
 
-    async def _call(self, flow: Flow[Any], action: str, item: Item[Any]) -> Answer:
+    async def call(self, flow: Flow[Any], action: Action, item: Item[Any]) -> Answer:
+        """Call somebody. Whatever happens, it comes back as an answer."""
         try:
             async with asyncio.timeout(flow.call_timeout_s):
-                answer: object = await flow.actions[action](item)
-            if not isinstance(answer, Answer):
-                raise TypeError(f"{action} returned {type(answer).__name__}, not an Answer")
+                answer: object = await action(item)
+            if not isinstance(answer, Answer) or not isinstance(answer.outcome, Outcome):
+                raise TypeError(f"{answer!r} is not an Answer with an Outcome")
         except TimeoutError:
             return Answer(outcome=Outcome.TIMEOUT, message=f"no answer within {flow.call_timeout_s} s")
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # we are to stop; the record is called again by whoever comes next
+            return _surprised(flow, item, error)  # something inside the action was cancelled, not we
         except Exception as error:  # whatever it is: nobody knows what happened on the other side (T26)
-            level = logging.CRITICAL if item.record.attempt == 0 else logging.WARNING  # T38
-            surprise = not isinstance(error, BursarError)
-            log.log(level, "%s of %s %s: %s", action, flow.name, item.id, error, exc_info=surprise)
-            return Answer(outcome=Outcome.UNKNOWN, message=f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX])
+            return _surprised(flow, item, error)
         return answer
 
     def _believe(self, flow: Flow[Any], state: State, answer: Answer) -> Answer:
@@ -221,48 +239,57 @@ class Engine:
             return Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
         return answer
 
-    async def take(self, record: Record, answer: Answer) -> Record | None:
+    async def take(self, record: Record, answer: Answer, *, actor: str = "") -> Record | None:
         """Settle a record that is calling somebody on an answer that came another way: from people, or late."""
         flow = self.require(record.flow)
         state = flow.machine.state(record.state)
-        return await self._settle(flow, flow.item(record), state, self._believe(flow, state, answer))
+        return await self._settle(flow, flow.item(record), state, self._believe(flow, state, answer), actor=actor)
 
     async def hear(self, record: Record, event: str, actor: str, evidence: dict[str, Any]) -> Record:
-        """Somebody for whom the record waits has spoken."""
+        """Somebody for whom the record waits has spoken. Due at once; `RecordMoved` if another word was faster."""
         flow = self.require(record.flow)
         item = flow.item(record)
         target = flow.machine.next(record.state, event).name
         answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=evidence)
-        told = Passage(record.state, event, target, msgspec.json.encode(evidence).decode())
+        told = Passage(record.state, event, target, answer.as_json())
         passages = (told, *self._onward(flow, Item(msgspec.structs.replace(record, state=target), item.body)))
-        after = await self._apply(flow, item, passages, flow.book(item, event, answer), None, actor=actor)
-        if after is None:
-            raise RecordMoved(record.flow, record.id, record.version)
-        return after
+        booking = flow.book(item, event, answer)
+        move = self._apply(flow, item, passages, booking, None, actor=actor)
+        if move.delay_us is not None:
+            move = msgspec.structs.replace(move, delay_us=0, worker="")
+        done = await self.writer.apply(Change(intents=booking.intents, moves=(move,)))
+        return self._done(record, move, done)
 
     # --- settling ----------------------------------------------------------------------------------------------
 
-    async def _settle(self, flow: Flow[Any], item: Item[Any], state: State, answer: Answer) -> Record | None:
+    async def _settle(
+        self, flow: Flow[Any], item: Item[Any], state: State, answer: Answer, *, actor: str = ""
+    ) -> Record | None:
         """Write down what was said, with the arrow it leads along and the entries that accompany that."""
         event = answer.event or answer.outcome.value
         arrow = flow.machine.arrow(state.name, event)
         if arrow.target == state.name:
-            return await self._stay(flow, item, arrow, answer)
+            return await self._stay(flow, item, arrow, answer, actor=actor)
         booking = flow.book(item, event, answer)
         body = item.body if answer.body is None else answer.body
-        told = Passage(state.name, event, arrow.target, _evidence(answer))
+        told = Passage(state.name, event, arrow.target, answer.as_json())
         there = msgspec.structs.replace(item.record, state=arrow.target)
         passages = (told, *self._onward(flow, Item(there, body)))
+        move = self._apply(flow, item, passages, booking, answer, actor=actor)
+        if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
+            move = msgspec.structs.replace(move, delay_us=0, worker="")
         try:
-            return await self._apply(flow, item, passages, booking, answer)
+            return await self._write(item, Change(intents=booking.intents, moves=(move,)), move, answer)
         except Refusal as refusal:
             # An outside fact whose booking is refused: a mistake in the flow or in the ledger's set-up, no answer.
             message = f"the booking of {event} is refused: {refusal}"
             await self.alert(item.record, "booking refused", "critical", message)
             unbooked = Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
-            return await self._stay(flow, item, flow.machine.arrow(state.name, Outcome.UNKNOWN), unbooked)
+            return await self._stay(flow, item, flow.machine.arrow(state.name, Outcome.UNKNOWN), unbooked, actor=actor)
 
-    async def _stay(self, flow: Flow[Any], item: Item[Any], arrow: Arrow, answer: Answer) -> Record | None:
+    async def _stay(
+        self, flow: Flow[Any], item: Item[Any], arrow: Arrow, answer: Answer, *, actor: str = ""
+    ) -> Record | None:
         """No answer, or one that leaves it where it is: call again later."""
         record = item.record
         attempt = record.attempt + 1
@@ -271,24 +298,26 @@ class Engine:
             id=record.id,
             number=record.number,
             version=record.version,
-            passages=(Passage(record.state, str(arrow.event), record.state, _evidence(answer)),),
-            actor=self.worker,
+            passages=(Passage(record.state, str(arrow.event), record.state, answer.as_json()),),
+            actor=actor or self.worker,
             attempt=attempt,
             delay_us=flow.retry.delay_us(attempt, self.ports.random()),
             transit=record.transit,
-            error=_error(answer),
+            error=answer.error,
         )
+        if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
+            log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
         after = await self._write(item, Change(moves=(move,)), move, answer)
         if after is None:
             return None
         age_us = self.ports.now_us() - record.since_us
         for alarm in flow.alarms:
             if alarm.rings(record.state, attempt, age_us, answer.outcome):
-                message = f"{record.flow} {record.id} is {record.state} after {attempt} calls: {_error(answer)}"
+                message = f"{record.flow} {record.id} is {record.state} after {attempt} calls: {answer.error}"
                 await self.alert(record, alarm.reason, alarm.severity, message)
         return after
 
-    async def _apply(
+    def _apply(
         self,
         flow: Flow[Any],
         item: Item[Any],
@@ -297,12 +326,13 @@ class Engine:
         answer: Answer | None,
         *,
         actor: str = "",
-    ) -> Record | None:
+    ) -> Move:
+        """The move along some arrows, with what a booking does to the posting in transit."""
         record = item.record
         state = flow.machine.state(passages[-1].target)
         body = None if answer is None or answer.body is None else msgspec.json.encode(answer.body).decode()
         transit = record.transit if answer is None or answer.transit is None else answer.transit
-        move = self._move(
+        return self._move(
             record,
             passages,
             actor or self.worker,
@@ -310,9 +340,8 @@ class Engine:
             body=body,
             transit=0 if booking.drops else transit,
             keeps=booking.keeps,
-            error="" if answer is None else _error(answer),
+            error="" if answer is None else answer.error,
         )
-        return await self._write(item, Change(intents=booking.intents, moves=(move,)), move, answer)
 
     async def _write(self, item: Item[Any], change: Change, move: Move, answer: Answer | None) -> Record | None:
         """The compare-and-set. Lost: somebody else moved it, and what we heard must not be forgotten (T34)."""
@@ -323,20 +352,24 @@ class Engine:
             if record is not None and answer is not None and answer.outcome.is_known:
                 await self._late(item, record, answer)
             return record
-        after = self._after(item.record, move, done.records[0], done.postings[0])
+        return self._done(item.record, move, done)
+
+    def _done(self, record: Record, move: Move, done: Done) -> Record:
+        after = self._after(record, move, done.records[0], done.postings[0])
         if self.flows[after.flow].machine.state(after.state).kind is Kind.TERMINAL:
             self.settled += 1
         return after
 
     async def _late(self, item: Item[Any], record: Record, answer: Answer) -> None:
         """A known answer whose compare-and-set was lost: harmless if the winner heard the same, an alarm if not."""
-        flow = self.require(record.flow)
+        machine = self.require(record.flow).machine
+        left = item.record.state
         for passage in await self.store.read.records.history(record.number):
-            if passage.version > item.record.version and passage.source == item.record.state:
-                heard = flow.machine.arrow(passage.source, passage.event).answer if passage.event in _ANSWERS else None
-                if passage.target == passage.source:
-                    continue  # a call without an answer: says nothing
-                if heard is answer.outcome:
+            # A passage that stays is a call without an answer, or a note: it says nothing.
+            if passage.version > item.record.version and passage.source == left != passage.target:
+                heard = machine.arrow(left, passage.event)
+                meant = machine.arrow(left, answer.event or answer.outcome.value)
+                if (heard.answer, heard.target) == (meant.answer, meant.target):
                     return
                 break
         else:
@@ -346,7 +379,7 @@ class Engine:
             id=record.id,
             number=record.number,
             version=record.version,
-            passages=(Passage(record.state, f"LATE {answer.outcome.value}", record.state, _evidence(answer)),),
+            passages=(Passage(record.state, f"LATE {answer.outcome.value}", record.state, answer.as_json()),),
             actor=self.worker,
             attempt=record.attempt,
             delay_us=-1,
@@ -354,7 +387,7 @@ class Engine:
             transit=record.transit,
             error=record.error,
         )
-        message = f"{record.flow} {record.id} left {item.record.state}, and then {answer.outcome.value} was heard of it"
+        message = f"{record.flow} {record.id} left {left}, and then {answer.outcome.value} was heard of it"
         await self.alert(record, "contradiction", "critical", message)
         try:
             await self.writer.apply(Change(moves=(late,)))
@@ -419,21 +452,26 @@ class Engine:
     async def alert(self, record: Record | None, reason: str, severity: str, message: str) -> None:
         """Tell people, once per record and reason until somebody acknowledges."""
         number = 0 if record is None else record.number
+        message = storable(message)
         if await self.store.single().alerts.raise_once(number, reason, severity, message):
             log.log(logging.CRITICAL if severity == "critical" else logging.WARNING, "%s: %s", reason, message)
 
 
-_ANSWERS = Outcome.__members__
+def _by_name(flows: Iterable[Flow[Any]]) -> dict[str, Flow[Any]]:
+    found: dict[str, Flow[Any]] = {}
+    for flow in flows:
+        if flow.name in found:
+            raise FlowRefused(flow.name, "another flow has that name; their records would be mixed up")
+        found[flow.name] = flow
+    return found
 
 
-def _evidence(answer: Answer) -> str:
-    text = answer.as_json()
-    if len(text) > EVIDENCE_BYTES_MAX:
-        return msgspec.json.encode({"outcome": answer.outcome.value, "cut": text[:EVIDENCE_BYTES_MAX]}).decode()
-    return text
+def _names(detail: str, record: str) -> str:
+    """What is remembered of a request: which record it made, whatever else the caller wants to remember."""
+    return msgspec.json.encode({**msgspec.json.decode(detail), "record": record}).decode()
 
 
-def _error(answer: Answer) -> str:
-    if answer.outcome is Outcome.SUCCESS:
-        return ""
-    return ": ".join(part for part in (answer.code or answer.outcome.value, answer.message) if part)[:ERROR_LENGTH_MAX]
+def _surprised(flow: Flow[Any], item: Item[Any], error: BaseException) -> Answer:
+    unexpected = not isinstance(error, BursarError | OSError)
+    log.log(logging.WARNING, "a call for %s %s: %s", flow.name, item.id, error, exc_info=unexpected)
+    return Answer(outcome=Outcome.UNKNOWN, message=f"{type(error).__name__}: {error}")

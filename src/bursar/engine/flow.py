@@ -24,6 +24,8 @@ from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
 B = TypeVar("B", bound=msgspec.Struct)
 
 CALL_TIMEOUT_S = 10.0
+EVIDENCE_LENGTH_MAX = 16_384
+ERROR_LENGTH_MAX = 500
 
 
 @dataclass(eq=False)
@@ -48,9 +50,29 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     transit: int | None = None  # the posting in transit that belongs to the record from now on
 
     def as_json(self) -> str:
-        """The evidence as it is stored."""
+        """The evidence as it is stored. Whatever it is, it can be: an answer must not be lost for how it is told."""
         told = {"outcome": self.outcome.value, "code": self.code, "message": self.message}
-        return msgspec.json.encode({k: v for k, v in told.items() if v} | self.evidence).decode()
+        try:
+            text = msgspec.json.encode({k: v for k, v in told.items() if v} | self.evidence, enc_hook=repr).decode()
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            text = ""
+        if text and len(text) <= EVIDENCE_LENGTH_MAX:
+            return text
+        cut = storable(text or repr(self.evidence))[:EVIDENCE_LENGTH_MAX]
+        return msgspec.json.encode({"outcome": self.outcome.value, "cut": cut}).decode()
+
+    @property
+    def error(self) -> str:
+        """In a line, what it said; nothing if it was a success."""
+        if self.outcome is Outcome.SUCCESS:
+            return ""
+        said = ": ".join(part for part in (self.code or self.outcome.value, self.message) if part)
+        return storable(said)[:ERROR_LENGTH_MAX]
+
+
+def storable(text: str) -> str:
+    """Text from outside, without what PostgreSQL refuses to store: NUL, and halves of characters."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 
 SUCCESS = Answer(outcome=Outcome.SUCCESS)

@@ -6,11 +6,14 @@ forced *back* by making sure at the rail that it never went (T34): the rail's ow
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from bursar.engine.engine import Engine
-from bursar.engine.flow import Answer
-from bursar.model.errors import NotPossible, UnknownRecord
+from bursar.engine.flow import Answer, storable
+from bursar.model.entries import check_key
+from bursar.model.errors import Conflict, InvalidName, NotPossible, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
@@ -19,6 +22,9 @@ from bursar.writer import Change, Move, Passage
 RETRY_ASKED = "RETRY ASKED"
 FORCE_ASKED = "FORCE ASKED"
 REASON_LENGTH_MAX = 1_000
+TRIES = 20
+
+log = logging.getLogger("bursar.engine")
 
 
 class Operators:
@@ -30,21 +36,28 @@ class Operators:
     async def retry_now(self, flow: str, id: str, *, actor: str, reason: str) -> Record:
         """Due at once, whatever its back-off says."""
         record = await self._open(flow, id, actor, reason)
+        if self._engine.require(flow).machine.state(record.state).kind is Kind.WAIT:
+            raise NotPossible(flow, id, record.state, "nobody is called, it waits for somebody to speak; tell it")
         return await self._note(record, RETRY_ASKED, actor, {"reason": reason}, delay_us=0)
 
     async def pause(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
         """Switch a flow or a rail off: no new calls. Whether it was on."""
-        if kind == "flow":
-            self._engine.require(name)
         _check(actor, reason)
+        self._require(kind, name)
         return await self._engine.store.single().pauses.add(kind, name, actor, reason)
 
-    async def resume(self, kind: str, name: str) -> bool:
+    async def resume(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
         """And on again. Whether it was off."""
-        return await self._engine.store.single().pauses.drop(kind, name)
+        _check(actor, reason)
+        self._require(kind, name)
+        was_off = await self._engine.store.single().pauses.drop(kind, name)
+        if was_off:
+            log.warning("%s %s was resumed by %s: %s", kind, name, actor, reason)
+        return was_off
 
     async def acknowledge(self, record: int, reason: str, *, actor: str) -> bool:
         """A person has seen an alert. Whether there was one."""
+        _check(actor, reason)
         return await self._engine.store.single().alerts.acknowledge(record, reason, actor)
 
     async def tell(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
@@ -53,7 +66,10 @@ class Operators:
         state = self._engine.require(flow).machine.state(record.state)
         if state.kind is not Kind.WAIT:
             raise NotPossible(flow, id, record.state, "it waits for nobody who could speak")
-        return await self._engine.hear(record, event, actor, {"reason": reason})
+        try:
+            return await self._engine.hear(record, event, actor, {"reason": reason})
+        except ImpossibleEvent as error:
+            raise NotPossible(flow, id, record.state, str(error)) from None
 
     async def force(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
         """Say how a call ended. The first person asks, another who says the same decides.
@@ -82,17 +98,27 @@ class Operators:
             cancel = driven.cancels.get(state.action or "")
             if cancel is None:
                 raise NotPossible(flow, id, record.state, "its rail can't promise that it never happened")
-            said = await cancel(driven.item(record))
-            answer = msgspec.structs.replace(said, evidence=said.evidence | forced)
-        after = await self._engine.take(record, answer)
-        return record if after is None else after
+            said = await self._engine.call(driven, cancel, driven.item(record))
+            # The rail agrees, in its own words or none: then the people's finer word for it counts.
+            agreed = event if said.outcome is arrow.answer else ""
+            answer = msgspec.structs.replace(said, event=said.event or agreed, evidence=said.evidence | forced)
+        return await self._settle(record, answer, actor)
+
+    async def _settle(self, record: Record, answer: Answer, actor: str) -> Record:
+        """Workers go on calling meanwhile, and each call without an answer moves the record's version under us."""
+        for _ in range(TRIES):
+            after = await self._engine.take(record, answer, actor=actor)
+            if after is None or after.state != record.state or not answer.outcome.is_known:
+                return record if after is None else after
+            record = after
+        raise Conflict(f"record {record.id} is being driven", TRIES)
 
     async def _asked(self, record: Record, event: str, actor: str) -> bool:
         """Whether somebody else has asked for the same since it came into this state."""
         for passage in reversed(await self._engine.store.read.records.history(record.number)):
             if passage.target != record.state or passage.source != record.state:
                 return False
-            if passage.event == FORCE_ASKED and passage.actor != actor:
+            if passage.event == FORCE_ASKED and _person(passage.actor) != _person(actor):
                 return bool(msgspec.json.decode(passage.evidence).get("event") == event)
         return False
 
@@ -105,6 +131,14 @@ class Operators:
         if machine.state(record.state).kind is Kind.TERMINAL:
             raise NotPossible(flow, id, record.state, "it is at its end")
         return record
+
+    def _require(self, kind: str, name: str) -> None:
+        """A pause with a typing error would pause nothing, and nobody would notice."""
+        flows = self._engine.flows
+        known = {"flow": set(flows), "rail": {rail for flow in flows.values() for rail in flow.rails.values()}}
+        if name not in known.get(kind, ()):
+            text = "; ".join(f"{what}s: {', '.join(sorted(names))}" for what, names in known.items())
+            raise InvalidName(kind, name, f"nothing of that name can be paused here. Known {text}")
 
     async def _note(self, record: Record, event: str, actor: str, evidence: dict[str, str], *, delay_us: int) -> Record:
         move = Move(
@@ -127,5 +161,13 @@ class Operators:
 
 
 def _check(actor: str, reason: str) -> None:
-    if not actor.strip() or not reason.strip() or len(reason) > REASON_LENGTH_MAX:
-        raise NotPossible("", "", "", f"say who you are and why, in 1 to {REASON_LENGTH_MAX} characters")
+    if not actor.strip() or not reason.strip() or len(reason) > REASON_LENGTH_MAX or reason != storable(reason):
+        raise InvalidName(
+            "reason", storable(reason)[:80], f"say who you are and why, in 1 to {REASON_LENGTH_MAX} characters"
+        )
+    check_key(actor)
+
+
+def _person(actor: str) -> str:
+    """Who it is, however the name is typed: one person must not pass for two."""
+    return actor.strip().casefold()

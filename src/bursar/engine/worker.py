@@ -21,7 +21,7 @@ QUEUE_MAX = 10_000
 DRIVEN_MAX = 512  # records driven at once; those whose call hangs count too
 SCAN_S = 0.5  # between two looks for what is due
 PAGE = 1_000
-CAP_S = 600.0  # due later than this: a clock had jumped
+CAP_S = 600.0  # due later than this, and than any back-off here: a clock had jumped
 COUNTER_AGE_S = 3_600.0
 SWEEP_EVERY = 600  # scans between two sweeps of old counters
 
@@ -64,8 +64,9 @@ class Worker:
         while not self._stop.is_set():
             try:
                 await self.look()
-            except BursarError as error:
-                log.error("the scan failed, the next one comes in %s s: %s", self.scan_s, error)
+            except Exception as error:  # whatever it is: records are found by the next scan, or by nobody
+                surprise = not isinstance(error, BursarError)
+                log.error("the scan failed, the next one comes in %s s: %s", self.scan_s, error, exc_info=surprise)
             await self._pause()
 
     def stop(self) -> None:
@@ -81,14 +82,15 @@ class Worker:
             await self.engine.store.single().outcomes.drop_counters(int(COUNTER_AGE_S * 1e6))
         found = 0
         while not self._stop.is_set() and len(self._queue) <= self.queue_max // 2:
-            page = await self._claim(min(PAGE, self.queue_max - len(self._queue)))
+            most = min(PAGE, self.queue_max - len(self._queue))
+            page = await self._claim(most)
             found += len(page)
             for record in page:
                 if record.number not in self._queued:
                     self._queued.add(record.number)
                     self._queue.append(record)
             self._feed()
-            if len(page) < PAGE:
+            if self._looked and len(page) < most:
                 break
         if self.bell is not None:
             await self.bell.ring()
@@ -98,12 +100,13 @@ class Worker:
         engine = self.engine
         records = engine.store.single().records
         if self._looked:
-            cap_us = int(CAP_S * 1e6) + engine.lease_us
+            longest_s = max([CAP_S, *(flow.retry.cap_s for flow in engine.flows.values())])
+            cap_us = int(longest_s * 1e6) + engine.lease_us
             return list(await records.claim_due(self.flows, engine.worker, most, engine.lease_us, cap_us))
         page = list(await records.claim_all(self.flows, engine.worker, most, engine.lease_us, self._after))
         if page:
             self._after = page[-1].number
-        self._looked = len(page) < most
+        self._looked = not page  # a short page is not the last: rows that somebody is just moving are skipped
         return page
 
     def _feed(self) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from bursar.model.outcome import Outcome
 
 ATTEMPTS_MAX = 64  # beyond which the exponent no longer grows; the cap was reached long before
+FACTOR_MAX = 1_000.0  # to the power of that, it still is a number
+CAP_MAX_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,8 @@ class Retry:
     jitter: float = 0.5  # part of the delay that is left to chance, so that a crowd does not come back together
 
     def __post_init__(self) -> None:
-        if not (0 < self.first_s <= self.cap_s and self.factor >= 1 and 0 <= self.jitter < 1):
+        within = 0 < self.first_s <= self.cap_s <= CAP_MAX_S and 1 <= self.factor <= FACTOR_MAX
+        if not (within and 0 <= self.jitter < 1):
             raise ValueError(f"{self} would wait for ever, or not at all")
 
     def delay_us(self, attempt: int, chance: float) -> int:

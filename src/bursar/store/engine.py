@@ -97,9 +97,9 @@ class Alerts(Table):
             for row in await self._s.rows("alerts_open", undelivered, limit)
         ]
 
-    async def delivered(self, record: int, reason: str) -> None:
-        """Somebody was told."""
-        await self._s.rows("deliver_alert", record, reason)
+    async def delivered(self, alert: Alert) -> None:
+        """Somebody was told of this one, not of one that was raised anew meanwhile."""
+        await self._s.rows("deliver_alert", alert.record, alert.reason, alert.raised_us)
 
     async def acknowledge(self, record: int, reason: str, by: str) -> bool:
         """Whether there was one to acknowledge."""
@@ -121,3 +121,16 @@ class Pauses(Table):
         """All that is off."""
         rows = await self._s.rows("pauses")
         return [Pause(kind=r[0], name=r[1], actor=r[2], reason=r[3], at_us=r[4]) for r in rows]
+
+
+class Nodes(Table):
+    """Node numbers, leased."""
+
+    async def lease(self, holder: str, lease_us: int) -> tuple[int, int] | None:
+        """A number that nobody holds, and the moment after which ids may be made under it."""
+        rows = await self._s.rows("lease_node", holder, lease_us)
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    async def renew(self, node: int, holder: str, lease_us: int) -> bool:
+        """Whether it is still ours."""
+        return await self._one("renew_node", node, holder, lease_us) is not None

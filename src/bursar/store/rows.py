@@ -104,12 +104,17 @@ def record_of(row: Row) -> Record:
         transit=transit,
         due_us=due,
         worker=worker,
-        body=body,
-        error=error,
+        body=_text(body),
+        error=_text(error),
         since_us=since,
         created_us=created,
         updated_us=updated,
     )
+
+
+def _text(stored: str | bytes) -> str:
+    """Text that may have been broken behind our back: whoever reads on finds out, alone."""
+    return stored if isinstance(stored, str) else stored.decode("utf-8", "replace")
 
 
 def transition_of(row: Row) -> Transition:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.accounts import Account, Book, encode_policy
+from bursar.model.accounts import Account, AccountStatus, Book, encode_policy
 from bursar.model.envelope import Envelope
 from bursar.model.money import Asset
 from bursar.model.postings import SEQ_MAX, Posting, PostingState, posting_id
@@ -80,6 +80,11 @@ class Accounts(Table):
     async def heads_by_id(self, ids: Iterable[int]) -> dict[int, Account]:
         """Newest versions by number."""
         return {row[0]: account_of(row) for row in await self._s.rows("heads_by_id", list(ids))}
+
+    async def standings(self, wanted: Sequence[tuple[str, int]]) -> dict[int, tuple[AccountStatus, int]]:
+        """(path, asset) by place in the list → status and sum of what is live; the missing are missing."""
+        rows = await self._s.rows("standings", [path for path, _ in wanted], [asset for _, asset in wanted])
+        return {row[0]: (AccountStatus(row[1]), int(row[2] or 0)) for row in rows}
 
     async def versions(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Account]:
         """Exact versions by (number, version)."""

@@ -10,6 +10,7 @@ import msgspec
 
 from bursar.model.entries import Intent
 from bursar.model.envelope import Receipt
+from bursar.model.outcome import Outcome
 from bursar.model.records import Remembered
 
 KEEP_DUE = -1  # as a move's delay: due when it was
@@ -55,8 +56,10 @@ class Remember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     op: str
     fingerprint: str  # of the request
     refusals: frozenset[str] = frozenset()
-    detail: str = "{}"  # JSON, remembered with a success
-    keeps: str = ""  # the account whose new posting is remembered with a success, as `posting`
+    outcome: Outcome = Outcome.SUCCESS  # remembered if nothing is refused; a tombstone says EXPLICIT_FAIL (T34)
+    code: str = ""  # of a tombstone
+    detail: str = "{}"  # JSON, remembered with that
+    keeps: str = ""  # the account whose new posting is remembered with that, as `posting`
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, gc=False):

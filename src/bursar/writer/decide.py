@@ -14,7 +14,7 @@ import msgspec
 
 from bursar.model.entries import HoldChange, Intent
 from bursar.model.envelope import Receipt, encode_legs
-from bursar.model.errors import KeyReused, Refusal
+from bursar.model.errors import InvalidEntry, KeyReused, Refusal
 from bursar.model.ground import MINUS, PLUS, Ground
 from bursar.model.plan import validate_and_plan
 from bursar.model.plan_types import Plan
@@ -86,6 +86,7 @@ class GroupJob:
         self.outcomes: list[Outcome] = []
         self._limits: dict[PoolKey, int] = {}
         self._ask = Ask()
+        self._doubts = False  # whether a refusal depends on what was not looked up
 
     def paths(self) -> set[str]:
         """Every account that is named."""
@@ -116,7 +117,7 @@ class GroupJob:
             for move in change.moves:
                 ask.intents += not move.version
         ask.floors = sorted(floors)
-        if self.heads.wary and not all(change.plain for change in self.changes):
+        if (self.heads.wary or self._doubts) and not all(change.plain for change in self.changes):
             ask.look = look(self.changes)
         self._ask = ask
         return ask
@@ -164,7 +165,7 @@ class GroupJob:
                 self._limits[key] = min(READ_MAX, self._ask.pools[key] * 8)
 
     def decide(self, known: Known) -> Rows | None:
-        """Decide every change in order; None if a pool turned out too shallow."""
+        """Decide every change in order; None if a pool turned out too shallow, or a refusal needs a closer look."""
         read = {key: len(postings) for key, postings in known.pools.items()}
         if self.after is not None:
             known = self.after.after(known, self._ask.named)
@@ -174,6 +175,9 @@ class GroupJob:
             self.outcomes = [decision.change(change) for change in self.changes]
         except Short as short:
             self.deepen(ground, short)
+            return None
+        if decision.doubts:
+            self._doubts = True
             return None
         self._decision = decision
         self._rows = decision.rows(self.heads.wide)
@@ -201,6 +205,7 @@ class Decision:
         self.numbers = iter(known.numbers)
         self.steps: list[Step] = []
         self.records = RecordDecision(known.found)
+        self.doubts = False
 
     def change(self, change: Change) -> Outcome:
         """All of a change, or a refusal and no trace; but an operation's refusal may itself be what it remembers."""
@@ -213,14 +218,30 @@ class Decision:
                 return Done(remembered=answer)
             self.records.check(change)
             receipts = tuple([self.intent(intent) for intent in change.intents])
+            self._goes_together(change, receipts, mark)
         except Refusal as refusal:
             for step in reversed(self.steps[mark:]):
                 self.ground.undo(step.plan)
                 del self.fresh[step.plan.envelope.scope, step.plan.envelope.key]
             del self.steps[mark:]
             answer = None if remember is None else self.records.refuse(remember, refusal)
-            return refusal if answer is None else Done(remembered=answer)
+            if answer is not None:
+                return Done(remembered=answer)
+            # Nothing is written, so nothing would notice that the operation was answered long ago, or the record moved.
+            self.doubts |= not change.plain and not self.records.knows
+            return refusal
         return self._accept(change, receipts, mark)
+
+    def _goes_together(self, change: Change, receipts: tuple[Receipt, ...], mark: int) -> None:
+        """A record moves with its entries, or neither happens."""
+        if not change.moves:
+            return
+        for receipt, intent in zip(receipts, change.intents, strict=True):
+            if receipt.replayed:  # the record has not moved, so that entry was not this one: money would be lost
+                raise KeyReused(intent.scope, intent.key, receipt.envelope)
+        for move in change.moves:
+            if move.keeps and not self._made_in(move.keeps, mark):
+                raise InvalidEntry(f"it makes no posting in {move.keeps} for {move.flow} {move.id} to keep")
 
     def _accept(self, change: Change, receipts: tuple[Receipt, ...], mark: int) -> Done:
         """Its entries are in: now what goes with them, of which nothing can be refused any more."""
@@ -234,16 +255,21 @@ class Decision:
             postings.append(posting)
         answer = None
         if remember is not None:
-            answer = records.succeed(remember, self._made_in(remember.keeps, mark) if remember.keeps else 0)
+            answer = records.answer(remember, self._made_in(remember.keeps, mark) if remember.keeps else 0)
         return Done(receipts, tuple(numbers), tuple(postings), answer)
 
     def _made_in(self, path: str, mark: int) -> int:
-        """The posting that an entry of this change has made in an account.
+        """The posting that an entry of this change has made in an account; 0 if none.
 
-        0 if it was made long ago: then the rest of this change is there too, and the write will notice.
+        For an operation to remember that may be so: the entry was made long ago, and so was the operation's row.
         """
-        account = self.ground.account(path).id
-        made = (p.id for step in self.steps[mark:] for p in step.plan.envelope.creates if p.account == account)
+        account = self.ground.accounts.get(path)
+        made = (
+            p.id
+            for step in self.steps[mark:]
+            for p in step.plan.envelope.creates
+            if account and p.account == account.id
+        )
         return next(made, 0)
 
     def intent(self, intent: Intent) -> Receipt:

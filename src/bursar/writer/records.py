@@ -2,13 +2,13 @@
 
 At first it hopes: that every record is where its mover saw it, that no operation was answered before, that limits are
 not used up. Usually so, and then nothing has to be read. The write checks all of it and fails whole if not; the group
-is then decided again with everything looked up (`RecordsKnown`), and those who were too late are told so, alone.
+is then decided again with everything looked up (`RecordsKnown`), and those who were too late are told so, alone. What
+is never written can't be checked by the write: a refusal that an earlier answer would overrule is looked up first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -44,8 +44,9 @@ class RecordDecision:
         self._made: set[tuple[str, str]] = set() if found is None else set(found.made)
         self._answered: dict[Operation, Remembered] = {} if found is None else dict(found.operations)
         self._used: dict[str, tuple[int, int]] = {} if found is None else dict(found.counters)
-        self._knows = found is not None
-        self._counters: dict[str, list[Any]] = {}  # what this group adds
+        self.knows = found is not None
+        # What this group adds, and how much may have been used before it, so that each of its changes is allowed.
+        self._counters: dict[str, list[int]] = {}
         self._rows = RecordRows(outcomes=[], counters=[], new=[], moves=[], passages=[])
 
     def answered(self, remember: Remember) -> Remembered | None:
@@ -59,16 +60,18 @@ class RecordDecision:
 
     def check(self, change: Change) -> None:
         """Whether limits and moves are possible; changes nothing."""
+        used: dict[str, tuple[int, int]] = {}  # by this change: it may name a limit more than once
         for limit in change.limits:
-            count, amount = self._used.get(limit.key, (0, 0))
-            if count + limit.count > limit.count_max or amount + limit.amount > limit.amount_max:
+            count, amount = used.get(limit.key) or self._used.get(limit.key, (0, 0))
+            count, amount = used[limit.key] = count + limit.count, amount + limit.amount
+            if count > limit.count_max or amount > limit.amount_max:
                 raise LimitExceeded(limit.key, limit.code)
         for move in change.moves:
             if move.version == 0:
                 possible = (move.flow, move.id) not in self._made
             else:
                 # Not known: hope. Known, but not there: the record is gone, which never happens.
-                expected = None if self._knows else move.version
+                expected = None if self.knows else move.version
                 possible = self._versions.get(move.number, expected) == move.version
             if not possible:
                 raise RecordMoved(move.flow, move.id, move.version)
@@ -85,13 +88,14 @@ class RecordDecision:
             ),
         )
 
-    def succeed(self, remember: Remember, posting: int) -> Remembered:
-        """Remember a success."""
+    def answer(self, remember: Remember, posting: int) -> Remembered:
+        """Remember what it says."""
         detail = remember.detail
         if posting:
             detail = msgspec.json.encode({**msgspec.json.decode(detail), "posting": posting}).decode()
         return self._answer(
-            remember, Remembered(fingerprint=remember.fingerprint, outcome=Outcome.SUCCESS, detail=detail)
+            remember,
+            Remembered(fingerprint=remember.fingerprint, outcome=remember.outcome, code=remember.code, detail=detail),
         )
 
     def _answer(self, remember: Remember, answer: Remembered) -> Remembered:
@@ -109,6 +113,8 @@ class RecordDecision:
             added = self._counters.setdefault(limit.key, [0, 0, limit.count_max, limit.amount_max, limit.until_us])
             added[0] += limit.count
             added[1] += limit.amount
+            added[2] = min(added[2], limit.count_max - added[0])
+            added[3] = min(added[3], limit.amount_max - added[1])
 
     def move(self, move: Move, numbers: Iterator[int], transit: int) -> int:
         """Write a move down; returns the record's number."""
@@ -133,7 +139,10 @@ class RecordDecision:
     def rows(self) -> RecordRows | None:
         """What all that was accepted writes; None if that is nothing. Sorted: locks are taken in this order."""
         rows = self._rows
-        rows.counters = [(key, *added) for key, added in sorted(self._counters.items())]
+        rows.counters = [
+            (key, count, amount, count + count_left, amount + amount_left, until)
+            for key, (count, amount, count_left, amount_left, until) in sorted(self._counters.items())
+        ]
         if not (rows.outcomes or rows.counters or rows.new or rows.moves):
             return None
         rows.outcomes.sort()

@@ -95,12 +95,13 @@ FROM bursar.transitions WHERE record = $1 ORDER BY version
 -- name: claim_due
 -- Take records of these flows that are due: ours for the lease. Due later than the cap allows counts as due: a clock had
 -- jumped (L24). Arguments: flows, how many, worker, lease, cap.
-UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
-WHERE r.number IN (
+WITH found AS MATERIALIZED (  -- once: run again as part of a join, it would lock more than it may
     SELECT number FROM bursar.records
     WHERE due IS NOT NULL AND (due <= now() OR due > now() + $5::bigint * interval '1 microsecond')
       AND flow = ANY ($1::text[])
     ORDER BY due LIMIT $2 FOR UPDATE SKIP LOCKED)
+UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
+FROM found WHERE r.number = found.number
 RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.transit,
     (extract(epoch FROM r.due) * 1000000)::bigint, r.worker, r.body::text, r.error,
     (extract(epoch FROM r.since) * 1000000)::bigint, (extract(epoch FROM r.created_at) * 1000000)::bigint,
@@ -109,11 +110,12 @@ RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.tran
 -- name: claim_all
 -- At start: take all that are open and that nobody else drives, page by page. Arguments as above, with the last number
 -- of the page before instead of the cap.
-UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
-WHERE r.number IN (
+WITH found AS MATERIALIZED (
     SELECT number FROM bursar.records
     WHERE due IS NOT NULL AND (due <= now() OR worker IN ('', $3)) AND number > $5 AND flow = ANY ($1::text[])
     ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED)
+UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
+FROM found WHERE r.number = found.number
 RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.transit,
     (extract(epoch FROM r.due) * 1000000)::bigint, r.worker, r.body::text, r.error,
     (extract(epoch FROM r.since) * 1000000)::bigint, (extract(epoch FROM r.created_at) * 1000000)::bigint,
@@ -143,6 +145,7 @@ ORDER BY raised_at, record, reason LIMIT $2
 -- name: deliver_alert
 -- It has been told to whoever wants to know.
 UPDATE bursar.alerts SET delivered_at = now() WHERE record = $1 AND reason = $2
+  AND (extract(epoch FROM raised_at) * 1000000)::bigint = $3
 
 -- name: acknowledge_alert
 -- A person has seen it.

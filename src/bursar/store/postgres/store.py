@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import asyncpg
 
-from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable
+from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable, InvalidEntry
 from bursar.model.postings import Posting
 from bursar.model.records import Taken
 from bursar.ports import Ports
@@ -81,6 +81,8 @@ def explain(error: Exception) -> BursarError:
         return DatabaseUnavailable(f"{text}; create it first")
     if state in ("42P01", "3F000", "42883"):
         return DatabaseUnavailable(f"its schema is not ours or not whole ({text}); run `bursar migrate`")
+    if state.startswith("22"):  # a value that can't be stored (NUL in text, no JSON): its sender's mistake alone
+        return InvalidEntry(f"the database can't store it: {text}")
     if state == "BU100" or state.startswith("23"):
         return DatabaseCorrupt("a row", text)
     return DatabaseUnavailable(text or type(error).__name__)

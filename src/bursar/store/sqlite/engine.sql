@@ -1,4 +1,5 @@
--- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged.
+-- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged. What is free
+-- text is read as bytes: one row that is not UTF-8 would fail the statement, and with it everybody else's rows.
 
 -- name: group_record
 -- A new record, in the unit of its group.
@@ -37,7 +38,7 @@ SELECT count, amount FROM counters WHERE key = ?
 
 -- name: group_counters
 -- The same for several.
-SELECT key, count, amount FROM json_each(?) AS w JOIN counters c ON c.key = w.value
+SELECT c.key, c.count, c.amount FROM json_each(?) AS w JOIN counters c ON c.key = w.value
 
 -- name: group_put_counter
 -- How much of it is used up now.
@@ -55,17 +56,20 @@ SELECT r.number, r.version FROM json_each(?) AS w JOIN records r ON r.number = w
 
 -- name: record
 -- One record by its flow's id.
-SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB), CAST(error AS BLOB),
+    since, created_at, updated_at
 FROM records WHERE flow = ? AND id = ?
 
 -- name: record_by_number
 -- One record by number.
-SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB), CAST(error AS BLOB),
+    since, created_at, updated_at
 FROM records WHERE number = ?
 
 -- name: list_records
 -- Records of a flow, newest first, below a number; of one owner and in one state, unless those are empty.
-SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB), CAST(error AS BLOB),
+    since, created_at, updated_at
 FROM records
 WHERE flow = ?1 AND (?2 = '' OR owner = ?2) AND (?3 = '' OR state = ?3) AND number < ?4 ORDER BY number DESC LIMIT ?5
 
@@ -86,7 +90,8 @@ WHERE number IN (
     SELECT number FROM records
     WHERE due IS NOT NULL AND (due <= now_us() OR due > now_us() + ?5) AND flow IN (SELECT value FROM json_each(?1))
     ORDER BY due LIMIT ?2)
-RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB),
+    CAST(error AS BLOB), since, created_at, updated_at
 
 -- name: claim_all
 -- At start: take all that are open and that nobody else drives, page by page. Arguments as above, with the last number
@@ -97,7 +102,8 @@ WHERE number IN (
     WHERE due IS NOT NULL AND (due <= now_us() OR worker IN ('', ?3)) AND number > ?5
       AND flow IN (SELECT value FROM json_each(?1))
     ORDER BY number LIMIT ?2)
-RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since, created_at, updated_at
+RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB),
+    CAST(error AS BLOB), since, created_at, updated_at
 
 -- name: wake_record
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
@@ -119,7 +125,7 @@ WHERE acknowledged_at IS NULL AND (NOT ? OR delivered_at IS NULL) ORDER BY raise
 
 -- name: deliver_alert
 -- It has been told to whoever wants to know.
-UPDATE alerts SET delivered_at = now_us() WHERE record = ? AND reason = ?
+UPDATE alerts SET delivered_at = now_us() WHERE record = ? AND reason = ? AND raised_at = ?
 
 -- name: acknowledge_alert
 -- A person has seen it.

@@ -1,0 +1,48 @@
+"""Snowflakes: ids that are numbers, rise with time, and never repeat, made without asking anybody each time.
+
+41 bits of milliseconds since 2020, 10 bits of node, 12 bits of count. The node number is a leased row, and its holder's
+ids begin after all that any holder before can have made. A clock that is set back does not matter: the last moment is
+used on, count by count, until the clock has caught up. The database's unique index has the last word (L6).
+"""
+
+from __future__ import annotations
+
+from bursar.model.errors import Conflict
+from bursar.store import Store
+
+EPOCH_US = 1_577_836_800_000_000  # 2020-01-01T00:00:00Z
+NODE_BITS, COUNT_BITS = 10, 12
+LEASE_S = 60.0
+
+
+class Snowflakes:
+    """One per process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ports = store.ports
+        self._node = -1
+        self._holder = self._ports.token()
+        self._last = 0  # milliseconds << COUNT_BITS | count, of the last id
+        self._renewed = 0.0
+
+    async def next(self) -> int:
+        """An id that nobody has."""
+        if self._node < 0 or self._ports.monotonic() - self._renewed > LEASE_S / 3:
+            await self._hold()
+        now = max(0, self._ports.now_us() - EPOCH_US) // 1000
+        self._last = max(self._last + 1, now << COUNT_BITS)
+        moment, count = self._last >> COUNT_BITS, self._last & ((1 << COUNT_BITS) - 1)
+        return moment << (NODE_BITS + COUNT_BITS) | self._node << COUNT_BITS | count
+
+    async def _hold(self) -> None:
+        """Keep our number; or take another, if somebody took ours while we slept."""
+        nodes = self._store.single().nodes
+        asked, lease_us = self._ports.monotonic(), int(LEASE_S * 1e6)
+        if self._node < 0 or not await nodes.renew(self._node, self._holder, lease_us):
+            found = await nodes.lease(self._holder, lease_us)
+            if found is None:
+                raise Conflict("all node numbers are taken: too many processes", 1)
+            self._node, since_us = found
+            self._last = max(self._last, (max(0, since_us - EPOCH_US) // 1000 + 1) << COUNT_BITS)
+        self._renewed = asked

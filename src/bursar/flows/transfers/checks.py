@@ -1,0 +1,178 @@
+"""What is refused, and why: the checks of specification 000 §1.5, pure, each with its code, in a stated order.
+
+They are made before anything is written (T41), and again by the coordinator, by both adapters and by the core, because
+no layer may rely on the one above it. The order, in which the first that fails names the refusal:
+
+ 1. form: the account types are known (INVALID_ACCOUNT_TYPE) and switched on (UNSUPPORTED_ACCOUNT_TYPE), and two
+    (SAME_ACCOUNT)
+ 2. the asset is known (INVALID_ASSET), active (ASSET_SUSPENDED) and may move between accounts (TRANSFER_NOT_ALLOWED)
+ 3. the amount is a plain positive number (INVALID_AMOUNT) of no more decimals than the asset has (PRECISION_OVERFLOW),
+    within its bounds (AMOUNT_TOO_SMALL, AMOUNT_TOO_LARGE) and those of a core with room to spare (OVERFLOW)
+ 4. the source exists (SOURCE_ACCOUNT_NOT_FOUND), is not frozen (ACCOUNT_FROZEN) or disabled (ACCOUNT_DISABLED), and so
+    is the target, where it is not made on demand (TARGET_ACCOUNT_NOT_FOUND, T14, T15)
+ 5. the balance suffices (INSUFFICIENT_BALANCE)
+
+Who asks (UNAUTHORIZED, FORBIDDEN) is checked before, by whoever knows; limits (RATE_LIMIT_EXCEEDED and the like) are
+counted after, in the unit that writes the record (T37).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from bursar.flows.transfers.request import AccountType, Request, Transfer
+from bursar.model.accounts import AccountStatus
+from bursar.model.errors import AmountTooLarge, InvalidAmount, PrecisionOverflow, Refusal
+from bursar.model.money import Asset, AssetStatus, format_minor
+
+U64_MAX = 2**64 - 1
+SAFETY_FACTOR = 2  # T37
+CLIENT_ORDER_ID_LENGTH_MAX = 64
+
+
+class Code(StrEnum):
+    """Why a transfer is refused."""
+
+    UNAUTHORIZED = "UNAUTHORIZED"
+    FORBIDDEN = "FORBIDDEN"
+    INVALID_REQUEST = "INVALID_REQUEST"
+    SAME_ACCOUNT = "SAME_ACCOUNT"
+    INVALID_ACCOUNT_TYPE = "INVALID_ACCOUNT_TYPE"
+    UNSUPPORTED_ACCOUNT_TYPE = "UNSUPPORTED_ACCOUNT_TYPE"
+    INVALID_AMOUNT = "INVALID_AMOUNT"
+    PRECISION_OVERFLOW = "PRECISION_OVERFLOW"
+    AMOUNT_TOO_SMALL = "AMOUNT_TOO_SMALL"
+    AMOUNT_TOO_LARGE = "AMOUNT_TOO_LARGE"
+    OVERFLOW = "OVERFLOW"
+    INVALID_ASSET = "INVALID_ASSET"
+    ASSET_SUSPENDED = "ASSET_SUSPENDED"
+    TRANSFER_NOT_ALLOWED = "TRANSFER_NOT_ALLOWED"
+    SOURCE_ACCOUNT_NOT_FOUND = "SOURCE_ACCOUNT_NOT_FOUND"
+    TARGET_ACCOUNT_NOT_FOUND = "TARGET_ACCOUNT_NOT_FOUND"
+    ACCOUNT_FROZEN = "ACCOUNT_FROZEN"
+    ACCOUNT_DISABLED = "ACCOUNT_DISABLED"
+    INSUFFICIENT_BALANCE = "INSUFFICIENT_BALANCE"
+    RATE_LIMIT_EXCEEDED = "RATE_LIMIT_EXCEEDED"
+    DAILY_LIMIT_EXCEEDED = "DAILY_LIMIT_EXCEEDED"
+    DAILY_AMOUNT_EXCEEDED = "DAILY_AMOUNT_EXCEEDED"
+    DUPLICATE_REQUEST = "DUPLICATE_REQUEST"
+    TRANSFER_NOT_FOUND = "TRANSFER_NOT_FOUND"
+    TRANSFERS_PAUSED = "TRANSFERS_PAUSED"
+    SYSTEM_ERROR = "SYSTEM_ERROR"
+
+
+@dataclass(eq=False)
+class TransferRefused(Refusal):
+    """A transfer is refused before anything is written. `reason` is the specification's code."""
+
+    reason: Code
+    why: str
+    code = "TRANSFER_REFUSED"
+    text = "{reason}: {why}"
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One end of a transfer, as it was found."""
+
+    exists: bool
+    status: AccountStatus = AccountStatus.ACTIVE
+    available: int = 0
+
+
+def check_order_id(order: str) -> str:
+    """The same, or a refusal. Looked at first: what it stands for may be answered already (T12)."""
+    if len(order) > CLIENT_ORDER_ID_LENGTH_MAX or not order.isprintable() or not order.isascii():
+        why = f"client_order_id has 1 to {CLIENT_ORDER_ID_LENGTH_MAX} printable ASCII characters"
+        raise TransferRefused(Code.INVALID_REQUEST, why)
+    return order
+
+
+def check_request(
+    request: Request,
+    assets: Mapping[str, Asset],
+    supported: Collection[AccountType],
+    safety_factor: int = SAFETY_FACTOR,
+) -> Transfer:
+    """Checks 1 to 3: what can be said without looking at anybody's account."""
+    source, target = _types(request, supported)
+    asset = _asset(request.asset, assets)
+    minor = _amount(request.amount, asset, safety_factor)
+    return Transfer(
+        user=request.user,
+        source=source,
+        target=target,
+        asset=asset.code,
+        asset_id=asset.id,
+        amount=str(minor),
+        client_order_id=check_order_id(request.client_order_id),
+    )
+
+
+def check_sides(transfer: Transfer, source: Side, target: Side, asset: Asset) -> None:
+    """Checks 4 and 5: what the accounts say. A core's account that does not exist yet is made on demand."""
+    if not source.exists:
+        raise TransferRefused(Code.SOURCE_ACCOUNT_NOT_FOUND, f"no {transfer.source} account of user {transfer.user}")
+    if not target.exists and transfer.target is AccountType.FUNDING:
+        why = f"no {transfer.target} account of user {transfer.user}; an external deposit makes one"
+        raise TransferRefused(Code.TARGET_ACCOUNT_NOT_FOUND, why)
+    for kind, side in ((transfer.source, source), (transfer.target, target)):
+        if side.status is AccountStatus.FROZEN:
+            raise TransferRefused(Code.ACCOUNT_FROZEN, f"the {kind} account of user {transfer.user} is frozen")
+        if side.status is AccountStatus.CLOSED:
+            raise TransferRefused(Code.ACCOUNT_DISABLED, f"the {kind} account of user {transfer.user} is disabled")
+    if source.available < transfer.minor:
+        needed, there = (format_minor(minor, asset.precision) for minor in (transfer.minor, source.available))
+        raise TransferRefused(Code.INSUFFICIENT_BALANCE, f"{needed} {asset.code} needed, {there} available")
+
+
+def _types(request: Request, supported: Collection[AccountType]) -> tuple[AccountType, AccountType]:
+    found = []
+    for name in (request.source, request.target):
+        try:
+            found.append(AccountType(name))
+        except ValueError:
+            why = f"{name[:32]!r} is none of {', '.join(AccountType)}"
+            raise TransferRefused(Code.INVALID_ACCOUNT_TYPE, why) from None
+    for kind in found:
+        if kind not in supported:
+            raise TransferRefused(Code.UNSUPPORTED_ACCOUNT_TYPE, f"{kind} is not switched on here")
+    source, target = found
+    if source is target:
+        raise TransferRefused(Code.SAME_ACCOUNT, f"from and to are both {source}")
+    return source, target
+
+
+def _asset(code: str, assets: Mapping[str, Asset]) -> Asset:
+    asset = assets.get(code)
+    if asset is None:
+        raise TransferRefused(Code.INVALID_ASSET, f"there is no asset {code[:32]!r}")
+    if asset.status is not AssetStatus.ACTIVE:
+        raise TransferRefused(Code.ASSET_SUSPENDED, f"{asset.code} is suspended")
+    if not asset.internal_transfer_enabled:
+        raise TransferRefused(Code.TRANSFER_NOT_ALLOWED, f"{asset.code} does not move between accounts")
+    return asset
+
+
+def _amount(text: str, asset: Asset, safety_factor: int) -> int:
+    try:
+        minor = asset.minor(text)
+    except PrecisionOverflow as error:
+        raise TransferRefused(Code.PRECISION_OVERFLOW, str(error)) from None
+    except AmountTooLarge as error:
+        raise TransferRefused(Code.OVERFLOW, str(error)) from None
+    except InvalidAmount as error:
+        raise TransferRefused(Code.INVALID_AMOUNT, str(error)) from None
+    if minor <= 0:
+        raise TransferRefused(Code.INVALID_AMOUNT, "an amount above zero is needed")
+    if minor > U64_MAX // safety_factor:
+        raise TransferRefused(Code.OVERFLOW, f"{text} {asset.code} does not fit a trading core")
+    bounds = (format_minor(bound, asset.precision) for bound in (asset.min_transfer, asset.max_transfer))
+    if minor < asset.min_transfer:
+        raise TransferRefused(Code.AMOUNT_TOO_SMALL, f"at least {next(bounds)} {asset.code}")
+    if minor > asset.max_transfer:
+        raise TransferRefused(Code.AMOUNT_TOO_LARGE, f"at most {list(bounds)[1]} {asset.code}")
+    return minor

@@ -1,0 +1,92 @@
+"""The flow of internal transfers: who is called in each state, and what the ledger books beside it.
+
+Between the ledger and a core, money in flight is a posting in `transit:transfers`, owned by the transfer that made it:
+
+    FUNDING → SPOT   withdraw at the ledger: user → transit; deposit at the core, then, with the arrow: transit → core
+    SPOT → FUNDING   withdraw at the core, with the arrow: core → transit; deposit at the ledger: transit → user
+    compensation     refund at the source; if that is a core, with the arrow: transit → core
+
+The ledger's own operations are its rail's affair (rails). What a core has done is a fact outside; its booking goes with
+the transition that learns of it, in the same unit, and is never refused: it is booked as a return (T35).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bursar.engine import Answer, Booking, Flow, Item
+from bursar.flows.transfers.machine import MACHINE
+from bursar.flows.transfers.rails import Rail
+from bursar.flows.transfers.request import TRANSIT, AccountType, Transfer, core_account
+from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.outcome import Outcome
+from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
+
+SCOPE = "transfers"
+CALL_TIMEOUT_S = 10.0
+
+ALARMS = (
+    *USUAL_ALARMS,
+    Alarm(reason="target pending", state="TARGET_PENDING", seconds=60),
+    Alarm(reason="refund failing", severity="critical", state="COMPENSATING", tries=3),
+)
+
+
+def transfers_flow(
+    rails: Mapping[AccountType, Rail], *, retry: Retry = USUAL_RETRY, call_timeout_s: float = CALL_TIMEOUT_S
+) -> Flow[Transfer]:
+    """Transfers between these ends."""
+
+    async def withdraw(item: Item[Transfer]) -> Answer:
+        return await rails[item.body.source].withdraw(item)
+
+    async def deposit(item: Item[Transfer]) -> Answer:
+        return await rails[item.body.target].deposit(item)
+
+    async def refund(item: Item[Transfer]) -> Answer:
+        return await rails[item.body.source].refund(item)
+
+    async def cancel_withdraw(item: Item[Transfer]) -> Answer:
+        return await rails[item.body.source].cancel(item, "withdraw")
+
+    async def cancel_deposit(item: Item[Transfer]) -> Answer:
+        return await rails[item.body.target].cancel(item, "deposit")
+
+    return Flow(
+        machine=MACHINE,
+        body=Transfer,
+        actions={"withdraw": withdraw, "deposit": deposit, "refund": refund},
+        cancels={"withdraw": cancel_withdraw, "deposit": cancel_deposit},
+        book=book,
+        retry=retry,
+        alarms=ALARMS,
+        call_timeout_s=call_timeout_s,
+    )
+
+
+def book(item: Item[Transfer], event: str, answer: Answer) -> Booking:
+    """What the ledger books with an arrow: the core's side of it. Pure."""
+    transfer, state = item.body, item.record.state
+    if answer.outcome is not Outcome.SUCCESS:
+        return Booking()
+    match state:
+        case "SOURCE_PENDING" if transfer.source is not AccountType.FUNDING:
+            return _booking(item, core_account(transfer.source), TRANSIT)
+        case "TARGET_PENDING" if transfer.target is not AccountType.FUNDING:
+            return _booking(item, TRANSIT, core_account(transfer.target))
+        case "COMPENSATING" if transfer.source is not AccountType.FUNDING:
+            return _booking(item, TRANSIT, core_account(transfer.source))
+        case "TARGET_PENDING" | "COMPENSATING":
+            return Booking(drops=True)  # the ledger's own end has consumed it
+        case _:
+            return Booking()
+
+
+def _booking(item: Item[Any], source: str, target: str) -> Booking:
+    leg = Leg(source, target, item.body.asset, item.body.minor)
+    key = f"{item.id}:{item.record.state}"
+    if target == TRANSIT:
+        return Booking((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN),), keeps=TRANSIT)
+    owned = (item.record.transit,)
+    return Booking((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN, consume=owned),), drops=True)

@@ -1,0 +1,261 @@
+"""Transfers: what an API, a program or a test calls. It checks, writes the record down, and has it driven.
+
+    transfers = Transfers(store, writer, ledger, {AccountType.SPOT: core_client})
+    await transfers.prepare()
+    view = await transfers.create(Request(user=1001, source="FUNDING", target="SPOT", asset="USDT", amount="100.00"))
+
+A repeated `client_order_id` gets the transfer of the first request, whatever the limits and balances are by now (T12);
+one with other parameters is refused (T11). What is not at its end when `create` returns is PENDING to the caller, and
+goes on: by the task that drives it, or by whichever worker finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+import msgspec
+
+from bursar.engine import Engine, Flow, Snowflakes
+from bursar.flows.transfers.checks import (
+    SAFETY_FACTOR,
+    Code,
+    TransferRefused,
+    check_order_id,
+    check_request,
+    check_sides,
+)
+from bursar.flows.transfers.flow import SCOPE, transfers_flow
+from bursar.flows.transfers.machine import MACHINE
+from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail
+from bursar.flows.transfers.request import (
+    EXTERNAL,
+    TRANSIT,
+    AccountType,
+    Request,
+    Transfer,
+    core_account,
+    funding_account,
+)
+from bursar.ledger import Ledger
+from bursar.model.accounts import ExternalAccount, Policy, SystemAccount
+from bursar.model.entries import deposit
+from bursar.model.envelope import Receipt
+from bursar.model.errors import AlreadyExists, LimitExceeded, OtherRequest, RecordMoved
+from bursar.model.machine import Kind
+from bursar.model.money import MINOR_MAX, Amount, Asset
+from bursar.model.records import Record
+from bursar.model.retry import USUAL_RETRY, Retry
+from bursar.rails.trading import TradingClient
+from bursar.rails.trading.words import PREFIX
+from bursar.writer import Limit, Remember
+
+ASSETS_S = 0.5
+DEADLINE_S = 2.0  # how long a request waits for its transfer
+COUNT_MAX = 2**62
+SECOND_US, DAY_US = 1_000_000, 86_400_000_000
+CREATE = "create"
+TERMINAL = {state.name for state in MACHINE.states if state.kind is Kind.TERMINAL}
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one user may do (000 §1.5.6). None: no limit."""
+
+    per_second: int | None = 10
+    per_day: int | None = 100
+    amount_per_day: dict[str, int] = {}  # asset → smallest units
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """A transfer as its owner sees it."""
+
+    transfer_id: int
+    req_id: str
+    user: int
+    source: AccountType
+    target: AccountType
+    asset: str
+    amount: str  # in units of the asset
+    fsm_state: str
+    error: str
+    created_us: int
+    updated_us: int
+    client_order_id: str = ""
+    replayed: bool = False
+
+    @property
+    def state(self) -> str:
+        """The state where it is an end, else PENDING (T18)."""
+        return self.fsm_state if self.fsm_state in TERMINAL else "PENDING"
+
+
+class Transfers:
+    """Internal transfers between the ledger and trading cores."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        cores: Mapping[AccountType, TradingClient],
+        *,
+        limits: Limits | None = None,
+        safety_factor: int = SAFETY_FACTOR,
+        retry: Retry = USUAL_RETRY,
+        worker: str = "local",
+    ) -> None:
+        self.ledger = ledger
+        self.limits = Limits() if limits is None else limits
+        self.safety_factor = safety_factor
+        self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: FundingRail(ledger.store, ledger.writer)}
+        self.rails |= {kind: TradingRail(client, kind.value.lower()) for kind, client in cores.items()}
+        self.flow: Flow[Transfer] = transfers_flow(self.rails, retry=retry)
+        self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
+        self._ids = Snowflakes(ledger.store)
+        self._assets: Mapping[str, Asset] = {}
+        self._assets_read = float("-inf")
+
+    async def prepare(self) -> None:
+        """The accounts of ours that transfers need. Twice is once."""
+        wanted: dict[str, Policy] = {TRANSIT: SystemAccount(), EXTERNAL: ExternalAccount()}
+        wanted |= {core_account(kind): SystemAccount() for kind in self.rails if kind is not AccountType.FUNDING}
+        for path, policy in wanted.items():
+            with contextlib.suppress(AlreadyExists):
+                await self.ledger.create_account(path, policy=policy)
+
+    async def fund(self, user: int, asset: str, amount: Amount, *, reference: str) -> Receipt:
+        """A deposit from outside, known by its reference; the first one makes the user's funding account."""
+        account = funding_account(user)
+        with contextlib.suppress(AlreadyExists):
+            await self.ledger.create_account(account)
+        return await self.ledger.commit(deposit(EXTERNAL, account, asset, amount, key=f"deposit:{reference}"))
+
+    async def create(self, request: Request, *, deadline_s: float = DEADLINE_S) -> View:
+        """Check, write down, drive; the answer is at its end, or PENDING."""
+        if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
+            return first
+        assets = await self._assets_now()
+        transfer = check_request(request, assets, self.rails.keys(), self.safety_factor)
+        source, target = await asyncio.gather(
+            self.rails[transfer.source].look(transfer), self.rails[transfer.target].look(transfer)
+        )
+        check_sides(transfer, source, target, assets[transfer.asset])
+        record, replayed = await self._start(request, transfer)
+        if not replayed:
+            record = await self.engine.process_now(record, deadline_s)
+        return await self._view(record, replayed=replayed)
+
+    async def get(self, user: int, req_id: str) -> View:
+        """A user's own transfer; somebody else's is as if it were not there."""
+        record = await self.engine.get(self.flow.name, req_id)
+        if record is None or record.owner != str(user):
+            raise TransferRefused(Code.TRANSFER_NOT_FOUND, f"you have no transfer {req_id[:64]}")
+        return await self._view(record)
+
+    async def list(self, user: int, *, state: str = "", before: int = 2**63 - 1, limit: int = 50) -> list[View]:
+        """A user's transfers, newest first."""
+        records = self.ledger.store.read.records
+        found = await records.list(self.flow.name, owner=str(user), state=state, before=before, limit=limit)
+        return [await self._view(record) for record in found]
+
+    async def _assets_now(self) -> Mapping[str, Asset]:
+        """All assets, at most a moment old: their status and bounds may change in another process."""
+        now = self.ledger.store.ports.monotonic()
+        if now - self._assets_read > ASSETS_S:
+            self._assets = await self.ledger.assets()
+            self._assets_read = now
+        return self._assets
+
+    async def _first(self, request: Request) -> View | None:
+        """The transfer that this `client_order_id` stands for already."""
+        answer = await self.ledger.store.read.outcomes.get(_orders(request.user), request.client_order_id, CREATE)
+        if answer is None:
+            return None
+        if answer.fingerprint != request.fingerprint:
+            raise _other(request)
+        record = await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
+        return None if record is None else await self._view(record, replayed=True)
+
+    async def _start(self, request: Request, transfer: Transfer) -> tuple[Record, bool]:
+        while True:
+            req_id = f"{PREFIX}{await self._ids.next()}"
+            remember = None
+            if request.client_order_id:
+                remember = Remember(
+                    scope=_orders(request.user),
+                    id=request.client_order_id,
+                    op=CREATE,
+                    fingerprint=request.fingerprint,
+                    detail=msgspec.json.encode({"record": req_id}).decode(),
+                )
+            try:
+                started = await self.engine.start(
+                    self.flow.name,
+                    transfer,
+                    id=req_id,
+                    owner=str(request.user),
+                    remember=remember,
+                    limits=self._limits(transfer),
+                )
+            except RecordMoved:
+                continue  # somebody has that id: the database has the last word (T10)
+            except OtherRequest:
+                raise _other(request) from None
+            except LimitExceeded as refusal:
+                raise TransferRefused(Code(refusal.name), f"limit {refusal.limit}") from None
+            return started.record, started.replayed
+
+    def _limits(self, transfer: Transfer) -> tuple[Limit, ...]:
+        """What this transfer uses up, in buckets of a second and of a day (UTC)."""
+        now_us = self.ledger.store.ports.now_us()
+        second, day = now_us // SECOND_US, now_us // DAY_US
+        who = f"{SCOPE}:{transfer.user}"
+        buckets = (
+            (f"{who}:s:{second}", self.limits.per_second, (second + 1) * SECOND_US, Code.RATE_LIMIT_EXCEEDED),
+            (f"{who}:d:{day}", self.limits.per_day, (day + 1) * DAY_US, Code.DAILY_LIMIT_EXCEEDED),
+        )
+        found = [
+            Limit(key=key, count_max=most, amount_max=MINOR_MAX, until_us=until_us, code=code)
+            for key, most, until_us, code in buckets
+            if most is not None
+        ]
+        amount_max = self.limits.amount_per_day.get(transfer.asset)
+        if amount_max is not None:
+            found.append(
+                Limit(
+                    key=f"{who}:a:{transfer.asset}:{day}",
+                    count_max=COUNT_MAX,
+                    amount_max=amount_max,
+                    amount=transfer.minor,
+                    until_us=(day + 1) * DAY_US,
+                    code=Code.DAILY_AMOUNT_EXCEEDED,
+                )
+            )
+        return tuple(found)
+
+    async def _view(self, record: Record, *, replayed: bool = False) -> View:
+        transfer = self.flow.item(record).body
+        assets = await self.ledger.known_assets(transfer.asset)
+        return View(
+            transfer_id=record.number,
+            req_id=record.id,
+            user=transfer.user,
+            source=transfer.source,
+            target=transfer.target,
+            asset=transfer.asset,
+            amount=str(assets[transfer.asset].of_minor(transfer.minor)),
+            fsm_state=record.state,
+            error=record.error,
+            created_us=record.created_us,
+            updated_us=record.updated_us,
+            client_order_id=transfer.client_order_id,
+            replayed=replayed,
+        )
+
+
+def _orders(user: int) -> str:
+    return f"{SCOPE}:{user}"
+
+
+def _other(request: Request) -> TransferRefused:
+    why = f"client_order_id {request.client_order_id} was used before with other parameters"
+    return TransferRefused(Code.DUPLICATE_REQUEST, why)

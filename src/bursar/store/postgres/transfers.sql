@@ -1,0 +1,19 @@
+-- PostgreSQL's statements of internal transfers.
+
+-- name: standings
+-- Status of accounts and what they have of an asset: lists of paths and assets, side by side.
+SELECT w.place - 1, a.status,
+    (SELECT coalesce(sum(amount), 0) FROM bursar.live_postings l WHERE l.account = a.id AND l.asset = w.asset)::text
+FROM unnest($1::text[], $2::integer[]) WITH ORDINALITY AS w (path, asset, place)
+CROSS JOIN LATERAL (SELECT id, status FROM bursar.accounts WHERE path = w.path ORDER BY version DESC LIMIT 1) a
+
+-- name: lease_node
+-- A node number that nobody holds, for so long; it begins after whatever its last holder can have made.
+UPDATE bursar.nodes SET holder = $1, since = greatest(until, now()), until = now() + $2::bigint * interval '1 microsecond'
+WHERE node = (SELECT node FROM bursar.nodes WHERE until < now() ORDER BY until, node LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING node, (extract(epoch FROM since) * 1000000)::bigint
+
+-- name: renew_node
+-- It is still ours, for so long.
+UPDATE bursar.nodes SET until = now() + $3::bigint * interval '1 microsecond' WHERE node = $1 AND holder = $2
+RETURNING node

@@ -1,0 +1,17 @@
+-- SQLite's statements of internal transfers.
+
+-- name: standings
+-- Status of accounts and what they have of an asset: lists of paths and assets, side by side.
+SELECT p.key, a.status, (SELECT sum_amounts(amount) FROM live_postings l WHERE l.account = a.id AND l.asset = s.value)
+FROM json_each(?1) AS p JOIN json_each(?2) AS s ON s.key = p.key JOIN accounts a ON a.path = p.value
+WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.path = p.value)
+
+-- name: lease_node
+-- A node number that nobody holds, for so long; it begins after whatever its last holder can have made.
+UPDATE nodes SET holder = ?1, since = max(until, now_us()), until = now_us() + ?2
+WHERE node = (SELECT node FROM nodes WHERE until < now_us() ORDER BY until, node LIMIT 1)
+RETURNING node, since
+
+-- name: renew_node
+-- It is still ours, for so long.
+UPDATE nodes SET until = now_us() + ?3 WHERE node = ?1 AND holder = ?2 RETURNING node

@@ -1,0 +1,350 @@
+"""Internal transfers on both stores, against a real trading core on a real socket.
+
+What is checked is money and rows: balances on both sides, what is in transit, states and history. Checks that need no
+account are in tests/unit/test_transfer_checks.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.builders import Place, scenario
+from tests.unit.rails.desk import Desk, desk
+
+from bursar import Bursar
+from bursar.engine import Answer, Item, Operators, Worker
+from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
+from bursar.model.outcome import UNKNOWNS, Outcome
+from bursar.model.retry import Retry
+from bursar.rails.trading import Status
+
+pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
+
+ALICE = 1001
+FUNDING, SPOT = "FUNDING", "SPOT"
+
+
+class Exchange:
+    """Ledger, core and transfers between them."""
+
+    def __init__(self, bursar: Bursar, core: Desk, transfers: Transfers) -> None:
+        self.bursar = bursar
+        self.core = core
+        self.transfers = transfers
+
+    async def move(self, source: str, target: str, amount: str, **more: Any) -> View:
+        request = Request(user=ALICE, source=source, target=target, asset="USDT", amount=amount, **more)
+        return await self.transfers.create(request, deadline_s=10)
+
+    async def refused(self, source: str, target: str, amount: str, **more: Any) -> Code:
+        with pytest.raises(TransferRefused) as refusal:
+            await self.move(source, target, amount, **more)
+        return refusal.value.reason
+
+    async def funding(self) -> str:
+        return str(await self.bursar.ledger.balance(f"user:{ALICE}:funding", "USDT"))
+
+    async def spot(self) -> int:
+        client = await self.core.client()
+        balance = (await client.balances(ALICE)).balances.get("USDT")
+        return 0 if balance is None else balance.available
+
+    async def standing(self) -> tuple[str, int]:
+        """What the user has on each side; and nothing is in transit, and the ledger's side of the core agrees."""
+        assert str(await self.bursar.ledger.balance("transit:transfers", "USDT")) == "0.000000"
+        spot = await self.spot()
+        booked = await self.bursar.ledger.balance("trading:spot", "USDT")
+        assert booked.minor == spot
+        return await self.funding(), spot
+
+    async def path(self, view: View) -> list[str]:
+        history = await self.transfers.engine.store.read.records.history(view.transfer_id)
+        return [passage.target for passage in history]
+
+    async def until(self, view: View, state: str) -> View:
+        async with asyncio.timeout(20):
+            while (found := await self.transfers.get(ALICE, view.req_id)).fsm_state != state:
+                await self.transfers.engine.ports.sleep(0.01)
+        return found
+
+    def break_rail(self, kind: AccountType, op: str, *says: Any) -> None:
+        """Let an operation of one end say something else for a while: before the effect (Outcome), or after it."""
+        rail = self.transfers.rails[kind]
+        real: Callable[[Item[Any]], Any] = getattr(rail, op)
+        left = list(says)
+
+        async def broken(item: Item[Any]) -> Answer:
+            if not left:
+                return await real(item)  # type: ignore[no-any-return]
+            said = left.pop(0)
+            if isinstance(said, tuple):  # the effect happens, the reply is lost
+                await real(item)
+                said = said[0]
+            if isinstance(said, Exception):
+                raise said
+            return Answer(outcome=said, code="TEST" if said is Outcome.EXPLICIT_FAIL else "")
+
+        setattr(rail, op, broken)
+
+
+@asynccontextmanager
+async def exchange(
+    place: Place, folder: Path, *, funds: str = "100", limits: Limits | None = None
+) -> AsyncIterator[Exchange]:
+    async with place.bursar() as bursar, desk(folder) as core:
+        client = await core.client()
+        transfers = Transfers(
+            bursar.ledger,
+            {AccountType.SPOT: client},
+            limits=limits or Limits(per_second=None, per_day=None),
+            retry=Retry(first_s=0.01, cap_s=0.05),
+        )
+        await transfers.prepare()
+        if funds:
+            await transfers.fund(ALICE, "USDT", funds, reference="seed")
+        worker = Worker(transfers.engine, scan_s=0.02)
+        running = asyncio.create_task(worker.run())
+        try:
+            yield Exchange(bursar, core, transfers)
+        finally:
+            worker.stop()
+            await running
+            await transfers.engine.finish(10)
+
+
+# --- happy -----------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_there_and_back(place: Place, tmp_path: Path) -> None:
+    """FUNDING→SPOT creates the target lazily; SPOT→FUNDING takes exactly the whole balance."""
+    async with exchange(place, tmp_path) as here:
+        there = await here.move(FUNDING, SPOT, "40.5")
+        assert (there.state, await here.standing()) == ("COMMITTED", ("59.500000", 40_500_000))
+        assert await here.path(there) == ["INIT", "SOURCE_PENDING", "SOURCE_DONE", "TARGET_PENDING", "COMMITTED"]
+        back = await here.move(SPOT, FUNDING, "40.5")
+        assert (back.state, await here.standing()) == ("COMMITTED", ("100.000000", 0))
+
+
+@scenario
+async def test_many_at_once_lose_nothing(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path) as here:
+        views = await asyncio.gather(*[here.move(FUNDING, SPOT, "1") for _ in range(60)])
+        assert {view.state for view in views} == {"COMMITTED"}
+        assert len({view.req_id for view in views}) == len({view.transfer_id for view in views}) == 60
+        assert await here.standing() == ("40.000000", 60_000_000)
+
+
+@scenario
+async def test_a_balance_is_spent_once(place: Place, tmp_path: Path) -> None:
+    """1,000 wanted twice, one wins: whoever comes second is refused, before anything is written or by the ledger."""
+    async with exchange(place, tmp_path) as here:
+        results = await asyncio.gather(*[here.move(FUNDING, SPOT, "100") for _ in range(2)], return_exceptions=True)
+        states = [result.state if isinstance(result, View) else "refused" for result in results]
+        assert states.count("COMMITTED") == 1
+        assert set(states) <= {"COMMITTED", "FAILED", "refused"}
+        assert await here.standing() == ("0.000000", 100_000_000)
+
+
+# --- refused ---------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_what_the_accounts_refuse_writes_nothing(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path) as here:
+        ledger = here.bursar.ledger
+        assert await here.refused(FUNDING, SPOT, "100.000001") is Code.INSUFFICIENT_BALANCE
+        assert await here.refused(SPOT, FUNDING, "1") is Code.SOURCE_ACCOUNT_NOT_FOUND
+        await ledger.freeze(f"user:{ALICE}:funding")
+        assert await here.refused(FUNDING, SPOT, "1") is Code.ACCOUNT_FROZEN
+        await ledger.unfreeze(f"user:{ALICE}:funding")
+        await here.move(FUNDING, SPOT, "1")
+        client = await here.core.client()
+        for status, code in ((Status.FROZEN, Code.ACCOUNT_FROZEN), (Status.DISABLED, Code.ACCOUNT_DISABLED)):
+            await client.set_status(ALICE, status)
+            assert await here.refused(SPOT, FUNDING, "1") is code
+            assert await here.refused(FUNDING, SPOT, "1") is code
+        assert len(await here.transfers.list(ALICE)) == 1
+        assert await here.standing() == ("99.000000", 1_000_000)
+
+
+@scenario
+async def test_a_missing_funding_account_is_not_made_by_a_transfer(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path, funds="") as here:
+        assert await here.refused(FUNDING, SPOT, "1") is Code.SOURCE_ACCOUNT_NOT_FOUND
+        client = await here.core.client()
+        await client.deposit(1, ALICE, "USDT", 5)
+        assert await here.refused(SPOT, FUNDING, "0.000001") is Code.TARGET_ACCOUNT_NOT_FOUND
+
+
+@scenario
+async def test_reading_is_only_for_the_owner(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path) as here:
+        view = await here.move(FUNDING, SPOT, "1")
+        assert (await here.transfers.get(ALICE, view.req_id)).amount == "1.000000"
+        with pytest.raises(TransferRefused):
+            await here.transfers.get(ALICE + 1, view.req_id)
+        assert await here.transfers.list(ALICE + 1) == []
+
+
+# --- idempotency -----------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_one_client_order_id_is_one_transfer(place: Place, tmp_path: Path) -> None:
+    """Sequentially, in 20 concurrent requests, with other parameters, from another user."""
+    async with exchange(place, tmp_path) as here:
+        views = await asyncio.gather(*[here.move(FUNDING, SPOT, "10", client_order_id="mine") for _ in range(20)])
+        again = await here.move(FUNDING, SPOT, "10", client_order_id="mine")
+        assert len({view.req_id for view in [*views, again]}) == 1
+        assert await here.refused(FUNDING, SPOT, "11", client_order_id="mine") is Code.DUPLICATE_REQUEST
+        await here.transfers.fund(ALICE + 1, "USDT", "10", reference="other")
+        request = Request(
+            user=ALICE + 1, source=FUNDING, target=SPOT, asset="USDT", amount="10", client_order_id="mine"
+        )
+        assert (await here.transfers.create(request)).req_id != again.req_id
+        assert await here.funding() == "90.000000"
+
+
+@scenario
+async def test_a_valid_retry_is_never_refused_by_a_limit_or_a_balance(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path, limits=Limits(per_second=None, per_day=1)) as here:
+        first = await here.move(FUNDING, SPOT, "100", client_order_id="all")
+        assert (await here.move(FUNDING, SPOT, "100", client_order_id="all")).req_id == first.req_id
+        await here.transfers.fund(ALICE, "USDT", "1", reference="more")
+        assert await here.refused(FUNDING, SPOT, "1") is Code.DAILY_LIMIT_EXCEEDED
+
+
+@scenario
+async def test_limits_last_allowed_first_refused(place: Place, tmp_path: Path) -> None:
+    limits = Limits(per_second=None, per_day=3, amount_per_day={"USDT": 5_000_000})
+    async with exchange(place, tmp_path, limits=limits) as here:
+        assert (await here.move(FUNDING, SPOT, "3")).state == "COMMITTED"
+        assert await here.refused(FUNDING, SPOT, "2.000001") is Code.DAILY_AMOUNT_EXCEEDED
+        results = await asyncio.gather(*[here.move(FUNDING, SPOT, "1") for _ in range(4)], return_exceptions=True)
+        refused = [result.reason for result in results if isinstance(result, TransferRefused)]
+        assert len(refused) == 2
+        assert set(refused) <= {Code.DAILY_LIMIT_EXCEEDED, Code.DAILY_AMOUNT_EXCEEDED}
+        assert await here.standing() == ("95.000000", 5_000_000)
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+DIRECTIONS = [(FUNDING, SPOT), (SPOT, FUNDING)]
+
+
+async def ready(here: Exchange, source: str) -> None:
+    """The source has 10."""
+    if source == SPOT:
+        await here.move(FUNDING, SPOT, "10")
+
+
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
+@scenario
+async def test_an_explicit_refusal_of_the_target_gives_the_money_back(
+    place: Place, tmp_path: Path, source: str, target: str
+) -> None:
+    async with exchange(place, tmp_path) as here:
+        await ready(here, source)
+        before = await here.standing()
+        here.break_rail(AccountType(target), "deposit", Outcome.EXPLICIT_FAIL)
+        view = await here.move(source, target, "10")
+        assert view.state == "ROLLED_BACK"
+        assert await here.standing() == before
+        assert (await here.path(view))[-3:] == ["TARGET_PENDING", "COMPENSATING", "ROLLED_BACK"]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["before the effect", "after it"])
+@pytest.mark.parametrize("op", ["withdraw", "deposit", "refund"])
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
+@scenario
+async def test_every_unknown_stays_and_is_asked_again(
+    place: Place, tmp_path: Path, source: str, target: str, op: str, lost: bool
+) -> None:
+    """Each unknown in turn, and an exception, with and without the effect: it happens once."""
+    async with exchange(place, tmp_path) as here:
+        await ready(here, source)
+        before = await here.standing()
+        says = [*UNKNOWNS, RuntimeError("slipped")]
+        kind = AccountType(target if op == "deposit" else source)
+        here.break_rail(kind, op, *[(said,) if lost else said for said in says])
+        if op == "refund":
+            here.break_rail(AccountType(target), "deposit", Outcome.EXPLICIT_FAIL)
+        view = await here.move(source, target, "10")
+        ended = await here.until(view, "ROLLED_BACK" if op == "refund" else "COMMITTED")
+        after = await here.standing()
+        if op == "refund":
+            assert after == before
+        else:
+            ten = -10_000_000 if source == SPOT else 10_000_000
+            assert after[1] - before[1] == ten
+        state = {"withdraw": "SOURCE_PENDING", "deposit": "TARGET_PENDING", "refund": "COMPENSATING"}[op]
+        assert (await here.path(ended)).count(state) == len(says) + 1
+
+
+@scenario
+async def test_a_refusal_of_the_source_fails_and_is_remembered(place: Place, tmp_path: Path) -> None:
+    """A late duplicate of a refused withdraw is refused too, though the money is there by then (T8)."""
+    async with exchange(place, tmp_path) as here:
+        transfers = here.transfers
+        rail = transfers.rails[AccountType.FUNDING]
+        real_look = rail.look
+
+        async def rich(transfer: Any) -> Any:
+            return msgspec.structs.replace(await real_look(transfer), available=10**12)
+
+        rail.look = rich  # type: ignore[method-assign]
+        view = await here.move(FUNDING, SPOT, "500")
+        assert (view.state, view.error.split(":")[0]) == ("FAILED", "INSUFFICIENT_BALANCE")
+        await transfers.fund(ALICE, "USDT", "1000", reference="late")
+        record = await transfers.engine.get("transfers", view.req_id)
+        assert record is not None
+        late = await rail.withdraw(transfers.flow.item(record))
+        assert (late.outcome, late.code) == (Outcome.EXPLICIT_FAIL, "INSUFFICIENT_BALANCE")
+        assert await here.standing() == ("1100.000000", 0)
+
+
+@scenario
+async def test_a_frozen_target_that_comes_too_late_gives_back_to_a_frozen_source(place: Place, tmp_path: Path) -> None:
+    """Refunds are always accepted, whatever has happened to the account meanwhile (T15, T35)."""
+    async with exchange(place, tmp_path) as here:
+        core = await here.core.client()
+        rail = here.transfers.rails[AccountType.SPOT]
+        real = rail.deposit
+
+        async def freeze_first(item: Item[Any]) -> Answer:
+            await core.set_status(ALICE, Status.FROZEN)
+            await here.bursar.ledger.freeze(f"user:{ALICE}:funding")
+            return await real(item)
+
+        rail.deposit = freeze_first  # type: ignore[method-assign]
+        view = await here.move(FUNDING, SPOT, "10")
+        assert (view.state, view.error) == ("ROLLED_BACK", "")
+        assert await here.standing() == ("100.000000", 0)
+
+
+@scenario
+async def test_forcing_back_asks_the_rail_first(place: Place, tmp_path: Path) -> None:
+    """Two people; and if the deposit has happened after all, that counts, and the money is not given back (T34)."""
+    async with exchange(place, tmp_path) as here:
+        people = Operators(here.transfers.engine)
+        here.break_rail(AccountType.SPOT, "deposit", *[(Outcome.TIMEOUT,)] + [Outcome.TIMEOUT] * 500)
+        happened = await here.move(FUNDING, SPOT, "10")
+        here.break_rail(AccountType.SPOT, "deposit", *[Outcome.TIMEOUT] * 500)
+        not_yet = await here.move(FUNDING, SPOT, "20")
+        for view, end in ((happened, "COMMITTED"), (not_yet, "ROLLED_BACK")):
+            for person in ("ann", "ann", "bob"):
+                for _ in range(50):  # it is being tried meanwhile, and whoever comes too late looks again
+                    try:
+                        await people.force("transfers", view.req_id, "EXPLICIT_FAIL", actor=person, reason="stuck")
+                        break
+                    except Exception as error:
+                        assert getattr(error, "code", "") == "RECORD_MOVED", error
+            await here.until(view, end)
+        assert await here.standing() == ("90.000000", 10_000_000)
