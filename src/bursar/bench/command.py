@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bursar.bench import ledger, report
-from bursar.bench.measure import FULL, QUICK
+from bursar.bench import ledger, report, trading
+from bursar.bench.measure import FULL, QUICK, Pace, Row
 from bursar.devdb import PostgresFailedError, PostgresNotFoundError
 
 STORES = ("sqlite", "postgres")
@@ -39,14 +39,16 @@ def _progress(total: int) -> Iterator[ledger.Say]:
 
 
 @click.command("bench")
-@click.argument("name", type=click.Choice(["ledger"]))
+@click.argument("name", type=click.Choice(["ledger", "trading"]))
 @click.option("--quick", is_flag=True, help="Short windows and no database of 10^6 postings: under 45 seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON and nothing else.")
-@click.option("--store", type=click.Choice([*STORES, "all"]), default="all", show_default=True, help="Which store.")
+@click.option(
+    "--store", type=click.Choice([*STORES, "all"]), default="all", show_default=True, help="Of the ledger: which store."
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Also write NAME.md, NAME.json and NAME.svg into this folder.",
+    help="Also write NAME.md, NAME.json and, for the ledger, NAME.svg into this folder.",
 )
 def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None) -> None:
     """Measure this project beside the least that the machine must do.
@@ -57,18 +59,27 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     The floor of uniform and hot cases writes the same rows by bare SQL, in groups of the same size, and checks nothing.
     plain: beside a table of balances, one transaction per payment. growth: beside the same at 10^4 postings.
     memory: resident bytes half-way, over those at the end.
+
+    The trading core's floor decodes the same frames, makes one look-up and one store per operation, appends, syncs and
+    answers. restart: beside what is allowed for 10^6 remembered operations. snapshot: beside the same without any.
     """
-    stores = STORES if store == "all" else (store,)
-    pace = QUICK if quick else FULL
-    try:
-        with _progress(ledger.steps(stores, pace)) as say:
-            rows = asyncio.run(ledger.run(stores, pace, say))
-    except (PostgresNotFoundError, PostgresFailedError) as error:
-        raise click.ClickException(f"{error} Or leave PostgreSQL out: --store sqlite") from error
+    if name == "trading":
+        with _progress(trading.steps()) as say:
+            rows = asyncio.run(trading.run(trading.QUICK if quick else trading.FULL, say))
+    else:
+        rows = _ledger(STORES if store == "all" else (store,), QUICK if quick else FULL)
     if as_json:
         click.echo(report.as_json(rows))
     else:
-        Console().print(report.as_table(rows))
+        Console().print(report.as_table(rows, name))
     if out is not None:
         for path in report.keep(rows, out, name):
             click.echo(f"wrote {path}", err=True)
+
+
+def _ledger(stores: tuple[str, ...], pace: Pace) -> list[Row]:
+    try:
+        with _progress(ledger.steps(stores, pace)) as say:
+            return asyncio.run(ledger.run(stores, pace, say))
+    except (PostgresNotFoundError, PostgresFailedError) as error:
+        raise click.ClickException(f"{error} Or leave PostgreSQL out: --store sqlite") from error

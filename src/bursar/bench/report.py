@@ -18,6 +18,27 @@ from bursar.bench.plot import plot
 HEADINGS = ("case", "store", "callers", "ours/s", "floor/s", "ratio", "group", "log B")
 RIGHT = frozenset({2, 3, 4, 5, 6, 7})  # columns of numbers
 
+TITLES = {
+    "ledger": "The ledger beside its floor; plain, growth and memory: see `bursar bench --help`",
+    "trading": "The trading core beside its floor; restart and snapshot: see `bursar bench --help`",
+}
+PROSE = {
+    "ledger": (
+        "![ratio to the floor, by callers, and to 10^4 postings, by size](ledger.svg)",
+        "",
+        "The floor writes the same durable rows into the same tables by hand-written SQL, in groups of the same size,",
+        "and checks nothing. A row's two rates were measured in turn, window by window; each is the median.",
+        "In `plain` rows the other is a table of balances with one transaction per payment; in `growth` rows it is the",
+        "ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes, half-way and at the end.",
+    ),
+    "trading": (
+        "Operations per second of one core process over its Unix socket, durable; `frames-N` has N operations in a",
+        "frame, and every client waits for its answer. The floor decodes the same frames, makes one look-up and one",
+        "store per operation, appends, syncs once for all that wait, and answers; it checks and remembers nothing. In",
+        "`restart` rows the other is what is allowed; in the `snapshot` row it is the same without snapshots.",
+    ),
+}
+
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
@@ -32,9 +53,9 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def as_table(rows: Sequence[Row]) -> Table:
+def as_table(rows: Sequence[Row], name: str) -> Table:
     """For a terminal."""
-    title = "The ledger beside its floor; plain, growth and memory: see `bursar bench --help`"
+    title = TITLES[name]
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1), pad_edge=False)
     for place, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="right" if place in RIGHT else "left", no_wrap=True)
@@ -60,12 +81,7 @@ def as_markdown(rows: Sequence[Row], name: str) -> str:
         "",
         f"Made by `bursar bench {name}` on {machine()}. Read the ratios; the rates are that machine's.",
         "",
-        f"![ratio to the floor, by callers, and to 10^4 postings, by size]({name}.svg)",
-        "",
-        "The floor writes the same durable rows into the same tables by hand-written SQL, in groups of the same size,",
-        "and checks nothing. A row's two rates were measured in turn, window by window; each is the median.",
-        "In `plain` rows the other is a table of balances with one transaction per payment; in `growth` rows it is the",
-        "ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes, half-way and at the end.",
+        *PROSE[name],
         "",
         f"| {' | '.join(HEADINGS)} |",
         f"| {' | '.join(rules)} |",
@@ -83,9 +99,11 @@ def machine() -> str:
 
 
 def keep(rows: Sequence[Row], folder: Path, name: str) -> list[Path]:
-    """Write all three into a folder; returns where they are."""
+    """Write them into a folder, the ledger's with a plot; returns where they are."""
     folder.mkdir(parents=True, exist_ok=True)
-    contents = {"md": as_markdown(rows, name), "json": as_json(rows) + "\n", "svg": plot(rows)}
+    contents = {"md": as_markdown(rows, name), "json": as_json(rows) + "\n"}
+    if name == "ledger":
+        contents["svg"] = plot(rows)
     paths = []
     for kind, text in contents.items():
         path = folder / f"{name}.{kind}"

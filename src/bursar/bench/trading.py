@@ -28,9 +28,10 @@ from bursar.bench.measure import Row, row_of
 from bursar.bench.places import DISKS
 from bursar.ports import Stream, SystemPorts
 from bursar.rails.trading import Core, protocol, snapshots
-from bursar.rails.trading.book import Book, Item
+from bursar.rails.trading.book import Book
 from bursar.rails.trading.connection import Target, connect
 from bursar.rails.trading.frames import encode
+from bursar.rails.trading.history import Item
 from bursar.rails.trading.wal import Log
 
 SIZES = (1, 64, 1_024)
@@ -59,7 +60,7 @@ QUICK = TradingPace(3, 40_000, 100_000)
 
 def steps() -> int:
     """How many times `run` will say something."""
-    return len(SIZES) * len(CLIENTS) + 4
+    return 1 + len(SIZES) * len(CLIENTS) + 2
 
 
 async def run(pace: TradingPace, say: Say) -> list[Row]:

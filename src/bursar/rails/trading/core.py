@@ -183,11 +183,12 @@ class Core:
             held = snapshots.capture(self.book, self.name) if due else None
             self._since_snapshot += await self._disk(self._lane, partial(self._append, notes, first, last))
             self.durable = last
-            for follow in self.followers:
+            for follow in list(self.followers):
                 follow(notes)
             if held is not None:
                 self._since_snapshot = 0
                 self._snapshotting = asyncio.create_task(self._keep(held), name="core-snapshot")
+                self._snapshotting.add_done_callback(self._snapshot_done)
         for answer in answers:
             answer()
 
@@ -210,6 +211,11 @@ class Core:
         self._snapshot_at = held.header.sequence
         if oldest:
             await self._disk(self._lane, partial(self.log.drop_before, oldest))
+
+    def _snapshot_done(self, task: asyncio.Task[None]) -> None:
+        """Let `run` look at how it ended, also if nobody asks the core for anything."""
+        if not task.cancelled():
+            task.exception()  # looked at: if the log has failed meanwhile, `run` is no longer there to do it
         self._wake.set()
 
     async def snapshot(self) -> int:

@@ -30,8 +30,10 @@ class Feed:
         self._unsent_bytes = unsent_bytes
         self._lane = ports.lane(f"core-{core.name}-feed")
 
-    async def serve(self, stream: Stream, request: protocol.Subscribe, idle_s: float) -> None:
-        """Feed one subscriber until it goes, is too slow, or falls behind what is kept."""
+    async def serve(
+        self, stream: Stream, request: protocol.Subscribe, idle_s: float, heard: Callable[[], None]
+    ) -> None:
+        """Feed one subscriber until it goes, is too slow, or falls behind what is kept. `heard`: it is alive."""
         core = self._core
         if not self._kept(request.after):
             stream.write(protocol.frame(protocol.Gone(request.number, core.log.segments[0].first)))
@@ -40,22 +42,20 @@ class Feed:
         stream.write(protocol.frame(protocol.Noted(request.number, core.durable)))
         position = request.after
         while position < core.durable:
-            position = await self._catch_up(stream, position, idle_s)
+            position = await self._catch_up(stream, position, idle_s, heard)
         # No await between the last look and this line: nothing is missed, nothing comes twice.
         follow = self._follower(stream)
         core.followers.append(follow)
         try:
-            while True:
-                async with asyncio.timeout(idle_s):
-                    if not await stream.read():  # pings, or the end
-                        return
+            while await stream.read():  # pings
+                heard()
         finally:
             core.followers.remove(follow)
 
     def _kept(self, after: int) -> bool:
         return self._core.log.segments[0].first <= after + 1
 
-    async def _catch_up(self, stream: Stream, position: int, idle_s: float) -> int:
+    async def _catch_up(self, stream: Stream, position: int, idle_s: float, heard: Callable[[], None]) -> int:
         """Send what the log holds behind `position`; returns how far it got."""
         frames = self._core.log.frames_after(position)
         while True:
@@ -70,6 +70,7 @@ class Feed:
                 position = frame.last
                 async with asyncio.timeout(idle_s):
                     await stream.drain()
+                heard()  # it reads
 
     def _lost(self, stream: Stream, position: int) -> int:
         """The segment was dropped while it was being read. If more is kept, the reader starts anew; else it is told."""

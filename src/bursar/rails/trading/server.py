@@ -25,6 +25,8 @@ from bursar.rails.trading.feed import Feed
 from bursar.rails.trading.protocol import Answer, ProtocolError, Splitter
 from bursar.rails.trading.words import Status
 
+LOOKS = 4  # at silent connections, before one is closed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -41,11 +43,12 @@ class Limits:
 class Connection:
     """One client, and how much it waits for."""
 
-    __slots__ = ("has_room", "open", "stream", "task", "waiting_bytes")
+    __slots__ = ("has_room", "open", "silent_for", "stream", "task", "waiting_bytes")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.open = True
+        self.silent_for = 0  # looks of the server, since something was heard
         self.waiting_bytes = 0
         self.has_room = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -72,6 +75,7 @@ class Server:
     async def run(self, address: str, ready: Callable[[str], object]) -> None:
         """Serve until `stop`; then answer what was asked and write a snapshot. CoreStopped if the disk fails."""
         listener = await self._ports.listen(address, self._accept)
+        idle = asyncio.create_task(self._end_silence(), name="core-idle")
         ready(listener.address)
         try:
             await self.core.run()
@@ -81,6 +85,7 @@ class Server:
             raise
         finally:
             listener.close()
+            idle.cancel()
         await self._say_goodbye()
         await self.core.snapshot()
 
@@ -101,6 +106,16 @@ class Server:
         except TimeoutError:
             pass
         self._hang_up()
+
+    async def _end_silence(self) -> None:
+        """Close connections on which nothing is heard. One look at all of them, not a timer for every read."""
+        while True:
+            await self._ports.sleep(self._limits.idle_s / LOOKS)
+            for connection in list(self.connections):
+                connection.silent_for += 1
+                if connection.silent_for > LOOKS and not connection.waiting_bytes:
+                    self._log("closed a connection: nothing was heard for too long")
+                    connection.stream.abort()
 
     def _hang_up(self) -> None:
         for connection in list(self.connections):
@@ -185,7 +200,9 @@ class Server:
                     return
                 request = protocol.decode_request(payload)
                 if isinstance(request, protocol.Subscribe):
-                    await self._feed.serve(stream, request, limits.idle_s)
+                    await self._feed.serve(
+                        stream, request, limits.idle_s, partial(setattr, connection, "silent_for", 0)
+                    )
                     return
                 await self.core.has_room()
                 self._take(connection, request, len(payload))
@@ -194,10 +211,10 @@ class Server:
                 await connection.has_room.wait()
             if stream.unsent > limits.unsent_bytes:
                 await stream.drain()
-            async with asyncio.timeout(limits.idle_s):
-                data = await stream.read()
+            data = await stream.read()
             if not data:
                 return
+            connection.silent_for = 0
             payloads = splitter.feed(data)
 
     # --- one request
