@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import stat
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ DAMAGED = 1
 MEBIBYTE = 1024 * 1024
 # A frame is thousands of small tuples that live for a moment: by default the collector would run twice for each.
 GC_THRESHOLDS = (200_000, 20, 50)
+# The thread that comes back from the disk has answers to release: it must not wait long for its turn.
+SWITCH_S = 0.0005
 
 EXAMPLES = """\b
 Examples:
@@ -113,6 +116,7 @@ async def _run(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_S)
     server = Server(ports, opened, secret, limits=Limits(connections=connections), log=_log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

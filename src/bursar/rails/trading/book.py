@@ -106,14 +106,14 @@ class Book:
         deposits, withdraws = where[DEPOSIT], where[WITHDRAW]
         deposited, withdrawn = frame.metas[DEPOSIT], frame.metas[WITHDRAW]
         number, most = frame.number, U64_MAX
-        noted = metas.append
+        noted, free = metas.append, not statuses
         for op, id_, user, asset, amount, other in items:
             try:
                 if op == DEPOSIT:
                     if id_ not in deposits:
                         account = books[asset][user]
                         spoken = account[2] + amount
-                        if amount and id_ >= floor and spoken <= most and not other and user not in statuses:
+                        if amount and id_ >= floor and spoken <= most and not other and (free or user not in statuses):
                             account[2] = spoken
                             account[0] += amount
                             deposits[id_] = number
@@ -123,7 +123,7 @@ class Book:
                 elif op == WITHDRAW and id_ not in withdraws:
                     account = books[asset][user]
                     left = account[0] - amount
-                    if amount and id_ >= floor and left >= 0 and not other and user not in statuses:
+                    if amount and id_ >= floor and left >= 0 and not other and (free or user not in statuses):
                         account[0] = left
                         withdraws[id_] = number
                         number += 1
