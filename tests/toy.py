@@ -110,6 +110,8 @@ class World:
         self.calls: Counter[str] = Counter()
         self.effects: Counter[tuple[str, str]] = Counter()
         self.hangs: dict[str, asyncio.Event] = {}  # per record: calls wait for this
+        self.refuses: set[tuple[str, str]] = set()  # (record, action): explicitly, and for ever
+        self.loses: set[tuple[str, str]] = set()  # (record, action): it happens, and the first reply is lost
         self.flow_options: dict[str, Any] = {}
         self._answered: dict[tuple[str, str], Answer] = {}
 
@@ -120,6 +122,8 @@ class World:
                 await self.hangs[item.id].wait()
             if (item.id, name) in self._answered:
                 return self._answered[item.id, name]
+            if (item.id, name) in self.refuses:
+                return Answer(outcome=Outcome.EXPLICIT_FAIL, code="NO")
             script = self.says.get(name, [])
             said = script.pop(0) if script else Outcome.SUCCESS
             if callable(said):
@@ -131,6 +135,9 @@ class World:
             if isinstance(said, Answer) and said.outcome is Outcome.SUCCESS and said.event in ("", "LEFT"):
                 self.effects[item.id, name] += 1
                 self._answered[item.id, name] = said
+            if (item.id, name) in self.loses:
+                self.loses.discard((item.id, name))
+                raise ConnectionResetError("the reply is lost")
             return said  # type: ignore[no-any-return]  # a test may have it return anything
 
         return call

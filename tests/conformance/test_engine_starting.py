@@ -223,6 +223,7 @@ async def test_a_remembered_refusal_is_told_also_when_it_would_be_refused_otherw
     async with program(place, World()) as p:
         wanted = operation("o-1", 5, ("INSUFFICIENT_BALANCE",))
         await p.engine.writer.apply(wanted)
+        await seed(p.ledger, "alice", "10")
         await p.ledger.freeze("alice")
         found = (await p.engine.writer.apply(wanted)).remembered
         assert found is not None
