@@ -32,11 +32,11 @@ from bursar.model.errors import (
     HoldClosed,
     HoldTooSmall,
     InvalidAmount,
-    InvalidEntry,
     InvalidName,
     KeyReused,
     PostingNotLive,
     Refusal,
+    UnknownAsset,
     UnknownEnvelope,
     UnknownHold,
 )
@@ -101,12 +101,10 @@ class Ledger(Reads):
             return error
 
     async def _intend(self, entry: Entry, scope: str = USER_SCOPE) -> Intent:
-        if not isinstance(entry, Entry):
-            raise InvalidEntry(f"an Entry is expected, not {type(entry).__name__}")
-        assets = self._assets
-        if any(m.asset not in assets for m in entry.movements):
-            assets = await self.known_assets("")
-        return intend(entry, assets, scope=scope, key=self.store.ports.token() if entry.key is None else entry.key)
+        try:
+            return intend(entry, self._assets, scope=scope, token=self.store.ports.token)
+        except UnknownAsset:  # it may be new
+            return intend(entry, await self.known_assets(""), scope=scope, token=self.store.ports.token)
 
     # --- reversal ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import hashlib
 import re
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -152,13 +152,18 @@ def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
 
 def check_path(path: str) -> str:
     """The same path, or a refusal."""
-    if not isinstance(path, str) or len(path) > PATH_LENGTH_MAX or not _PATH.fullmatch(path):
+    if not isinstance(path, str) or not _is_path(path):
         raise InvalidName(
             "account path",
             str(path)[:PATH_LENGTH_MAX],
             f"parts of lower-case letters, digits, '-' and '_' joined by ':', at most {PATH_LENGTH_MAX} characters",
         )
     return path
+
+
+@lru_cache(maxsize=16_384)
+def _is_path(path: str) -> bool:
+    return len(path) <= PATH_LENGTH_MAX and _PATH.fullmatch(path) is not None
 
 
 def check_name(what: str, name: str) -> str:

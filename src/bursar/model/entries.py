@@ -7,7 +7,7 @@ don't count, so a retry may carry a new timestamp in its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -130,8 +130,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return net
 
 
-def intend(entry: Entry, assets: Mapping[str, Asset], *, scope: str, key: str) -> Intent:
-    """Check an entry and turn its amounts into smallest units. `key` is used where the entry brought none."""
+def intend(entry: Entry, assets: Mapping[str, Asset], *, scope: str, token: Callable[[], str]) -> Intent:
+    """Check an entry and turn its amounts into smallest units. `token` makes a key where the entry brought none."""
     if not isinstance(entry, Entry):
         raise InvalidEntry(f"an Entry is expected, not {type(entry).__name__}")
     if not entry.movements:
@@ -140,7 +140,7 @@ def intend(entry: Entry, assets: Mapping[str, Asset], *, scope: str, key: str) -
         raise InvalidEntry(f"it has more than {MOVEMENTS_MAX} movements")
     return Intent(
         scope=scope,
-        key=key if entry.key is None else check_key(entry.key),
+        key=token() if entry.key is None else check_key(entry.key),
         legs=tuple([_leg(m, assets) for m in entry.movements]),
         book=MAIN_BOOK if entry.book == MAIN_BOOK else check_name("book name", entry.book),
         metadata=encode_metadata(entry.metadata) if entry.metadata else "{}",

@@ -58,6 +58,14 @@ class Ground:
         if key is not None:
             self.pools[key] = Pool([(abs(p.amount), -p.id) for p in postings], complete)
 
+    def deepen(self, key: tuple[int, int, int], postings: list[Posting], *, complete: bool) -> None:
+        """More of a pool: postings that it had not known of."""
+        for p in postings:
+            self.live[p.id] = p
+        pool = self.pools[key]
+        pool.items = sorted([*pool.items, *((abs(p.amount), -p.id) for p in postings)])
+        pool.complete = complete
+
     def apply(self, plan: Plan) -> None:
         """An envelope is accepted: spend and create."""
         for p in plan.envelope.consumes:

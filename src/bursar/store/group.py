@@ -7,6 +7,7 @@ trips of which the second checks its own counts and fails whole (`Lost`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -102,12 +103,13 @@ class Ask(msgspec.Struct):
 class Known(msgspec.Struct):
     """The answer to an Ask."""
 
-    numbers: list[int]
+    numbers: Sequence[int] | Iterator[int]
     taken: dict[tuple[str, str], Taken]
     pools: dict[PoolKey, list[Posting]]
     named: list[Posting]
     floors: dict[tuple[int, int], tuple[int, int]]  # → balance, turn
     found: RecordsKnown | None = None
+    more: Callable[[PoolKey, int], list[Posting]] | None = None  # where the store can be asked again in between
 
 
 class RecordRows(msgspec.Struct):
@@ -150,6 +152,7 @@ class Job(Protocol):
     """What the writer gives an engine to run. Pure but for its own memory of how many postings it asked for."""
 
     heads: Heads
+    first_read: int  # postings read per account and asset at first
 
     def paths(self) -> set[str]:
         """The accounts whose heads are needed."""

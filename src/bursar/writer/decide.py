@@ -7,7 +7,7 @@ decision is thrown away, refusals included, and made again on new ground.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -81,6 +81,7 @@ class GroupJob:
         self.heads = heads
         self.changes = changes
         self.after = after
+        self.first_read = FIRST_READ
         self._decision: Decision | None = None
         self._rows = Rows()
         self.outcomes: list[Outcome] = []
@@ -144,7 +145,7 @@ class GroupJob:
                     floors.add((account.id, asset.id))
 
     def _want(self, ask: Ask, key: PoolKey) -> None:
-        ask.pools[key] = self._limits.get(key, FIRST_READ)
+        ask.pools[key] = self._limits.get(key, self.first_read)
 
     def ground(self, known: Known, read: Mapping[PoolKey, int] | None = None) -> Ground:
         """What was asked for, as ground to decide on. `read` says how many postings of each pool the store had."""
@@ -164,6 +165,16 @@ class GroupJob:
             if pool is short.pool:
                 self._limits[key] = min(READ_MAX, self._ask.pools[key] * 8)
 
+    def _read_on(self, decision: Decision, short: Short, more: Callable[[PoolKey, int], list[Posting]]) -> None:
+        """A pool was too shallow, and the store can be asked in between: only this change is decided again."""
+        ground = decision.ground
+        key = next(key for key, pool in ground.pools.items() if pool is short.pool)
+        most = self._ask.pools[key] = min(READ_MAX, self._ask.pools[key] * 8)
+        found = more(key, most)
+        spent = {p.id for step in decision.steps for p in step.plan.envelope.consumes}
+        fresh = [p for p in found if p.id not in ground.live and p.id not in spent]
+        ground.deepen(key, fresh, complete=len(found) < most or most >= READ_MAX)
+
     def decide(self, known: Known) -> Rows | None:
         """Decide every change in order; None if a pool turned out too shallow, or a refusal needs a closer look."""
         read = {key: len(postings) for key, postings in known.pools.items()}
@@ -171,11 +182,19 @@ class GroupJob:
             known = self.after.after(known, self._ask.named)
         ground = self.ground(known, read)
         decision = Decision(ground, known)
-        try:
-            self.outcomes = [decision.change(change) for change in self.changes]
-        except Short as short:
-            self.deepen(ground, short)
-            return None
+        self.outcomes = []
+        while len(self.outcomes) < len(self.changes):
+            mark = len(decision.steps)
+            try:
+                for change in self.changes[len(self.outcomes) :]:
+                    mark = len(decision.steps)
+                    self.outcomes.append(decision.change(change))
+            except Short as short:
+                if known.more is None:
+                    self.deepen(ground, short)
+                    return None
+                decision.undo(mark)
+                self._read_on(decision, short, known.more)
         if decision.doubts:
             self._doubts = True
             return None
@@ -220,10 +239,7 @@ class Decision:
             receipts = tuple([self.intent(intent) for intent in change.intents])
             self._goes_together(change, receipts, mark)
         except Refusal as refusal:
-            for step in reversed(self.steps[mark:]):
-                self.ground.undo(step.plan)
-                del self.fresh[step.plan.envelope.scope, step.plan.envelope.key]
-            del self.steps[mark:]
+            self.undo(mark)
             answer = None if remember is None else self.records.refuse(remember, refusal)
             if answer is not None:
                 return Done(remembered=answer)
@@ -242,6 +258,13 @@ class Decision:
         for move in change.moves:
             if move.keeps and not self._made_in(move.keeps, mark):
                 raise InvalidEntry(f"it makes no posting in {move.keeps} for {move.flow} {move.id} to keep")
+
+    def undo(self, mark: int) -> None:
+        """Take back what the change under way has done so far."""
+        for step in reversed(self.steps[mark:]):
+            self.ground.undo(step.plan)
+            del self.fresh[step.plan.envelope.scope, step.plan.envelope.key]
+        del self.steps[mark:]
 
     def _accept(self, change: Change, receipts: tuple[Receipt, ...], mark: int) -> Done:
         """Its entries are in: now what goes with them, of which nothing can be refused any more."""
@@ -306,13 +329,16 @@ class Decision:
             for p in envelope.creates:
                 made[p.id] = p
                 rows.postings.append((p, True))
+            cached = False
             for account in envelope.accounts:
                 rows.involved.append((account.id, seq))
-            for (a, s), change in cache_changes(step.plan, wide).items():
+                cached |= not account.selects or account.id in wide
+            for (a, s), change in cache_changes(step.plan, wide).items() if cached else ():
                 part = cache.setdefault((a, s), [0, 0])
                 part[0] += change
                 part[1] = seq
-            touched.update((a, s) for a, s, _, _ in step.plan.floors)
+            if step.plan.floors:
+                touched.update((a, s) for a, s, _, _ in step.plan.floors)
             if step.hold is not None:
                 holds[step.hold.id] = step.hold
         rows.postings = [(p, p.id in made) for p, _ in rows.postings]

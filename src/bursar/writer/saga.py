@@ -101,11 +101,12 @@ class SagaCommit:
         """Read-only: what would be written, or the receipt if it was written before."""
         while True:
             ground, known = await self._ground(tables, job)
+            (number,) = known.numbers
             taken = known.taken.get((intent.scope, intent.key))
             if taken is not None:
                 return replay(intent, taken, ground)
             try:
-                plan = validate_and_plan(resolve(intent, ground, known.numbers[0]), ground, intent.pins)
+                plan = validate_and_plan(resolve(intent, ground, number), ground, intent.pins)
                 hold = None if intent.hold is None else hold_row(intent.hold, plan, ground)
                 return saga_data(plan, hold, job.heads.wide)
             except Short as short:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from bursar.store.sql import statements
 T = TypeVar("T")
 OFFSET = 2**127
 SQL = statements("bursar.store.sqlite")
+LARGEST, MOST_NEGATIVE = SQL["largest"], SQL["most_negative"]
 BUSY_MS = 5000
 WAL_TURNS = 50
 
@@ -140,10 +142,10 @@ def _decide(connection: sqlite3.Connection, job: Job) -> Rows:
     run again. That leaves what is refused, and so never written: its keys the caller looks up afterwards.
     """
     plan: Rows | None = None
-    numbers: list[int] = []
+    job.first_read = 1  # the largest is mostly enough, and reading on costs one more look, not one more round
     while plan is None:
         ask = job.ask()
-        known = _know(connection, ask, numbers, _taken(connection, ask.keys) if job.heads.wary else {})
+        known = _know(connection, ask, _taken(connection, ask.keys) if job.heads.wary else {})
         if ask.look is not None:
             known.found = _look(connection, ask.look)
         plan = job.decide(known)
@@ -168,20 +170,22 @@ def _taken(connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> d
     return taken
 
 
-def _know(connection: sqlite3.Connection, ask: Ask, numbers: list[int], taken: dict[tuple[str, str], Taken]) -> Known:
-    if not numbers and ask.intents:
-        (last,) = connection.execute(SQL["last_number"]).fetchone()
-        numbers += range(last + 1, last + 1 + ask.intents)
-    pools: dict[PoolKey, list[Posting]] = {}
-    for pool, most in ask.pools.items():
-        sql = SQL["largest" if pool[2] > 0 else "most_negative"]
-        pools[pool] = _postings(connection.execute(sql, (pool[0], pool[1], most)).fetchall())
+def _know(connection: sqlite3.Connection, ask: Ask, taken: dict[tuple[str, str], Taken]) -> Known:
+    (last,) = connection.execute(SQL["last_number"]).fetchone()
+    more = partial(_more, connection)
+    pools = {pool: more(pool, most) for pool, most in ask.pools.items()}
     named = _postings(rows(connection, "live_by_id", [ask.named])) if ask.named else []
     floors: dict[tuple[int, int], tuple[int, int]] = {}
     if ask.floors:
         found_rows = rows(connection, "head_balances", [[a for a, _ in ask.floors], [s for _, s in ask.floors]])
         floors = {(r[0], r[1]): (int(r[2]), r[3]) for r in found_rows}
-    return Known(list(numbers), taken, pools, named, floors)
+    return Known(itertools.count(last + 1), taken, pools, named, floors, more=more)
+
+
+def _more(connection: sqlite3.Connection, pool: PoolKey, most: int) -> list[Posting]:
+    account, asset, sign = pool
+    found = connection.execute(LARGEST if sign > 0 else MOST_NEGATIVE, (account, asset, most))
+    return [Posting(id_, account, asset, amount_out(amount)) for id_, _, _, amount in found]
 
 
 def _postings(found: Sequence[Row]) -> list[Posting]:
