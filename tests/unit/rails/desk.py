@@ -85,7 +85,8 @@ def state_of(book: Book) -> Any:
         book.statuses,
         {code: list(a) for code, a in book.assets.items()},
         list(book.history.rows()),
-        book.history.where,
+        book.history.count,
+        {op: {id_: book.history[number] for id_, number in seen.items()} for op, seen in book.history.where.items()},
     )
 
 

@@ -213,7 +213,7 @@ class Book:
             return self._answer(number)
         if id_ < self.floor:
             return Code.BELOW_FLOOR, 0
-        seen[id_] = self.history.count + len(self._fresh)
+        seen[id_] = self.history.end + len(self._fresh)
         self._fresh.append((target, id_, 0, 0, 0, 0))
         self._metas.append(target << 8 | Code.CANCELLED)
         self.sequence += 1
@@ -221,14 +221,14 @@ class Book:
 
     def _answer(self, number: int) -> tuple[int, int]:
         """What was answered to a remembered operation, and its sequence."""
-        recent = number - self.history.count
+        recent = number - self.history.end
         if recent < 0:
             return self.history.answer(number)
         return self._metas[recent] & 0xFF, self.sequence - len(self._fresh) + recent + 1
 
     def _row(self, number: int) -> Row:
         """A remembered operation, also one that has been decided a moment ago."""
-        recent = number - self.history.count
+        recent = number - self.history.end
         if recent < 0:
             return self.history[number]
         _, id_, user, _, amount, other = self._fresh[recent]
@@ -279,8 +279,8 @@ class Book:
 
     def _apply_floor(self, note: FloorRaised) -> None:
         self.floor = note.floor
-        for row in self.history.prune(note.floor, frozenset(note.keep)):
-            self._by_number[row.asset].by_user[row.user][SPOKEN] -= row.amount
+        for user, asset, amount in self.history.prune(note.floor, frozenset(note.keep)):
+            self._by_number[asset].by_user[user][SPOKEN] -= amount
 
     # --- looking
 
@@ -350,7 +350,7 @@ class Book:
                     self._new_asset(Accounts(code, 0))
                 case Rows(blocks):
                     for block in blocks:
-                        self.history.index(block, self.history.count)
+                        self.history.index(block, self.history.end)
                         self.history.extend([block])
                         self._effects(block)
                 case StatusChange(sequence, user, status):
@@ -419,7 +419,7 @@ class _Frame:
         # a place in the list that has no name needs no check.
         self.books = [accounts.by_user for accounts in self._accounts] + NO_BOOKS
         self.metas = {op: self._metas_of(op) for op in (DEPOSIT, WITHDRAW)}
-        self.number = book.history.count + len(book._fresh)  # of the next row
+        self.number = book.history.end + len(book._fresh)  # of the next row
         self._run, self._run_number = 0, self.number  # where the run began that is not taken yet
         self._codes = bytearray(len(items))
         self._sequences: list[int] = []
@@ -449,7 +449,7 @@ class _Frame:
                 return number + 1
         self._codes[place] = code
         self._sequences.append(at)
-        self._run, self._run_number = place + 1, book.history.count + len(book._fresh)
+        self._run, self._run_number = place + 1, book.history.end + len(book._fresh)
         return self._run_number
 
     def _number(self, accounts: Accounts) -> int:

@@ -20,7 +20,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from bursar.rails.trading.words import REMEMBERED, UNSURE, Code, Op
+from bursar.rails.trading.words import REMEMBERED, UNSURE, Op
 
 BLOCK_ROWS_MAX: Final = 256
 DECODED_MAX: Final = 64  # blocks that are kept decoded, for whoever asks again
@@ -137,14 +137,15 @@ def _little(values: array[int]) -> bytes:
 class History:
     """The rows, and an index per operation: id → number of its row."""
 
-    __slots__ = ("_decoded", "_starts", "blocks", "count", "where")
+    __slots__ = ("_decoded", "_starts", "blocks", "count", "end", "where")
 
     def __init__(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
         self.blocks: list[Block] = []
-        self.count = 0
+        self.count = 0  # how many rows there are
+        self.end = 0  # the number of the next one; more than there are, once some are pruned
         self.where: dict[int, dict[int, int]] = {op: {} for op in REMEMBERED}
         self._starts: list[int] = []  # the number of each block's first row
         self._decoded: dict[int, list[Item]] = {}
@@ -171,9 +172,10 @@ class History:
     def extend(self, blocks: Iterable[Block]) -> None:
         """Append blocks. Their index entries are the caller's: the book makes them while it decides."""
         for block in blocks:
-            self._starts.append(self.count)
+            self._starts.append(self.end)
             self.blocks.append(block)
             self.count += block.count
+            self.end += block.count
             while self._merge_last():
                 pass
 
@@ -184,7 +186,7 @@ class History:
         left, right = self.blocks[-2:]
         if left.count > 2 * right.count or left.count + right.count > BLOCK_ROWS_MAX:
             return False
-        if left.sequence + left.count != right.sequence:
+        if left.sequence + left.count != right.sequence or self._starts[-2] + left.count != self._starts[-1]:
             return False
         items = _encode(_decode(left.items) + _decode(right.items))
         self.blocks[-2:] = [Block(left.sequence, left.count + right.count, left.metas + right.metas, items)]
@@ -198,20 +200,40 @@ class History:
         for number, item in enumerate(_decode(block.items), first):
             where[item[0]][item[1]] = number
 
-    def prune(self, floor: int, keep: Collection[int]) -> list[Row]:
-        """Forget every row of an id below the floor that is not to be kept. Returns withdraws nobody can refund now."""
-        kept: list[Row] = []
-        dropped: dict[int, Row] = {}
-        refunded: set[int] = set()
-        for row in self.rows():
-            if row.id >= floor or row.id in keep:
-                kept.append(row)
-            elif row.op == Op.WITHDRAW and row.code == Code.OK:
-                dropped[row.id] = row
-            elif row.op == Op.REFUND and row.code == Code.OK:
-                refunded.add(row.id)
-        self.replace(_reblocked(kept))
-        return [row for id_, row in dropped.items() if id_ not in refunded]
+    def prune(self, floor: int, keep: Collection[int]) -> list[tuple[int, int, int]]:
+        """Forget every row of an id below the floor that is not to be kept. Returns what nobody can refund any more.
+
+        That is the user, asset number and amount of withdraws. Rows that stay keep their numbers, so that only what
+        goes is touched: the core waits for this.
+        """
+        starts, blocks = self._starts, self.blocks
+        self._starts, self.blocks, self._decoded = [], [], {}
+        withdrawn: dict[int, tuple[int, int, int]] = {}
+        for start, block in zip(starts, blocks, strict=True):
+            items = _decode(block.items)
+            if min(item[1] for item in items) >= floor:
+                self._starts.append(start)
+                self.blocks.append(block)
+                continue
+            metas = [meta for (meta,) in _META.iter_unpack(block.metas)]
+            self._forget([pair for pair in zip(items, metas, strict=True) if _goes(pair[0], floor, keep)], withdrawn)
+            for goes, run in groupby(range(block.count), key=lambda place: _goes(items[place], floor, keep)):
+                if not goes:
+                    places = list(run)
+                    first, end = places[0], places[-1] + 1
+                    self._starts.append(start + first)
+                    self.blocks += blocks_of(block.sequence + first, items[first:end], metas[first:end])
+        return list(withdrawn.values())
+
+    def _forget(self, pairs: list[tuple[Item, int]], withdrawn: dict[int, tuple[int, int, int]]) -> None:
+        where = self.where
+        self.count -= len(pairs)
+        for (op, id_, user, _, amount, _), meta in pairs:
+            del where[op][id_]
+            if op == Op.WITHDRAW and not meta & 0xFF:
+                withdrawn[id_] = (user, meta >> 16, amount)
+            elif op == Op.REFUND:  # behind its withdraw, and forgotten with it
+                withdrawn.pop(id_, None)
 
     def rows(self) -> Iterator[Row]:
         """Everything that is remembered, in order."""
@@ -222,13 +244,9 @@ class History:
         """These blocks instead of all there were."""
         self._clear()
         for block in blocks:
-            self.index(block, self.count)
+            self.index(block, self.end)
             self.extend([block])
 
 
-def _reblocked(rows: Iterable[Row]) -> Iterator[Block]:
-    """Rows with gaps between them, as blocks without."""
-    for _, run in groupby(enumerate(rows), key=lambda pair: pair[1].sequence - pair[0]):
-        some = [row for _, row in run]
-        items = [(row.op, row.id, row.user, 0, row.amount, row.other) for row in some]
-        yield from blocks_of(some[0].sequence, items, [row.meta for row in some])
+def _goes(item: Item, floor: int, keep: Collection[int]) -> bool:
+    return item[1] < floor and item[1] not in keep
