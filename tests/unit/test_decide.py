@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bursar.model.accounts import Account, Book, CappedOverdraft, ExternalAccount, UncappedOverdraft
 from bursar.model.entries import HoldChange, HoldState, Intent, Leg
@@ -20,7 +24,7 @@ from bursar.model.money import Asset
 from bursar.model.postings import Posting, posting_id
 from bursar.model.records import Taken
 from bursar.model.selection import Short
-from bursar.store.group import FIRST_READ, READ_MAX, Heads, Known, Rows
+from bursar.store.group import FIRST_READ, READ_MAX, Heads, Known, PoolKey, Rows
 from bursar.writer import Change, Done
 from bursar.writer.decide import GroupJob, Outcome
 
@@ -55,22 +59,25 @@ class Group:
         self.taken: dict[tuple[str, str], Taken] = {}
         self.floors: dict[tuple[int, int], tuple[int, int]] = {}
         self.rounds = 0
+        self.reads_on = False  # a store that can be asked again in between
         self.job = GroupJob(self.heads, self.changes)
+
+    def pool(self, key: PoolKey, most: int) -> list[Posting]:
+        """The largest of a pool, as a store would find them: it knows nothing of what the group has decided so far."""
+        account, asset, sign = key
+        mine = [p for p in self.live if (p.account, p.asset) == (account, asset) and p.amount * sign > 0]
+        return sorted(mine, key=lambda p: -abs(p.amount))[:most]
 
     def known(self) -> Known:
         """What a store would answer."""
         ask = self.job.ask()
-        pools = {}
-        for account, asset, sign in ask.pools:
-            mine = [p for p in self.live if (p.account, p.asset) == (account, asset) and p.amount * sign > 0]
-            mine.sort(key=lambda p: -abs(p.amount))
-            pools[account, asset, sign] = mine[: ask.pools[account, asset, sign]]
         return Known(
-            numbers=[100 + i for i in range(ask.intents)],
+            numbers=itertools.count(100) if self.reads_on else [100 + i for i in range(ask.intents)],
             taken={key: found for key, found in self.taken.items() if key in ask.keys},
-            pools=pools,
+            pools={key: self.pool(key, most) for key, most in ask.pools.items()},
             named=[p for p in self.live if p.id in ask.named],
             floors={key: found for key, found in self.floors.items() if key in ask.floors},
+            more=self.pool if self.reads_on else None,
         )
 
     def decide(self) -> tuple[list[Outcome], Rows]:
@@ -254,6 +261,35 @@ def test_more_postings_are_read_until_it_is_known(postings: int, rounds: int) ->
 
     assert refusals(outcomes) == [InsufficientFunds]
     assert group.rounds == rounds
+
+
+def test_reading_on_in_between_finds_what_is_left_and_not_what_the_group_has_spent() -> None:
+    """5, 4 and 3: the first takes the 5, the second needs both others, for the third nothing is left."""
+    live = tuple(Posting(posting_id(50 + i, 0), ID["alice"], USDT.id, amount) for i, amount in enumerate((5, 4, 3)))
+    group = Group(pay("alice", "bob", 5), pay("alice", "bob", 7), pay("alice", "bob", 1), live=live)
+    group.reads_on, group.job.first_read = True, 1
+
+    outcomes, rows = group.decide()
+
+    assert refusals(outcomes) == [None, None, InsufficientFunds]
+    assert (rows.dead, group.rounds) == ([p.id for p in live], 1)
+
+
+@given(data=st.data())
+@settings(max_examples=200)
+def test_reading_on_in_between_and_deciding_anew_come_to_the_same(data: st.DataObject) -> None:
+    amounts = data.draw(st.lists(st.integers(1, 9), max_size=12))
+    live = tuple(Posting(posting_id(50 + i, 0), ID["alice"], USDT.id, amount) for i, amount in enumerate(amounts))
+    ways = st.tuples(st.sampled_from(["alice", "bob"]), st.integers(1, 30))
+    wishes = data.draw(st.lists(ways, min_size=1, max_size=8))
+    changes = [pay(who, "carol", amount, key=f"{i}") for i, (who, amount) in enumerate(wishes)]
+    changes += [pay("carol", "alice", 2, key="back")]
+    one, other = Group(*changes, live=live), Group(*changes, live=live)
+    one.reads_on, one.job.first_read = True, 1
+
+    here, there = one.decide()[0], other.decide()[0]
+
+    assert refusals(here) == refusals(there)
 
 
 def test_a_pool_is_never_read_beyond_what_an_envelope_could_list() -> None:
