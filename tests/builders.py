@@ -60,6 +60,12 @@ class FaultyPorts(MovablePorts):
         """Whether there was such a call at all."""
         return 0 < self.fails_at <= self.calls
 
+    def victims(self) -> list[asyncio.Task[Any]]:
+        """Who is cancelled: whoever makes the call."""
+        task = asyncio.current_task()
+        assert task is not None
+        return [task]
+
     def lane(self, name: str) -> Lane:
         return FaultyLane(super().lane(name), self)
 
@@ -78,9 +84,8 @@ class FaultyLane:
             return await self.inner.run(work)
         if ports.fault == "cancel":
             if ports.calls == ports.fails_at:
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
+                for task in ports.victims():
+                    task.cancel()
             return await self.inner.run(work)
         if ports.fault == "after" and ports.calls == ports.fails_at:
             await self.inner.run(work)

@@ -22,7 +22,7 @@ from bursar.model.retry import Alarm
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
-CALLS = {state.name: state.action for state in MACHINE.calls}
+CALLS = {state.name: str(state.action) for state in MACHINE.calls}
 
 
 @scenario
