@@ -68,10 +68,17 @@ class Ground:
 
     def apply(self, plan: Plan) -> None:
         """An envelope is accepted: spend and create."""
-        for p in plan.envelope.consumes:
-            self._die(p)
+        live, pools = self.live, self.pools
+        for p in plan.envelope.consumes:  # as `_die` and `_live` do, without calling them: every entry comes by here
+            live.pop(p.id, None)
+            pool = pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
+            if pool is not None:
+                pool.drop(abs(p.amount), p.id)
         for p in plan.envelope.creates:
-            self._live(p)
+            live[p.id] = p
+            pool = pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
+            if pool is not None:
+                pool.put(abs(p.amount), p.id)
         for account, asset, _before, after in plan.floors:
             self.balances[account, asset] = after
 
