@@ -54,14 +54,17 @@ class Connection(asyncio.Protocol):
     """One client."""
 
     def __init__(self, floor: Floor) -> None:
+        """Of which floor."""
         self.floor = floor
         self.splitter = protocol.Splitter(protocol.REQUEST_BYTES_MAX)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember where answers go."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """Take every frame that is complete."""
         for payload in self.splitter.feed(data):
             self.floor.take(self.transport, payload)
 
