@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import stat
 import sys
@@ -18,11 +19,12 @@ from bursar.cli.state import Group, State
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bursar.rails.trading import Recovery
+    from bursar.rails.trading import Recovery, Server
     from bursar.rails.trading.inspection import Inspection
 
 DAMAGED = 1
 MEBIBYTE = 1024 * 1024
+STDIN_BYTES = 4_096
 # A frame is thousands of small tuples that live for a moment: by default the collector would run twice for each.
 GC_THRESHOLDS = (200_000, 20, 50)
 # The thread that comes back from the disk has answers to release: it must not wait long for its turn.
@@ -45,6 +47,7 @@ Examples:
     "--snapshot-mib", type=click.IntRange(1), default=64, show_default=True, help="MiB of log between two snapshots."
 )
 @click.option("--connections", type=click.IntRange(1), default=256, show_default=True, help="How many at most.")
+@click.option("--until-eof", is_flag=True, help="Also stop when standard input ends: a parent's child dies with it.")
 @click.pass_context
 def core(
     ctx: click.Context,
@@ -54,6 +57,7 @@ def core(
     name: str | None,
     snapshot_mib: int,
     connections: int,
+    until_eof: bool,
 ) -> int | None:
     """Run a trading core until SIGTERM or SIGINT; it then answers what was asked, writes a snapshot, and exits with 0.
 
@@ -69,7 +73,7 @@ def core(
     secret = _secret(secret_file)
     _check_address(listen)
     out = Output(as_json=ctx.ensure_object(State).json)
-    asyncio.run(_run(out, data, listen, secret, name, snapshot_mib * MEBIBYTE, connections))
+    asyncio.run(_run(out, data, listen, secret, name, snapshot_mib * MEBIBYTE, connections, until_eof))
     return 0
 
 
@@ -99,7 +103,14 @@ def _check_address(listen: str) -> None:
 
 
 async def _run(
-    out: Output, data: str, listen: str, secret: bytes, name: str, snapshot_bytes: int, connections: int
+    out: Output,
+    data: str,
+    listen: str,
+    secret: bytes,
+    name: str,
+    snapshot_bytes: int,
+    connections: int,
+    until_eof: bool,
 ) -> None:
     from bursar.model.errors import DatabaseUnavailable
     from bursar.ports import SystemPorts
@@ -121,6 +132,8 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    if until_eof:
+        loop.add_reader(0, _listen_for_the_end, loop, server)
 
     def ready(address: str) -> None:
         recovery = opened.recovery
@@ -134,6 +147,13 @@ async def _run(
         raise DatabaseUnavailable(f"{listen}: {error}") from error
     finally:
         opened.close()
+
+
+def _listen_for_the_end(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+    """Whoever holds the other end of our standard input has gone, however it died."""
+    if not os.read(0, STDIN_BYTES):
+        loop.remove_reader(0)
+        server.stop()
 
 
 def _log(text: str) -> None:

@@ -34,7 +34,11 @@ ALARMS = (
 
 
 def transfers_flow(
-    rails: Mapping[AccountType, Rail], *, retry: Retry = USUAL_RETRY, call_timeout_s: float = CALL_TIMEOUT_S
+    rails: Mapping[AccountType, Rail],
+    *,
+    retry: Retry = USUAL_RETRY,
+    alarms: tuple[Alarm, ...] = ALARMS,
+    call_timeout_s: float = CALL_TIMEOUT_S,
 ) -> Flow[Transfer]:
     """Transfers between these ends."""
 
@@ -60,7 +64,7 @@ def transfers_flow(
         cancels={"withdraw": cancel_withdraw, "deposit": cancel_deposit},
         book=book,
         retry=retry,
-        alarms=ALARMS,
+        alarms=alarms,
         call_timeout_s=call_timeout_s,
     )
 

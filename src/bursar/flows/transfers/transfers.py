@@ -26,7 +26,7 @@ from bursar.flows.transfers.checks import (
     check_request,
     check_sides,
 )
-from bursar.flows.transfers.flow import SCOPE, transfers_flow
+from bursar.flows.transfers.flow import ALARMS, SCOPE, transfers_flow
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail
 from bursar.flows.transfers.request import (
@@ -46,7 +46,7 @@ from bursar.model.errors import AlreadyExists, LimitExceeded, OtherRequest, Reco
 from bursar.model.machine import Kind
 from bursar.model.money import MINOR_MAX, Amount, Asset
 from bursar.model.records import Record
-from bursar.model.retry import USUAL_RETRY, Retry
+from bursar.model.retry import USUAL_RETRY, Alarm, Retry
 from bursar.rails.trading import TradingClient
 from bursar.rails.trading.words import PREFIX
 from bursar.writer import Limit, Remember
@@ -54,6 +54,7 @@ from bursar.writer import Limit, Remember
 ASSETS_S = 0.5
 DEADLINE_S = 2.0  # how long a request waits for its transfer
 COUNT_MAX = 2**62
+NEWEST = 2**63 - 1
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 CREATE = "create"
 TERMINAL = {state.name for state in MACHINE.states if state.kind is Kind.TERMINAL}
@@ -101,6 +102,7 @@ class Transfers:
         limits: Limits | None = None,
         safety_factor: int = SAFETY_FACTOR,
         retry: Retry = USUAL_RETRY,
+        alarms: tuple[Alarm, ...] = ALARMS,
         worker: str = "local",
     ) -> None:
         self.ledger = ledger
@@ -108,7 +110,7 @@ class Transfers:
         self.safety_factor = safety_factor
         self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: FundingRail(ledger.store, ledger.writer)}
         self.rails |= {kind: TradingRail(client, kind.value.lower()) for kind, client in cores.items()}
-        self.flow: Flow[Transfer] = transfers_flow(self.rails, retry=retry)
+        self.flow: Flow[Transfer] = transfers_flow(self.rails, retry=retry, alarms=alarms)
         self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
         self._ids = Snowflakes(ledger.store)
         self._assets: Mapping[str, Asset] = {}
@@ -144,17 +146,18 @@ class Transfers:
             record = await self.engine.process_now(record, deadline_s)
         return await self._view(record, replayed=replayed)
 
-    async def get(self, user: int, req_id: str) -> View:
-        """A user's own transfer; somebody else's is as if it were not there."""
+    async def get(self, user: int | None, req_id: str) -> View:
+        """A user's own transfer; somebody else's is as if it were not there. Without a user, anybody's."""
         record = await self.engine.get(self.flow.name, req_id)
-        if record is None or record.owner != str(user):
+        if record is None or (user is not None and record.owner != str(user)):
             raise TransferRefused(Code.TRANSFER_NOT_FOUND, f"you have no transfer {req_id[:64]}")
         return await self._view(record)
 
-    async def list(self, user: int, *, state: str = "", before: int = 2**63 - 1, limit: int = 50) -> list[View]:
-        """A user's transfers, newest first."""
+    async def list(self, user: int | None, *, state: str = "", before: int = NEWEST, limit: int = 50) -> list[View]:
+        """A user's transfers, newest first. Without a user, everybody's."""
         records = self.ledger.store.read.records
-        found = await records.list(self.flow.name, owner=str(user), state=state, before=before, limit=limit)
+        owner = "" if user is None else str(user)
+        found = await records.list(self.flow.name, owner=owner, state=state, before=before, limit=limit)
         return [await self._view(record) for record in found]
 
     async def _assets_now(self) -> Mapping[str, Asset]:

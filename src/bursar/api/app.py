@@ -1,0 +1,95 @@
+"""The application: all routes, behind one gate.
+
+    app = application(runtime, Keys.of(config))         # an ASGI application, for uvicorn
+    description()                                       # OpenAPI, as docs/reference/openapi.json has it
+
+Litestar and uvicorn open their own sockets; nothing else here does.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from litestar import Litestar, Request
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, License, SecurityScheme
+
+from bursar.api import health, money, transfers
+from bursar.api.auth import Keys
+from bursar.api.gate import Gate, Traffic
+from bursar.api.problems import UNSUPPORTED_MEDIA_TYPE, Problem, answer
+from bursar.runtime import Runtime
+
+ROUTES = (
+    transfers.create_transfer,
+    transfers.show_transfer,
+    transfers.list_transfers,
+    transfers.create_transfer_1,
+    transfers.show_transfer_1,
+    money.list_assets,
+    money.show_balances,
+    money.create_deposit,
+    money.confirm_deposit,
+    money.reject_deposit,
+    money.list_deposits,
+    health.healthz,
+    health.readyz,
+    health.metrics,
+)
+TAKES_BODY = frozenset({"POST", "PUT", "PATCH"})
+ABOUT = """Money between funding and trading accounts, never lost and never duplicated.
+
+Refusals are `application/problem+json` with a stable `code`. Amounts are text in units of the asset. Repeat a request
+with the same `client_order_id` (or `Idempotency-Key`) and nothing happens twice."""
+
+
+def application(runtime: Runtime, keys: Keys) -> Gate:
+    """Everything, ready to be served."""
+    traffic = Traffic()
+    state = State({"runtime": runtime, "keys": keys, "traffic": traffic, "ports": runtime.ports})
+    app = _litestar(state, runtime.config.body_bytes_max)
+    return Gate(app, runtime.ports, traffic, requests_max=runtime.config.requests_max)
+
+
+def description() -> dict[str, Any]:
+    """The OpenAPI description."""
+    return _litestar(State({}), 1).openapi_schema.to_schema()
+
+
+def _litestar(state: State, body_bytes_max: int) -> Litestar:
+    return Litestar(
+        route_handlers=list(ROUTES),
+        state=state,
+        debug=False,
+        logging_config=None,
+        before_request=_check_media_type,
+        exception_handlers={HTTPException: answer, Exception: answer},
+        request_max_body_size=body_bytes_max,
+        openapi_config=OpenAPIConfig(
+            title="Bursar",
+            version=version("bursar"),
+            description=ABOUT,
+            license=License(name="Apache-2.0", identifier="Apache-2.0"),
+            path="/schema",
+            render_plugins=[JsonRenderPlugin(path="/openapi.json")],
+            components=Components(
+                security_schemes={"token": SecurityScheme(type="http", scheme="bearer", bearer_format="JWT")}
+            ),
+            security=[{"token": []}],
+            use_handler_docstrings=True,
+        ),
+    )
+
+
+async def _check_media_type(request: Request[Any, Any, Any]) -> None:
+    """A body is JSON, or refused: no form of another site's page gets through."""
+    if request.method not in TAKES_BODY:
+        return
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
+    if kind != "application/json" and not (is_empty and not kind):
+        raise Problem(UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")

@@ -1,0 +1,198 @@
+"""What users have, which assets there are, and deposits from outside over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Annotated, Any
+
+from litestar import Request, Response, get, post
+from litestar.params import Parameter
+
+from bursar.api.auth import EVERYBODY, STAFF, Identity, Role, allow
+from bursar.api.documented import BODY, also, problems
+from bursar.api.problems import Problem
+from bursar.api.shapes import (
+    AccountBalances,
+    AssetAnswer,
+    AssetBalance,
+    BalancesAnswer,
+    ConfirmDeposit,
+    CreateDeposit,
+    DepositAnswer,
+    asset_of,
+    deposit_of,
+)
+from bursar.flows.deposits import DepositView
+from bursar.flows.transfers import MACHINE, AccountType, Code
+from bursar.flows.transfers.request import funding_account
+from bursar.model.accounts import AccountStatus
+from bursar.model.errors import UnknownAccount
+from bursar.model.money import Asset
+from bursar.model.outcome import Outcome
+from bursar.rails.trading import TradingClient
+from bursar.runtime import Runtime
+
+USER_MAX = 2**63 - 1
+IN_FLIGHT_MAX = 1_000  # transfers of one user on their way that are looked at
+STATUS_WORDS = {AccountStatus.ACTIVE: "ACTIVE", AccountStatus.FROZEN: "FROZEN", AccountStatus.CLOSED: "DISABLED"}
+Asked = Request[Identity, Any, Any]
+Sums = dict[str, int]  # asset → smallest units
+
+
+@get(
+    "/api/v1/assets",
+    guards=[allow(*EVERYBODY)],
+    summary="All assets, with what bounds their transfers",
+    responses=problems(),
+    tags=["money"],
+)
+async def list_assets(request: Asked) -> list[AssetAnswer]:
+    """In alphabetical order."""
+    assets = await _runtime(request).bursar.ledger.assets()
+    return [asset_of(assets[code]) for code in sorted(assets)]
+
+
+@get(
+    "/api/v1/balances",
+    guards=[allow(*EVERYBODY)],
+    summary="What a user has, per account",
+    responses=problems(400),
+    tags=["money"],
+)
+async def show_balances(
+    request: Asked,
+    user_id: Annotated[int | None, Parameter(ge=1, le=USER_MAX, description="Whose; staff only.")] = None,
+) -> BalancesAnswer:
+    """Available, frozen (held, or locked by orders), and on the way out. Accounts never used are left out."""
+    who = request.user
+    if user_id is None or not who.is_staff:
+        user = who.user
+        if user_id not in (None, user):
+            raise Problem(Code.FORBIDDEN, "user_id is not the token's user")
+    else:
+        user = user_id
+    runtime = _runtime(request)
+    assets = await runtime.bursar.ledger.assets()
+    flying = await _in_flight(runtime, user)
+    kinds = [AccountType.FUNDING, *runtime.cores]
+    found = await asyncio.gather(
+        _funding(runtime, user, assets, flying[AccountType.FUNDING]),
+        *[_core(kind, client, user, assets, flying[kind]) for kind, client in runtime.cores.items()],
+    )
+    assert len(found) == len(kinds)
+    return BalancesAnswer(user_id=user, accounts=[account for account in found if account is not None])
+
+
+@post(
+    "/api/v1/deposits",
+    status_code=200,
+    guards=[allow(Role.OPERATOR, Role.ADMIN)],
+    summary="Book money that has arrived from outside",
+    responses=also(202, DepositAnswer, "Large: it waits for a second person.") | problems(*BODY, 409, 422),
+    tags=["deposits"],
+)
+async def create_deposit(request: Asked, data: CreateDeposit) -> Response[DepositAnswer]:
+    """Once per reference. The first deposit of a user makes the funding account."""
+    deposits, actor = _runtime(request).deposits, request.user.subject
+    view = await deposits.ask(data.user_id, data.asset, data.amount, reference=data.reference, actor=actor)
+    return Response(deposit_of(view), status_code=202 if view.state == "ASKED" else 200)
+
+
+@post(
+    "/api/v1/deposits/{reference:str}/confirm",
+    status_code=200,
+    guards=[allow(Role.APPROVER, Role.ADMIN)],
+    summary="Confirm a deposit that another person has asked for",
+    responses=problems(*BODY, 404, 409, 422),
+    tags=["deposits"],
+)
+async def confirm_deposit(request: Asked, reference: str, data: ConfirmDeposit) -> DepositAnswer:
+    """Says again what is to be booked, so that nobody confirms what he has not seen."""
+    deposits, actor = _runtime(request).deposits, request.user.subject
+    return deposit_of(await deposits.confirm(data.user_id, data.asset, data.amount, reference=reference, actor=actor))
+
+
+@post(
+    "/api/v1/deposits/{reference:str}/reject",
+    status_code=200,
+    guards=[allow(Role.APPROVER, Role.ADMIN)],
+    summary="Reject a deposit that waits",
+    responses=problems(400, 404, 409),
+    tags=["deposits"],
+)
+async def reject_deposit(request: Asked, reference: str) -> DepositAnswer:
+    """It is not booked."""
+    view: DepositView = await _runtime(request).deposits.reject(reference, actor=request.user.subject)
+    return deposit_of(view)
+
+
+@get(
+    "/api/v1/deposits",
+    guards=[allow(*STAFF)],
+    summary="Deposits that wait for a second person",
+    responses=problems(),
+    tags=["deposits"],
+)
+async def list_deposits(request: Asked) -> list[DepositAnswer]:
+    """Newest first."""
+    return [deposit_of(view) for view in await _runtime(request).deposits.waiting()]
+
+
+def _runtime(request: Asked) -> Runtime:
+    runtime: Runtime = request.app.state["runtime"]
+    return runtime
+
+
+async def _in_flight(runtime: Runtime, user: int) -> dict[AccountType, Sums]:
+    """What has left each account and is not at an end, by the states of the user's transfers."""
+    found: dict[AccountType, Sums] = defaultdict(lambda: defaultdict(int))
+    flying = [state.name for state in MACHINE.states if state.in_flight]
+    transfers = runtime.transfers
+    records = runtime.bursar.store.read.records
+    for state in flying:
+        for record in await records.list(transfers.flow.name, owner=str(user), state=state, limit=IN_FLIGHT_MAX):
+            body = transfers.flow.item(record).body
+            found[body.source][body.asset] += body.minor
+    return found
+
+
+async def _funding(runtime: Runtime, user: int, assets: dict[str, Asset], flying: Sums) -> AccountBalances | None:
+    ledger, path = runtime.bursar.ledger, funding_account(user)
+    try:
+        account = await ledger.account(path)
+        available = {code: money.minor for code, money in (await ledger.balances(path)).items()}
+        frozen: Sums = defaultdict(int)
+        for hold in await ledger.holds(path):
+            frozen[hold.remaining.asset] += hold.remaining.minor
+    except UnknownAccount:
+        return None
+    lines = _lines(assets, available, frozen, flying)
+    return AccountBalances(account=AccountType.FUNDING.value, status=STATUS_WORDS[account.status], balances=lines)
+
+
+async def _core(
+    kind: AccountType, client: TradingClient, user: int, assets: dict[str, Asset], flying: Sums
+) -> AccountBalances | None:
+    reply = await client.balances(user)
+    if reply.outcome is not Outcome.SUCCESS:
+        return AccountBalances(account=kind.value, status="UNAVAILABLE", balances=[])
+    if not reply.balances and not flying:
+        return None
+    available = {code: balance.available for code, balance in reply.balances.items()}
+    frozen = {code: balance.frozen for code, balance in reply.balances.items()}
+    lines = _lines(assets, available, frozen, flying)
+    return AccountBalances(account=kind.value, status=reply.status.name, balances=lines)
+
+
+def _lines(assets: dict[str, Asset], available: Sums, frozen: Sums, flying: Sums) -> list[AssetBalance]:
+    codes = sorted({*available, *frozen, *flying} & assets.keys())
+    return [
+        AssetBalance(
+            asset=code,
+            available=str(assets[code].of_minor(available.get(code, 0))),
+            frozen=str(assets[code].of_minor(frozen.get(code, 0))),
+            in_flight=str(assets[code].of_minor(flying.get(code, 0))),
+        )
+        for code in codes
+    ]

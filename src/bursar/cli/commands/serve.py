@@ -1,0 +1,277 @@
+"""`bursar serve`, `worker`, `token` and `openapi`: the system as processes, and what one needs to try it out.
+
+`serve` alone is everything: API, worker, and a core as a child, on SQLite in a data folder. With PostgreSQL and the
+addresses of cores, the same command runs on as many hosts as one likes; `worker` is the same without the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.output import Output
+from bursar.cli.state import Command, State
+
+if TYPE_CHECKING:
+    from bursar.config import Config
+    from bursar.ports import Ports
+
+BACKLOG = 2_048
+LOCK = "serve.lock"
+DAY_S = 86_400
+
+config_option = click.option(
+    "--config", "file", metavar="FILE", envvar="BURSAR_CONFIG", show_envvar=True, help="Settings, as TOML."
+)
+data_option = click.option("--data", metavar="DIR", help="Setting `data`: where database, secrets and log are made.")
+
+
+@contextlib.contextmanager
+def _needs_api() -> Iterator[None]:
+    """The API's libraries are an extra: say so, instead of naming a module that nobody asked for."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in ("litestar", "uvicorn", "jwt", "cryptography"):
+            raise
+        raise click.UsageError(f"{error.name} is missing: pip install 'bursar[api]'") from None
+
+
+def configured(ctx: click.Context, file: str | None, **given: Any) -> Config:
+    """The configuration: file, environment, options."""
+    from bursar.config import read
+
+    state = ctx.ensure_object(State)
+    if state.database_given:
+        given["database"] = state.database
+    return read(file or "", os.environ, **given)
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    bursar serve
+    bursar serve --data /var/lib/bursar --listen 127.0.0.1:8080
+    bursar --database postgresql://bursar@db/bursar serve --config /etc/bursar.toml
+    """,
+)
+@config_option
+@data_option
+@click.option("--listen", metavar="HOST:PORT", help="Setting `listen`. Port 0: any that is free.")
+@click.pass_context
+def serve(ctx: click.Context, file: str | None, data: str | None, listen: str | None) -> int:
+    """Run the API and a worker, and the core too where none is named, until SIGTERM or SIGINT.
+
+    Prints one line when it is ready. At the end it takes no more requests, finishes what is in hand or leaves it to
+    whoever comes next, and exits with 0. Settings: docs/reference/configuration.md.
+    """
+    config = configured(ctx, file, data=data, listen=listen)
+    _log_to_stderr(config.log_level)
+    with _needs_api():
+        asyncio.run(_serve(config, Output(as_json=ctx.ensure_object(State).json)))
+    return 0
+
+
+@click.command(cls=Command, examples="bursar --database postgresql://bursar@db/bursar worker --config /etc/bursar.toml")
+@config_option
+@data_option
+@click.pass_context
+def worker(ctx: click.Context, file: str | None, data: str | None) -> int:
+    """Drive transfers that are due, beside any number of `bursar serve`, until SIGTERM or SIGINT."""
+    config = configured(ctx, file, data=data)
+    _log_to_stderr(config.log_level)
+    asyncio.run(_work(config, Output(as_json=ctx.ensure_object(State).json)))
+    return 0
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    bursar token --user 1001
+    bursar token --subject anna --role operator --seconds 600
+    """,
+)
+@config_option
+@data_option
+@click.option("--user", metavar="NUMBER", help="A user's token: subject NUMBER, role user.")
+@click.option("--subject", metavar="NAME", help="Whose token, where it is no user's.")
+@click.option("--role", "roles", multiple=True, help="user, viewer, operator, approver or admin; may be repeated.")
+@click.option("--seconds", type=click.IntRange(1, 30 * DAY_S), default=3_600, show_default=True, help="How long.")
+@click.option("--private-key", type=click.Path(dir_okay=False, exists=True), help="PEM, for EdDSA.")
+@click.pass_context
+def token(
+    ctx: click.Context,
+    file: str | None,
+    data: str | None,
+    user: str | None,
+    subject: str | None,
+    roles: tuple[str, ...],
+    seconds: int,
+    private_key: str | None,
+) -> None:
+    """Make a token for trying out, with the key that `bursar serve` checks with."""
+    from bursar.ports import SystemPorts
+
+    with _needs_api():
+        from bursar.api.auth import make_token
+        from bursar.api.problems import Problem
+    if (user is None) == (subject is None):
+        raise click.UsageError("give --user or --subject", ctx)
+    config = configured(ctx, file, data=data)
+    names = [*roles, *(["user"] if user is not None and "user" not in roles else [])]
+    now_s = SystemPorts().now_us() // 1_000_000
+    pem = None if private_key is None else Path(private_key).read_bytes()
+    try:
+        made = make_token(config, user or subject or "", names, now_s=now_s, seconds=seconds, private_key=pem)
+    except (Problem, ValueError) as error:
+        raise click.UsageError(str(error), ctx) from None
+    Output(as_json=ctx.ensure_object(State).json).line({"token": made}, made)
+
+
+@click.command(cls=Command, examples="bursar openapi > docs/reference/openapi.json")
+def openapi() -> None:
+    """Print the OpenAPI description of the API."""
+    with _needs_api():
+        from bursar.api import description
+    click.echo(json.dumps(description(), indent=2, ensure_ascii=False))
+
+
+async def _serve(config: Config, out: Output) -> None:
+    from bursar.api import Keys, application
+    from bursar.cli.children import children
+    from bursar.config import CHILD
+    from bursar.ports import SystemPorts
+    from bursar.runtime import make_secrets, running
+
+    ports = SystemPorts()
+    make_secrets(config, ports)
+    keys = Keys.of(config)
+    kinds = [kind for kind in config.cores if config.core(kind) == CHILD]
+    with _alone(config, ports, kinds), _bound(config.listen) as listener:
+        stop = _until_told()
+        async with children(config, ports, kinds), running(config, ports, "serve") as runtime:
+            server = _uvicorn(application(runtime, keys), config.shutdown_ms / 1000)
+            task = asyncio.create_task(server.serve(sockets=[listener]), name="bursar-http")
+            host, port = listener.getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            stopped = asyncio.create_task(stop.wait())
+            while not server.started and not task.done() and not stopped.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            cores = {kind: config.core_address(kind) for kind in config.cores}
+            fact = {"listen": url, "database": _shown(config.database_url), "cores": cores, "pid": os.getpid()}
+            out.line(fact, f"bursar is ready at {url}: database {fact['database']}, cores {', '.join(cores)}")
+            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await task
+            stopped.cancel()
+
+
+async def _work(config: Config, out: Output) -> None:
+    from bursar.ports import SystemPorts
+    from bursar.runtime import running
+
+    stop = _until_told()
+    async with running(config, SystemPorts(), "worker"):
+        database = _shown(config.database_url)
+        out.line({"worker": True, "database": database, "pid": os.getpid()}, f"a worker is ready: database {database}")
+        await stop.wait()
+
+
+def _until_told() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT. A second one ends at once: whoever comes next goes on."""
+    told = asyncio.Event()
+
+    def tell(number: int) -> None:
+        if told.is_set():
+            os._exit(128 + number)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, tell, number)
+    return told
+
+
+@contextlib.contextmanager
+def _alone(config: Config, ports: Ports, kinds: list[str]) -> Iterator[None]:
+    """One `bursar serve` per data folder: two would start the same child core."""
+    from bursar.model.errors import DatabaseUnavailable
+
+    if not kinds:
+        yield
+        return
+    try:
+        unlock = ports.files().lock(f"{config.data}/{LOCK}")
+    except BlockingIOError:
+        raise DatabaseUnavailable(f"another `bursar serve` runs on {config.data}") from None
+    try:
+        yield
+    finally:
+        unlock()
+
+
+@contextlib.contextmanager
+def _bound(listen: str) -> Iterator[socket.socket]:
+    """The address, before anything else is started: that it is taken is the likeliest trouble."""
+    from bursar.model.errors import DatabaseUnavailable
+    from bursar.ports import split_address
+
+    _, host, port = split_address(f"tcp:{listen}")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.setblocking(False)
+    except OSError as error:
+        raise DatabaseUnavailable(f"can't listen at {listen}: {error}") from None
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def _uvicorn(app: Any, shutdown_s: float) -> Any:
+    """A server that leaves signals and logs to us."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        backlog=BACKLOG,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, int(shutdown_s)),
+    )
+    return Server(settings)
+
+
+def _shown(url: str) -> str:
+    """An address without its password."""
+    scheme, sep, rest = url.partition("://")
+    who, at, where = rest.rpartition("@")
+    return f"{scheme}{sep}{who.partition(':')[0]}{at}{where}"
+
+
+def _log_to_stderr(level: str) -> None:
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form)
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))

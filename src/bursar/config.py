@@ -1,0 +1,327 @@
+"""Configuration: one list of settings, read once at start from a TOML file and from the environment.
+
+`Config` is the list: every field is a setting with its default, how it is read, and what it is for; `docs/reference/
+configuration.md` says the same, and a test holds the two together. The environment wins over the file: `BURSAR_` and
+the name in capitals. Whatever is wrong (an unknown name, a value out of bounds, two settings that contradict each
+other) is refused before anything is opened, all of it at once.
+
+Files are read here directly, not through the ports: it happens before there is anything that could be simulated.
+"""
+
+from __future__ import annotations
+
+import difflib
+import stat
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from bursar.model.errors import Refusal
+from bursar.ports import split_address
+
+PREFIX = "BURSAR_"
+# Read elsewhere, so not unknown: which file, tracebacks, what tests run on and how long.
+OTHER_VARIABLES = frozenset(
+    {"BURSAR_CONFIG", "BURSAR_TRACEBACK", "BURSAR_POSTGRES_BIN", "BURSAR_SIM_SEEDS", "BURSAR_TRADING_SEEDS"}
+)
+CHILD = "child"
+CORES = ("spot", "future", "margin")
+UNIX_PATH_BYTES_MAX = 100  # 107 on Linux, 103 on macOS, with a little left
+HS256_KEY_BYTES_MIN = 32
+CORE_SECRET_BYTES_MIN = 16
+MINUTE_MS = 60_000
+
+
+@dataclass(eq=False)
+class ConfigRefused(Refusal):
+    """The configuration can't be used; every reason is named."""
+
+    problems: str
+    code = "CONFIG_REFUSED"
+    text = "the configuration is refused: {problems}"
+
+
+Reader = Callable[[Any], Any]
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str) or "\x00" in raw:
+        raise ValueError("a text is needed")
+    return raw
+
+
+def _whole(least: int, most: int) -> Reader:
+    def read(raw: Any) -> int:
+        found = int(raw) if isinstance(raw, str) and raw.isascii() and raw.isdigit() and len(raw) < 20 else raw
+        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
+            raise ValueError(f"a whole number from {least} to {most} is needed")
+        return found
+
+    return read
+
+
+def _one_of(*words: str) -> Reader:
+    def read(raw: Any) -> str:
+        if raw not in words:
+            raise ValueError(f"one of {', '.join(words)} is needed")
+        return str(raw)
+
+    return read
+
+
+def _database(raw: Any) -> str:
+    url = _text(raw)
+    if url and not url.startswith(("sqlite:///", "postgresql://", "postgres://")):
+        raise ValueError("sqlite:///FILE or postgresql://USER@HOST/NAME is needed")
+    return url
+
+
+def _host_port(raw: Any) -> str:
+    try:
+        split_address(f"tcp:{_text(raw)}")
+    except ValueError:
+        raise ValueError("HOST:PORT is needed, such as 127.0.0.1:8080 (port 0: any that is free)") from None
+    return str(raw)
+
+
+def _core(raw: Any) -> str:
+    address = _text(raw)
+    if address in ("", CHILD):
+        return address
+    try:
+        split_address(address)
+    except ValueError:
+        raise ValueError(f"unix:PATH, tcp:HOST:PORT, {CHILD}, or nothing (switched off) is needed") from None
+    return address
+
+
+def _amounts(raw: Any) -> dict[str, int]:
+    """Smallest units per asset: a TOML table, or `USDT=1000000,BTC=50000` in the environment."""
+    pairs: list[tuple[str, Any]] = []
+    if isinstance(raw, dict):
+        pairs = list(raw.items())
+    elif isinstance(raw, str):
+        pairs = [(name, value) for name, _, value in (part.partition("=") for part in raw.split(",") if part.strip())]
+    else:
+        raise ValueError("ASSET=smallest units is needed")
+    return {name.strip(): _whole(0, 2**127 - 1)(_stripped(value)) for name, value in pairs}
+
+
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def setting(default: Any, read: Reader, what: str) -> Any:
+    """A field of `Config`."""
+    return field(default=default, metadata={"read": read, "what": what})
+
+
+def _core_setting(kind: str, default: str) -> Any:
+    what = f"Where the {kind.upper()} core is: an address, `child` (started here), or nothing: not switched on."
+    return setting(default, _core, what)
+
+
+def _secret_setting(kind: str) -> Any:
+    return setting("", _text, f"File with the secret of the {kind.upper()} core; a child's is made at first start.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Every setting there is."""
+
+    data: str = setting(
+        "bursar-data", _text, "Folder for what `bursar serve` makes by itself: database, secrets, the child core's log."
+    )
+    database: str = setting(
+        "", _database, "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder."
+    )
+    listen: str = setting("127.0.0.1:8080", _host_port, "Where the API listens. Port 0: any that is free.")
+    worker_name: str = setting(
+        "", _text, "Who drives a record, in its history. Empty: made of the host's name. A restart should keep it."
+    )
+    log_level: str = setting("warning", _one_of("debug", "info", "warning", "error"), "What is logged, to stderr.")
+
+    core_spot: str = _core_setting("spot", CHILD)
+    core_spot_secret_file: str = _secret_setting("spot")
+    core_future: str = _core_setting("future", "")
+    core_future_secret_file: str = _secret_setting("future")
+    core_margin: str = _core_setting("margin", "")
+    core_margin_secret_file: str = _secret_setting("margin")
+    core_timeout_ms: int = setting(5_000, _whole(10, MINUTE_MS), "How long a core may take to answer a call.")
+
+    jwt_algorithm: str = setting(
+        "HS256", _one_of("HS256", "EdDSA"), "The one algorithm that tokens may be signed with; a token can't choose."
+    )
+    jwt_key_file: str = setting(
+        "",
+        _text,
+        f"HS256: the secret, at least {HS256_KEY_BYTES_MIN} bytes. EdDSA: the public key, PEM. Empty, with SQLite and "
+        "HS256: made at first start.",
+    )
+    jwt_issuer: str = setting("", _text, "If given, tokens must name it as `iss`.")
+    jwt_audience: str = setting("", _text, "If given, tokens must name it as `aud`.")
+    jwt_leeway_s: int = setting(0, _whole(0, 300), "How far the clock of whoever makes tokens may be off.")
+
+    requests_max: int = setting(512, _whole(1, 100_000), "Requests in progress; beyond, the answer is 503.")
+    body_bytes_max: int = setting(16_384, _whole(256, 1_048_576), "Size of a request's body; beyond, 413.")
+    deadline_ms: int = setting(
+        2_000, _whole(0, MINUTE_MS), "How long a request waits for its transfer; what takes longer is PENDING."
+    )
+    shutdown_ms: int = setting(
+        10_000,
+        _whole(0, 10 * MINUTE_MS),
+        "How long SIGTERM waits for what is in hand; the rest is found at next start.",
+    )
+
+    safety_factor: int = setting(2, _whole(1, 2**32), "Transfers stay below 2^64 divided by this (OVERFLOW).")
+    limit_per_second: int = setting(10, _whole(0, 10**9), "Transfers of one user in a second. 0: no limit.")
+    limit_per_day: int = setting(100, _whole(0, 10**9), "Transfers of one user in a day (UTC). 0: no limit.")
+    limit_amount_per_day: dict[str, int] = field(
+        default_factory=dict,
+        metadata={
+            "read": _amounts,
+            "what": "What one user may transfer in a day, per asset in smallest units: `USDT=1000000`.",
+        },
+    )
+    deposit_confirm_above: dict[str, int] = field(
+        default_factory=dict,
+        metadata={
+            "read": _amounts,
+            "what": "Deposits above this, per asset in smallest units, wait for a second person. Others don't.",
+        },
+    )
+
+    scan_interval_ms: int = setting(500, _whole(10, MINUTE_MS), "Between two looks for transfers that are due.")
+    retry_backoff_ms: int = setting(200, _whole(1, MINUTE_MS), "Before the first repetition of a call; doubles.")
+    retry_backoff_max_ms: int = setting(60_000, _whole(1, 60 * MINUTE_MS), "What it doubles to at most.")
+    alert_threshold: int = setting(10, _whole(1, 1_000_000), "Calls without an answer before people are told.")
+    alert_after_s: int = setting(300, _whole(1, 86_400), "Seconds in one state before people are told.")
+    driven_max: int = setting(512, _whole(1, 100_000), "Transfers that the worker drives at once.")
+
+    @property
+    def database_url(self) -> str:
+        """The database, also where none was named."""
+        return self.database or f"sqlite:///{Path(self.data).absolute()}/bursar.db"
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether this host is all there is."""
+        return self.database_url.startswith("sqlite:")
+
+    def core(self, kind: str) -> str:
+        """A core's setting: an address, `child`, or nothing."""
+        return str(getattr(self, f"core_{kind}"))
+
+    def core_address(self, kind: str) -> str:
+        """Where a core is, also if it is a child."""
+        address = self.core(kind)
+        return f"unix:{Path(self.data).absolute()}/{kind}.sock" if address == CHILD else address
+
+    def core_secret_file(self, kind: str) -> str:
+        """Where its secret is."""
+        return str(getattr(self, f"core_{kind}_secret_file")) or str(Path(self.data).absolute() / "core.secret")
+
+    @property
+    def cores(self) -> list[str]:
+        """The cores that are switched on."""
+        return [kind for kind in CORES if self.core(kind)]
+
+    @property
+    def key_file(self) -> str:
+        """Where the key of tokens is, also where none was named."""
+        return self.jwt_key_file or str(Path(self.data).absolute() / "jwt.key")
+
+
+def read(file: str = "", environ: Mapping[str, str] | None = None, **given: Any) -> Config:
+    """The configuration of a file, of the environment and of options, of which the later wins; or all that is wrong."""
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    known = {f.name: f for f in fields(Config)}
+    for source, name, raw in [*_of_file(file, problems), *_of_environment(environ or {}), *_of_options(given)]:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            problems.append(f"{source} is no setting{hint}")
+            continue
+        try:
+            values[name] = known[name].metadata["read"](raw)
+        except ValueError as error:
+            problems.append(f"{source}: {error}")
+    config = Config(**values)
+    problems += _contradictions(config)
+    if problems:
+        raise ConfigRefused("; ".join(problems))
+    return config
+
+
+def default_of(setting: Field[Any]) -> Any:
+    """What a setting is if nobody says."""
+    if setting.default is not MISSING:
+        return setting.default
+    assert setting.default_factory is not MISSING
+    return setting.default_factory()
+
+
+def secret(path: str, what: str, least_bytes: int, *, is_public: bool = False) -> bytes:
+    """A secret from a file that not everybody can read, all of it but a newline at its end."""
+    file = Path(path)
+    try:
+        found, mode = file.read_bytes().rstrip(b"\r\n"), file.stat().st_mode
+    except OSError as error:
+        raise ConfigRefused(f"{what}: {path} can't be read: {error.strerror}") from None
+    if mode & stat.S_IRWXO and not is_public:
+        raise ConfigRefused(f"{what}: everybody can read {path}: chmod 600 {path}")
+    if len(found) < least_bytes:
+        raise ConfigRefused(f"{what}: {path} has {len(found)} bytes; at least {least_bytes} are needed")
+    return found
+
+
+def _of_file(file: str, problems: list[str]) -> list[tuple[str, str, Any]]:
+    if not file:
+        return []
+    try:
+        found = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"{file} can't be read: {error.strerror}")
+        return []
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{file} is not TOML: {error}")
+        return []
+    return [(f"{name} in {file}", name, raw) for name, raw in found.items()]
+
+
+def _of_environment(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+    ours = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in OTHER_VARIABLES]
+    return [(name, name.removeprefix(PREFIX).lower(), environ[name]) for name in ours]
+
+
+def _of_options(given: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    return [(f"--{name.replace('_', '-')}", name, raw) for name, raw in given.items() if raw is not None]
+
+
+def _contradictions(config: Config) -> list[str]:
+    """What is right by itself and wrong together."""
+    found = []
+    if not config.cores:
+        found.append("no core is switched on: set core_spot, core_future or core_margin")
+    for kind in config.cores:
+        address = config.core(kind)
+        if address == CHILD and not config.is_embedded:
+            found.append(
+                f"core_{kind} is {CHILD}, but the database is PostgreSQL: every host would start a core of its own and "
+                f"they would not agree; run `bursar core` once and give its address"
+            )
+        if address != CHILD and not getattr(config, f"core_{kind}_secret_file"):
+            found.append(f"core_{kind} has an address, so core_{kind}_secret_file is needed")
+        path = config.core_address(kind)
+        if path.startswith("unix:") and len(path.encode()) > UNIX_PATH_BYTES_MAX:
+            found.append(f"core_{kind}: {path} is too long for a Unix socket ({UNIX_PATH_BYTES_MAX} bytes at most)")
+    if not config.jwt_key_file and not config.is_embedded:
+        found.append("jwt_key_file is needed with PostgreSQL: all hosts must know the same key")
+    if not config.jwt_key_file and config.jwt_algorithm == "EdDSA":
+        found.append("jwt_key_file is needed with EdDSA: the public key of whoever makes the tokens")
+    if config.retry_backoff_max_ms < config.retry_backoff_ms:
+        found.append("retry_backoff_max_ms is below retry_backoff_ms")
+    return found
