@@ -7,17 +7,21 @@ account are in tests/unit/test_transfer_checks.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 from tests.builders import Place, scenario
 from tests.unit.rails.desk import Desk, desk
 
 from bursar import Bursar
+from bursar.audit import audit
 from bursar.engine import Answer, Item, Operators, Worker
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
 from bursar.model.outcome import UNKNOWNS, Outcome
@@ -348,3 +352,87 @@ async def test_forcing_back_asks_the_rail_first(place: Place, tmp_path: Path) ->
                         assert getattr(error, "code", "") == "RECORD_MOVED", error
             await here.until(view, end)
         assert await here.standing() == ("90.000000", 10_000_000)
+
+
+# --- audit -----------------------------------------------------------------------------------------------------------
+
+
+async def broken(here: Exchange) -> set[str]:
+    return {finding.invariant for finding in await audit(here.bursar.store) if not finding.ok}
+
+
+async def behind(place: Place, sql: str) -> None:
+    """Change a row behind everybody's back."""
+    if place.engine == "sqlite":
+        with contextlib.closing(sqlite3.connect(place.path, isolation_level=None)) as file:
+            file.execute("PRAGMA busy_timeout = 5000")
+            for name in ("outcomes_no_update", "outcomes_no_delete"):
+                file.execute(f"DROP TRIGGER IF EXISTS {name}")
+            file.execute(sql.format(s=""))
+        return
+    connection = await asyncpg.connect(place.url)
+    try:
+        await connection.execute("SET session_replication_role = replica")
+        await connection.execute(sql.format(s="bursar."))
+    finally:
+        await connection.close()
+
+
+@scenario
+async def test_money_in_flight_is_somebodys_at_every_moment(place: Place, tmp_path: Path) -> None:
+    """I4 holds while calls hang on either side of the ledger's own units (T20), and at the end."""
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "10")
+        held = asyncio.Event()
+        reached: list[str] = []
+        for kind in AccountType.FUNDING, AccountType.SPOT:
+            for op in "withdraw", "deposit":
+                hold_after(here, kind, op, held, reached)
+        going = [asyncio.create_task(here.move(*way, "5")) for way in DIRECTIONS]
+        async with asyncio.timeout(20):
+            while len(reached) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await broken(here) == set()
+        held.set()
+        assert {view.state for view in await asyncio.gather(*going)} == {"COMMITTED"}
+        assert await broken(here) == set()
+
+
+def hold_after(here: Exchange, kind: AccountType, op: str, until: asyncio.Event, reached: list[str]) -> None:
+    """The effect has happened, and the answer does not come yet."""
+    rail = here.transfers.rails[kind]
+    real: Callable[[Item[Any]], Any] = getattr(rail, op)
+
+    async def slow(item: Item[Any]) -> Answer:
+        answer: Answer = await real(item)
+        reached.append(op)
+        await until.wait()
+        return answer
+
+    setattr(rail, op, slow)
+
+
+@pytest.mark.parametrize(
+    ("sql", "invariant"),
+    [
+        ("UPDATE {s}records SET transit = transit + 65536 WHERE state = 'TARGET_PENDING'", "I4"),
+        ("UPDATE {s}records SET state = 'COMMITTED', due = NULL WHERE state = 'TARGET_PENDING'", "I4"),
+        ("UPDATE {s}outcomes SET outcome = 'EXPLICIT_FAIL' WHERE op = 'withdraw'", "I7"),
+        ("DELETE FROM {s}outcomes WHERE op = 'withdraw' AND id = (SELECT max(id) FROM {s}outcomes)", "I7"),
+    ],
+)
+@scenario
+async def test_audit_sees_what_was_changed_behind_our_back(
+    place: Place, tmp_path: Path, sql: str, invariant: str
+) -> None:
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "1")
+        here.break_rail(AccountType.SPOT, "deposit", *[Outcome.TIMEOUT] * 10_000)
+        await here.transfers.create(
+            Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"), deadline_s=0.5
+        )
+        assert await broken(here) == set()
+        here.transfers.engine.paused = frozenset({("flow", "transfers")})
+        await here.transfers.engine.finish(5)
+        await behind(place, sql)
+        assert invariant in await broken(here)

@@ -278,6 +278,3 @@ class Content(Check):
         if self.scene.settled:
             for number in await self.scene.tables.checks.ids("stray_postings", EVIDENCE_MAX + 1):
                 self.evidence.add(f"{await self.scene.posting(number)} belongs to no envelope")
-
-
-CHECKS: dict[str, type[Check]] = {c.invariant: c for c in (Conservation, Spending, Liveness, Content)}

@@ -1,6 +1,6 @@
 """What an audit says: the invariants by number, and one finding for each that was checked.
 
-Numbers are those of the design (§12); I4 to I7 and I9 speak of flows, cores and chains and are checked where those are.
+Numbers are those of the design (§12); I5, I6 and I9 speak of cores and chains and are checked where those are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ INVARIANTS: dict[str, str] = {
     "I1": "per asset, all live postings sum to zero",
     "I2": "every posting is spent at most once, by an envelope that lists it",
     "I3": "live = postings - spends; every kept balance is a sum of these",
+    "I4": "what is in transit belongs to an open record, and what records own in transit is there",
+    "I7": "an operation has one effect if it was answered with success, and none if it was refused",
     "I8": "envelopes hash to their ids, and each conserves every asset",
 }
 

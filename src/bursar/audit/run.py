@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bursar.audit.checks import CHECKS, Check, Scene
+from bursar.audit.checks import Check, Conservation, Content, Liveness, Scene, Spending
 from bursar.audit.finding import INVARIANTS, Finding, Progress
+from bursar.audit.flows import Effects, Transit
 from bursar.store import Store
+
+CHECKS: dict[str, type[Check]] = {c.invariant: c for c in (Conservation, Spending, Liveness, Transit, Effects, Content)}
 
 
 async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | None = None) -> list[Finding]:

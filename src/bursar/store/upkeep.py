@@ -207,6 +207,24 @@ class Checks(Table):
         """(hold, asset, remaining, posting) of open holds, by number, after one."""
         return [(r[0], r[1], self._s.minor(r[2]), r[3]) for r in await self._s.rows("open_holds", after, limit)]
 
+    async def transit(self, after: int, limit: int) -> list[tuple[int, int, int, str, str]]:
+        """(posting, asset, amount, scope, key) of what lies in transit accounts, by number, after one."""
+        rows = await self._s.rows("transit_postings", after, limit)
+        return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4]) for r in rows]
+
+    async def records_in_transit(self, after: int, limit: int) -> list[tuple[int, str, str, str, int, bool]]:
+        """(number, flow, id, state, posting, open) of records that own a posting in transit, by number, after one."""
+        rows = await self._s.rows("records_in_transit", after, limit)
+        return [(r[0], r[1], r[2], r[3], r[4], bool(r[5])) for r in rows]
+
+    async def open_records(self, after: int, limit: int) -> list[tuple[int, str]]:
+        """(number, id) of records that somebody drives, by number, after one."""
+        return [(r[0], r[1]) for r in await self._s.rows("open_records", after, limit)]
+
+    async def outcomes(self) -> int:
+        """How many answers are remembered."""
+        return int(await self._one("count_outcomes"))
+
     async def counts(self) -> dict[str, int]:
         """How much there is."""
         row = (await self._s.rows("counts"))[0]

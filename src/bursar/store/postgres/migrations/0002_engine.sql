@@ -21,6 +21,7 @@ CREATE TABLE bursar.records (
 ) WITH (fillfactor = 70);
 CREATE INDEX records_due ON bursar.records (due) WHERE due IS NOT NULL;
 CREATE INDEX records_owner ON bursar.records (flow, owner, number);
+CREATE UNIQUE INDEX records_transit ON bursar.records (transit) WHERE transit <> 0;  -- a posting in transit is one record's (T36)
 
 -- The history of records: one row per arrow taken, and per call whose answer is not known.
 CREATE TABLE bursar.transitions (

@@ -20,6 +20,7 @@ CREATE TABLE records (
 ) STRICT;
 CREATE INDEX records_due ON records (due) WHERE due IS NOT NULL;
 CREATE INDEX records_owner ON records (flow, owner, number);
+CREATE UNIQUE INDEX records_transit ON records (transit) WHERE transit <> 0;  -- a posting in transit is one record's (T36)
 
 -- The history of records: one row per arrow taken, and per call whose answer is not known.
 CREATE TABLE transitions (

@@ -1,0 +1,80 @@
+"""What audit asks about records and the operations made for them: I4 and I7.
+
+Between the moment in which a rail of ours has answered and the one in which the record hears of it, the money has moved
+and the record has not (T20). So what is in transit is compared with who owns it and who is about to, not with states.
+"""
+
+from __future__ import annotations
+
+from bursar.audit.checks import Check
+from bursar.audit.finding import EVIDENCE_MAX
+from bursar.audit.walk import PAGE_MAX
+
+Owner = tuple[str, str, str, bool]  # flow, id, state, whether somebody drives it
+
+
+class Transit(Check):
+    """I4: all that is in transit belongs to an open record, and all that records own in transit is there."""
+
+    invariant = "I4"
+
+    async def finish(self) -> None:
+        owners = await self._owners()
+        driven = await self._driven()
+        missing = dict(owners)
+        after = 0
+        while page := await self.scene.tables.checks.transit(after, PAGE_MAX):
+            after = page[-1][0]
+            for posting, asset, minor, scope, key in page:
+                self.checked += 1
+                owner = missing.pop(posting, None)
+                what = f"posting {posting} ({self.scene.money(asset, minor)} in transit)"
+                if owner is None and key.rpartition(":")[0] not in driven:
+                    self.evidence.add(f"{what} was made by {scope} {key}, and belongs to nobody")
+                elif owner is not None and not owner[3]:
+                    self.evidence.add(f"{what} belongs to {owner[0]} {owner[1]}, which is {owner[2]} and moves no more")
+        await self._spent(missing)
+
+    async def _owners(self) -> dict[int, Owner]:
+        owners: dict[int, Owner] = {}
+        after = 0
+        while page := await self.scene.tables.checks.records_in_transit(after, PAGE_MAX):
+            after = page[-1][0]
+            owners |= {posting: (flow, id_, state, driven) for _, flow, id_, state, posting, driven in page}
+        return owners
+
+    async def _driven(self) -> set[str]:
+        found: set[str] = set()
+        after = 0
+        while page := await self.scene.tables.checks.open_records(after, PAGE_MAX):
+            after = page[-1][0]
+            found |= {id_ for _, id_ in page}
+        return found
+
+    async def _spent(self, missing: dict[int, Owner]) -> None:
+        """What a record owns and is not there must have been consumed in its own name, a moment ago."""
+        numbers = sorted(missing)
+        for start in range(0, len(numbers), PAGE_MAX):
+            some = numbers[start : start + PAGE_MAX]
+            spenders = await self.scene.tables.postings.spenders(some)
+            keys = {e.seq: e.key for e in await self.scene.tables.envelopes.get(sorted(set(spenders.values())))}
+            for number in some:
+                flow, id_, state, driven = missing[number]
+                self.checked += 1
+                key = keys.get(spenders.get(number, 0), "")
+                if not driven or key.rpartition(":")[0] != id_:
+                    self.evidence.add(f"{flow} {id_} is {state} and owns posting {number}, which is not in transit")
+
+
+class Effects(Check):
+    """I7: an operation of ours has one effect if it was answered with success, and none if it was refused."""
+
+    invariant = "I7"
+
+    async def finish(self) -> None:
+        checks = self.scene.tables.checks
+        self.checked = await checks.outcomes()
+        for number in await checks.ids("effects_refused", EVIDENCE_MAX + 1):
+            self.evidence.add(f"envelope {number} was booked for an operation that was refused")
+        for number in await checks.ids("effects_unanswered", EVIDENCE_MAX + 1):
+            self.evidence.add(f"envelope {number} was booked for an operation that nobody remembers")
