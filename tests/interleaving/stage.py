@@ -6,8 +6,9 @@ lets it go on. The director enumerates: it runs the scene once, always taking th
 back to the last place where it had a choice and takes the other one, until there is none left. A step that waits for a
 lock hands over to the others, and goes on by itself when the lock is let go.
 
-A group's write and its COMMIT are one statement in production; here they are two steps, so that the time in which locks
-are held can be looked into. Reads of what can't change meanwhile are not gated: their order makes no difference.
+A group's write and its COMMIT are one statement in production, as are a worker's claim and its COMMIT; here they are
+two steps, so that the time in which locks are held can be looked into. Reads of what can't change meanwhile are not
+gated: their order makes no difference.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ BLOCKED_POLL_S = 0.002  # how long a step may take before we ask the database wh
 PATIENCE_S = 20.0  # a step that neither ends nor waits for a lock by then is a failure of the test
 DEADLOCK_MS = 30  # how soon PostgreSQL looks for a deadlock
 GROUP = frozenset({"group_read", "group_write"})
+WRITES = ("group_write", "group_write_all", "group_records")
+RECORDS = frozenset({"group_look", *WRITES})
 
 
 class StagePorts(SystemPorts):
@@ -52,7 +55,9 @@ class SteppedConnection:
 
     async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> Any:
         await self.actor.gate(NAMES.get(sql, sql))
-        return await self._watched(self.real.fetch(sql, *args))
+        if NAMES.get(sql) != "claim_due" or self.is_in_transaction():
+            return await self._watched(self.real.fetch(sql, *args))
+        return await self._in_two_steps(self.real.fetch, sql, *args)
 
     async def execute(self, sql: str, *args: Any) -> Any:
         await self.actor.gate(NAMES.get(sql, sql))
@@ -60,12 +65,15 @@ class SteppedConnection:
 
     async def fetchval(self, sql: str, *args: Any, timeout: float | None = None) -> Any:
         await self.actor.gate(NAMES.get(sql, sql))
-        if sql != SQL["group_write"] or self.is_in_transaction():
+        if NAMES.get(sql) not in WRITES or self.is_in_transaction():
             return await self._watched(self.real.fetchval(sql, *args))
+        return await self._in_two_steps(self.real.fetchval, sql, *args)
+
+    async def _in_two_steps(self, run: Callable[..., Awaitable[T]], sql: str, *args: Any) -> T:
         transaction = self.real.transaction()
         await transaction.start()
         try:
-            result = await self._watched(self.real.fetchval(sql, *args))
+            result = await self._watched(run(sql, *args))
         except BaseException:
             await transaction.rollback()
             raise
