@@ -82,7 +82,7 @@ def test_migrate_on_postgresql(empty: Shell, fresh_postgres: str) -> None:
     assert shell.json("recover") == {"finished": 0, "abandoned": 0, "broken": 0, "alive": 0}
     assert shell.json("recover", "--restored") == {"epoch": 2}
     assert shell.json("asset", "create", "EUR", "--precision", "2")["code"] == "EUR"
-    assert [f["ok"] for f in shell.json("audit")] == [True] * 4
+    assert [f["ok"] for f in shell.json("audit")] == [True] * 6
 
 
 def test_assets(shell: Shell) -> None:
