@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Annotated, Any
 
 from litestar import Request, Response, get, post
-from litestar.params import Parameter
+from litestar.params import FromPath, JSONBody, QueryParameter
 
 from bursar.api.auth import EVERYBODY, STAFF, Identity, Role, allow
 from bursar.api.documented import BODY, also, problems
@@ -62,7 +62,7 @@ async def list_assets(request: Asked) -> list[AssetAnswer]:
 )
 async def show_balances(
     request: Asked,
-    user_id: Annotated[int | None, Parameter(ge=1, le=USER_MAX, description="Whose; staff only.")] = None,
+    user_id: Annotated[int | None, QueryParameter(ge=1, le=USER_MAX, description="Whose; staff only.")] = None,
 ) -> BalancesAnswer:
     """Available, frozen (held, or locked by orders), and on the way out. Accounts never used are left out."""
     who = request.user
@@ -92,7 +92,7 @@ async def show_balances(
     responses=also(202, DepositAnswer, "Large: it waits for a second person.") | problems(*BODY, 409, 422),
     tags=["deposits"],
 )
-async def create_deposit(request: Asked, data: CreateDeposit) -> Response[DepositAnswer]:
+async def create_deposit(request: Asked, data: JSONBody[CreateDeposit]) -> Response[DepositAnswer]:
     """Once per reference. The first deposit of a user makes the funding account."""
     deposits, actor = _runtime(request).deposits, request.user.subject
     view = await deposits.ask(data.user_id, data.asset, data.amount, reference=data.reference, actor=actor)
@@ -107,7 +107,7 @@ async def create_deposit(request: Asked, data: CreateDeposit) -> Response[Deposi
     responses=problems(*BODY, 404, 409, 422),
     tags=["deposits"],
 )
-async def confirm_deposit(request: Asked, reference: str, data: ConfirmDeposit) -> DepositAnswer:
+async def confirm_deposit(request: Asked, reference: FromPath[str], data: JSONBody[ConfirmDeposit]) -> DepositAnswer:
     """Says again what is to be booked, so that nobody confirms what he has not seen."""
     deposits, actor = _runtime(request).deposits, request.user.subject
     return deposit_of(await deposits.confirm(data.user_id, data.asset, data.amount, reference=reference, actor=actor))
@@ -121,7 +121,7 @@ async def confirm_deposit(request: Asked, reference: str, data: ConfirmDeposit) 
     responses=problems(400, 404, 409),
     tags=["deposits"],
 )
-async def reject_deposit(request: Asked, reference: str) -> DepositAnswer:
+async def reject_deposit(request: Asked, reference: FromPath[str]) -> DepositAnswer:
     """It is not booked."""
     view: DepositView = await _runtime(request).deposits.reject(reference, actor=request.user.subject)
     return deposit_of(view)

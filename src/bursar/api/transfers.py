@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response, get, post
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 from msgspec import Meta
 
 from bursar.api.auth import EVERYBODY, Identity, Role, allow
@@ -46,8 +46,8 @@ ACCOUNT_TYPES_1 = {"funding": "FUNDING", "trading": "SPOT"}
 _REQ_ID = re.compile(r"sr-[0-9]{1,19}")
 Asked = Request[Identity, Any, Any]
 
-KEY = Parameter(
-    header="Idempotency-Key", required=False, description="Another name for `client_order_id`; if both, they agree."
+KEY = HeaderParameter(
+    name="Idempotency-Key", required=False, description="Another name for `client_order_id`; if both, they agree."
 )
 
 
@@ -60,7 +60,7 @@ KEY = Parameter(
     tags=["transfers"],
 )
 async def create_transfer(
-    request: Asked, data: CreateTransfer, key: Annotated[str | None, KEY] = None
+    request: Asked, data: JSONBody[CreateTransfer], key: Annotated[str | None, KEY] = None
 ) -> Response[TransferAnswer]:
     """Checked in the order of 000 §1.5; nothing is written if it is refused."""
     if key is not None and data.client_order_id not in (None, key):
@@ -79,7 +79,7 @@ async def create_transfer(
     responses=problems(404),
     tags=["transfers"],
 )
-async def show_transfer(request: Asked, req_id: str) -> TransferDetails:
+async def show_transfer(request: Asked, req_id: FromPath[str]) -> TransferDetails:
     """One's own; anybody's for staff."""
     return details_of(await _get(request, req_id))
 
@@ -93,15 +93,15 @@ async def show_transfer(request: Asked, req_id: str) -> TransferDetails:
 )
 async def list_transfers(
     request: Asked,
-    in_state: Annotated[str | None, Parameter(query="state", description="PENDING, or an exact state.")] = None,
-    asset: str | None = None,
-    source: Annotated[str | None, Parameter(query="from")] = None,
-    target: Annotated[str | None, Parameter(query="to")] = None,
-    since: Annotated[str | None, Parameter(description="Created then or later, RFC 3339.")] = None,
-    until: Annotated[str | None, Parameter(description="Created before then, RFC 3339.")] = None,
-    user_id: Annotated[int | None, Parameter(description="Whose; staff only. Without it: everybody's.")] = None,
-    cursor: Annotated[str | None, Parameter(description="`next_cursor` of the page before.")] = None,
-    limit: Annotated[int, Parameter(ge=1, le=PAGE_MAX)] = PAGE,
+    in_state: Annotated[str | None, QueryParameter(name="state", description="PENDING, or an exact state.")] = None,
+    asset: FromQuery[str | None] = None,
+    source: Annotated[str | None, QueryParameter(name="from")] = None,
+    target: Annotated[str | None, QueryParameter(name="to")] = None,
+    since: Annotated[str | None, QueryParameter(description="Created then or later, RFC 3339.")] = None,
+    until: Annotated[str | None, QueryParameter(description="Created before then, RFC 3339.")] = None,
+    user_id: Annotated[int | None, QueryParameter(description="Whose; staff only. Without it: everybody's.")] = None,
+    cursor: Annotated[str | None, QueryParameter(description="`next_cursor` of the page before.")] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
 ) -> TransferPage:
     """A page may be shorter than `limit`, even empty, and still have a `next_cursor`: go on until there is none."""
     who = request.user
@@ -145,7 +145,7 @@ async def list_transfers(
     tags=["transfers (001)"],
 )
 async def create_transfer_1(
-    request: Asked, data: CreateTransfer1, key: Annotated[str | None, KEY] = None
+    request: Asked, data: JSONBody[CreateTransfer1], key: Annotated[str | None, KEY] = None
 ) -> Response[TransferAnswer1]:
     """`funding` and `trading` are FUNDING and SPOT."""
     kinds = [ACCOUNT_TYPES_1.get(name) for name in (data.source, data.target)]
@@ -165,7 +165,7 @@ async def create_transfer_1(
     responses=problems(404),
     tags=["transfers (001)"],
 )
-async def show_transfer_1(request: Asked, req_id: str) -> TransferDetails1:
+async def show_transfer_1(request: Asked, req_id: FromPath[str]) -> TransferDetails1:
     """One's own; anybody's for staff."""
     return details1_of(await _get(request, req_id))
 

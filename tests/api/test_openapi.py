@@ -1,0 +1,110 @@
+"""The API and its description say the same: the file in the repository is current, and a fuzzer that reads it, against
+the server on a real socket, finds no 5xx and no answer that it does not document."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from tests.api.office import ALICE, bearer, office, token
+
+from bursar.api import description
+from bursar.cli.commands.serve import _uvicorn
+
+FILE = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
+EXAMPLES = 25
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+# What a fuzzer would hardly ever guess, and without which it gets no further than the first check.
+LIKELY: dict[str, list[Any]] = {
+    "from": ["FUNDING", "SPOT", "FUTURE", "funding", "trading"],
+    "to": ["SPOT", "FUNDING", "trading", "funding"],
+    "asset": ["USDT", "LIM", "OLD", "PIN"],
+    "amount": ["1", "0.000001", "2.00", "1000", "1e3", "", "99999999999999999999"],
+    "client_order_id": ["mine", "yours", None],
+    "user_id": [ALICE],
+    "reference": ["wire-1", "wire-2"],
+}
+OPERATIONS = [
+    (path, method)
+    for path, methods in description()["paths"].items()
+    for method in methods
+    if method in ("get", "post") and not path.startswith("/schema")
+]
+
+
+def test_the_description_in_the_repository_is_current() -> None:
+    """If not: bursar openapi > docs/reference/openapi.json"""
+    assert json.loads(FILE.read_text()) == description()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API on a socket, run by a thread of its own, with a user who has some money."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    ready, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with office(f"sqlite:///{folder}/bursar.db", folder, deposit_confirm_above={"USDT": 10**9}) as here:
+            await here.fund(ALICE, "100")
+            server = _uvicorn(here.app, 5)
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            ready.set()
+            while not stop.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            server.should_exit = True
+            await task
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(30)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS, ids=[f"{method} {path}" for path, method in OPERATIONS])
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: str(mode.value))
+def test_no_request_gets_an_answer_that_is_not_documented(
+    served: str, path: str, method: str, mode: GenerationMode
+) -> None:
+    """As the description allows, and as it does not; as a user, as staff, and as nobody."""
+    operation = schemathesis.openapi.from_dict(description())[path][method.upper()]
+    callers: list[dict[str, str]] = [bearer(token(ALICE)), bearer(token("admin", "admin")), {}]
+    strategy = operation.as_strategy(generation_mode=mode)
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=strategy, data=st.data())
+    def ask(case: Any, data: st.DataObject) -> None:
+        if isinstance(case.body, dict) and data.draw(st.booleans()):
+            likely = {name: data.draw(st.sampled_from(LIKELY[name])) for name in case.body if name in LIKELY}
+            case.body = {**case.body, **likely}
+        for headers in callers:
+            response = case.call(base_url=served, headers=headers)
+            case.validate_response(response, checks=CHECKS)
+
+    ask()
