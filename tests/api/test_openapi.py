@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.api.office import ALICE, bearer, office, token
 
 from bursar.api import description
+from bursar.api.problems import STATUSES
 from bursar.cli.commands.serve import _uvicorn
 
 FILE = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
@@ -108,3 +109,9 @@ def test_no_request_gets_an_answer_that_is_not_documented(
             case.validate_response(response, checks=CHECKS)
 
     ask()
+
+
+def test_the_reference_names_every_code_with_its_status() -> None:
+    rows = (FILE.parent / "api.md").read_text(encoding="utf-8").splitlines()
+    for code, status in STATUSES.items():
+        assert any(row.startswith(f"| `{code}` | {status} | ") for row in rows), code
