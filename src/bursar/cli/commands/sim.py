@@ -21,11 +21,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bursar.sim import ledger
+from bursar.sim import engine, ledger
 from bursar.sim.kernel import CrashAt
 from bursar.sim.process import Moment
 
-SCENARIOS = {"ledger": ledger}
+SCENARIOS = {"ledger": ledger, "engine": engine}
 CHUNK = 25
 TRACE_LINES = 40
 FAILURES_SHOWN = 5
@@ -168,6 +168,7 @@ def command(
     Examples:
       bursar sim ledger --seeds 10000
       bursar sim ledger --seed 17 --every-crash
+      bursar sim engine --seeds 500
       bursar sim ledger --seed 17 --crash-at 40:after --verbose
     """
     as_json = as_json or bool((context.obj or {}).get("json") if isinstance(context.obj, dict) else False)

@@ -1,0 +1,282 @@
+"""The engine scenario: two processes on one disk, clients with keys of their own, a rail that breaks, crashes anywhere.
+
+The process `engine` takes orders, as an API does, and drives them; `engine-2` is a worker beside it. Clients are people
+outside: they remember what they asked for and what they were told, and ask again with the same key. The oracle looks
+after every commit. After a while nothing breaks any more; then every order must come to its end in bounded time, with
+each transition, each entry and each effect exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from bursar.engine import Engine, Operators, Worker
+from bursar.ledger import Ledger
+from bursar.model.accounts import ExternalAccount, SystemAccount
+from bursar.model.entries import deposit
+from bursar.model.errors import Conflict, LimitExceeded, Refusal
+from bursar.sim.disk import SimDisk
+from bursar.sim.kernel import CrashAt, CrashSwarm, Kernel, Run, run
+from bursar.sim.ledger import Size
+from bursar.sim.oracle import Oracle, Violation
+from bursar.sim.orders import MACHINE, SHOP, TRANSIT, Order, OrderOracle, Rail
+from bursar.sim.process import Process
+from bursar.store import connect
+from bursar.store.group import Job
+from bursar.store.sqlite.store import SqliteStore
+from bursar.writer import Limit, Remember
+
+PATH: Final = "funds.db"
+PROCESSES: Final = ("engine", "engine-2")
+USERS: Final = 4
+ORDERS_EACH: Final = 3
+LIMIT: Final = 3  # orders per user; some users want more
+LEASE_S: Final = 2.0
+SCAN_S: Final = 0.25
+LOOK_S: Final = 0.1
+CHAOS_S: Final = 6.0
+HEALED_S: Final = 60.0  # within which everything must be at its end
+RESTART_S_MAX: Final = 0.5
+JUMP_SHARE: Final = 0.1  # of the restarts find another time
+JUMPS_S: Final = (-36_000, -3_600, -5, 5, 3_600, 36_000)  # far enough to count as a jump, or too near to matter
+SWARM: Final = CrashSwarm(probability=0.012, budget=6)
+FOREVER_US: Final = 2**60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one seed did."""
+
+    commits: int  # transitions
+    orders: int
+    refused: int
+    calls: int  # of the rail
+    checks: int
+
+
+@dataclass
+class Client:
+    """One who orders. Outlives every process."""
+
+    user: str
+    wants: dict[str, int]  # key → amount
+    told: dict[str, str] = field(default_factory=dict)  # key → the order's id, or "" if it was refused
+
+
+class WatchedStore(SqliteStore):
+    """A store whose every commit is looked at."""
+
+    watch: Callable[[], None]
+
+    async def group(self, job: Job, connection: object = None) -> None:
+        """Write a group, then judge."""
+        await super().group(job)
+        self.watch()
+
+
+class Scenario:
+    """One run."""
+
+    def __init__(self, kernel: Kernel, disk: SimDisk, size: Size) -> None:
+        self.kernel = kernel
+        self.disk = disk
+        self.rng = kernel.rng
+        self.ahead_us = 0
+        self.violations: list[Violation] = []
+        self.rail = Rail(kernel, random.Random(f"{kernel.seed} rail"))
+        self.oracle = OrderOracle(disk.open(PATH), self.rail, beginning()[1])
+        self.clients = [self._client(n, size.entries_each) for n in range(size.callers)]
+
+    def _client(self, number: int, orders: int) -> Client:
+        count = orders + self.rng.randrange(2)
+        wants = {f"c{number}-{n}": self.rng.randrange(1, 3000) for n in range(count)}
+        return Client(f"user:{number % USERS}", wants)
+
+    async def play(self) -> Outcome:
+        """Chaos, healing, judgement."""
+        self.kernel.on_crash = self.crashed
+        for name in PROCESSES:
+            self.boot(name)
+        if not await self.over_by(CHAOS_S):
+            self.kernel.calm()
+            self.rail.trouble = 0.0
+            if not await self.over_by(CHAOS_S + HEALED_S):
+                raise Violation(f"not at its end in time: {self.oracle.db.execute(OPEN).fetchall()}")
+        return self.judge()
+
+    def watch(self) -> None:
+        """Look, and keep what is wrong: raised here, it would be one more error that an engine survives."""
+        try:
+            self.oracle.look()
+        except Violation as violation:
+            self.violations.append(violation)
+
+    async def over_by(self, deadline_s: float) -> bool:
+        """Whether, by then, everybody was told and every order is at its end."""
+        db, loop = self.oracle.db, self.kernel.loop
+        while loop.now < deadline_s:
+            await asyncio.sleep(LOOK_S)
+            if self.violations:
+                raise self.violations[0]
+            told = all(client.told.keys() == client.wants.keys() for client in self.clients)
+            if told and not db.in_transaction and not db.execute(OPEN).fetchall():
+                return True
+        return False
+
+    def boot(self, name: str) -> None:
+        process = self.kernel.start(name, disk=self.disk)
+        if self.rng.random() < JUMP_SHARE:
+            self.ahead_us += self.rng.choice(JUMPS_S) * 1_000_000
+        for each in self.kernel.processes.values():
+            each.clock_offset_us = self.ahead_us  # one machine, one clock
+        process.spawn(self.serve(process), name="serve")
+
+    def crashed(self, process: Process) -> None:
+        self.oracle.everything()
+        self.oracle.records()
+        self.kernel.loop.call_later(self.rng.random() * RESTART_S_MAX, self.boot, process.name)
+
+    async def serve(self, process: Process) -> None:
+        """One life of a process."""
+        store = WatchedStore(process.ports, PATH)
+        store.watch = self.watch
+        await store.open()
+        ledger = Ledger(store)
+        engine = Engine(store, ledger.writer, [self.rail.flow(process)], worker=process.name, lease_s=LEASE_S)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, driven_max=6).run(), name="worker")
+            if process.name == PROCESSES[0]:
+                for client in self.clients:
+                    group.create_task(self.order(client, engine), name=client.user)
+
+    async def order(self, client: Client, engine: Engine) -> None:
+        """One order after the other; after a crash again, also what was told already, to be told the same."""
+        for key, minor in client.wants.items():
+            if key in client.told and self.rng.random() < 0.7:
+                continue
+            told = await self.start(client, engine, key, minor)
+            if client.told.setdefault(key, told) != told:
+                raise Violation(f"{key} was told {client.told[key]!r}, and now {told!r}")
+            record = await engine.get(MACHINE.name, told) if told else None
+            if record is None:
+                continue
+            if self.rng.random() < 0.6:
+                await engine.process_now(record, self.rng.random())
+            elif self.rng.random() < 0.3:
+                with contextlib.suppress(Refusal, Conflict):  # it has moved, or is at its end
+                    await Operators(engine).retry_now(MACHINE.name, told, actor="ann", reason="impatience")
+
+    async def start(self, client: Client, engine: Engine, key: str, minor: int) -> str:
+        request = Remember(scope=f"orders:{client.user}", id=key, op="create", fingerprint=str(minor))
+        limit = Limit(key=client.user, count_max=LIMIT, amount_max=10**9, amount=minor, until_us=FOREVER_US, code="X")
+        while True:
+            try:
+                order = Order(client.user, minor)
+                started = await engine.start(MACHINE.name, order, owner=client.user, remember=request, limits=(limit,))
+            except LimitExceeded:
+                return ""
+            except Conflict:
+                continue  # contention is not an answer: ask again, with the same key
+            return started.record.id
+
+    def judge(self) -> Outcome:
+        """Everything that was told is true, and nothing else happened."""
+        oracle = self.oracle
+        oracle.everything(every_column=True)
+        oracle.records()
+        oracle.ended()
+        if differing := oracle.unbalanced():
+            raise Violation(f"balances are not what the movements add up to: {differing}")
+        owners = dict(oracle.db.execute("SELECT id, owner FROM records").fetchall())
+        told = [id for client in self.clients for id in client.told.values() if id]
+        if sorted(told) != sorted(owners):
+            raise Violation(f"orders that nobody was told of, or that are not there: {set(told) ^ set(owners)}")
+        counts = Counter(owners.values())
+        for client in self.clients:
+            count = counts[client.user]
+            if count > LIMIT or ("" in client.told.values() and count < LIMIT):
+                raise Violation(f"{client.user} has {count} orders of {LIMIT}, and was told {client.told}")
+        (commits,) = oracle.db.execute("SELECT count(*) FROM transitions").fetchone()
+        refused = sum(list(client.told.values()).count("") for client in self.clients)
+        return Outcome(commits=commits, orders=len(told), refused=refused, calls=self.rail.calls, checks=oracle.checks)
+
+
+OPEN: Final = "SELECT id, state, attempt, worker, error FROM records WHERE state NOT IN ('DONE', 'FAILED')"
+
+
+# --- the beginning of every seed -----------------------------------------------------------------------------------
+
+
+_beginning: list[tuple[bytes, Oracle]] = []
+
+
+def beginning() -> tuple[bytes, Oracle]:
+    """A database with accounts and money, and what the oracle has to say about it; made once."""
+    if not _beginning:
+        disk = SimDisk()
+
+        async def prepare(kernel: Kernel) -> None:
+            store = connect(f"sqlite:///{PATH}", kernel.start("prepare", disk=disk).ports)
+            await store.open()
+            await furnish(Ledger(store))
+
+        run(prepare, 0)
+        oracle = Oracle(disk.open(PATH))
+        oracle.everything()
+        _beginning.append((disk.image(PATH), oracle))
+    return _beginning[0]
+
+
+async def furnish(ledger: Ledger) -> None:
+    """An asset, accounts, and money to order with."""
+    await ledger.create_asset("USD", precision=2)
+    await ledger.create_account("external:bank", policy=ExternalAccount())
+    await ledger.create_account(TRANSIT, policy=SystemAccount())
+    await ledger.create_account(SHOP)
+    for n in range(USERS):
+        await ledger.create_account(f"user:{n}")
+        await ledger.commit(deposit("external:bank", f"user:{n}", "USD", "500.00", key=f"seed-{n}"))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The engine says a lot about calls without an answer, and here they are the point."""
+    log = logging.getLogger("bursar.engine")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def play(
+    seed: int,
+    *,
+    crashes: list[CrashAt] | None = None,
+    split: bool | None = None,
+    size: Size | None = None,
+    verbose: bool = False,
+) -> Run[Outcome]:
+    """Run one seed. Without `crashes`, a swarm of them falls anywhere."""
+    if split:
+        raise ValueError("records need a store with real units: there is no split mode here")
+    disk = SimDisk()
+    disk.install(PATH, beginning()[0])
+    wanted = size or Size(callers=USERS, entries_each=ORDERS_EACH)
+
+    async def main(kernel: Kernel) -> Outcome:
+        return await Scenario(kernel, disk, wanted).play()
+
+    try:
+        with _quiet():
+            swarm = SWARM if crashes is None else None
+            return run(main, seed, crashes=crashes or (), swarm=swarm, verbose=verbose)
+    finally:
+        disk.close()

@@ -1,0 +1,228 @@
+"""What the engine scenario drives and judges: a flow with bookings, a rail that breaks, and what must be true of both.
+
+An order charges a card, has something shipped, and refunds if the shop refuses. The ledger books the amount into
+transit, and from there to the shop or back. The rail is idempotent: it remembers, per operation, what it answered. What
+it can't do is answer reliably: requests and replies get lost, some are slow, some happen long after their caller has
+given up.
+
+`OrderOracle` adds to the ledger's oracle what must be true of records after every commit: each transition once and
+legal by the machine, entries exactly where a transition asks for them, and in transit exactly what records say.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from bursar.engine import Answer, Booking, Flow, Item
+from bursar.model.entries import Intent, Leg
+from bursar.model.entries import Kind as EntryKind
+from bursar.model.machine import Arrow, ImpossibleEvent, Kind, Machine, State
+from bursar.model.outcome import UNKNOWNS, Outcome
+from bursar.model.retry import Retry
+from bursar.sim.oracle import Oracle, Violation
+
+if TYPE_CHECKING:
+    from bursar.sim.kernel import Kernel
+    from bursar.sim.process import Process
+
+TRANSIT: Final = "transit:orders"
+SHOP: Final = "shop"
+SCOPE: Final = "orders"
+RETRY: Final = Retry(first_s=0.05, cap_s=1.0)
+CALL_TIMEOUT_S: Final = 2.0
+LATE_S_MAX: Final = 4.0  # after its caller has given up
+ENDS: Final[dict[str, list[list[Outcome | None]]]] = {  # what the rail must have said to charge, ship and refund
+    "DONE": [[Outcome.SUCCESS, Outcome.SUCCESS, None]],
+    "FAILED": [[Outcome.EXPLICIT_FAIL, None, None], [Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.SUCCESS]],
+}
+REFUSED_SHARE: Final = {"charge": 0.15, "ship": 0.25}
+
+MACHINE: Final = Machine(
+    name="orders",
+    initial="NEW",
+    events=("GO", "NEXT"),
+    states=(
+        State("NEW", Kind.REST),
+        State("CHARGING", Kind.CALL, action="charge"),
+        State("CHARGED", Kind.REST, in_flight=True),
+        State("SHIPPING", Kind.CALL, action="ship", in_flight=True),
+        State("DONE", Kind.TERMINAL),
+        State("REFUNDING", Kind.CALL, action="refund", in_flight=True, gives_back=True),
+        State("FAILED", Kind.TERMINAL, gives_back=True),
+    ),
+    arrows=(
+        Arrow("NEW", "GO", "CHARGING"),
+        Arrow("CHARGING", Outcome.SUCCESS, "CHARGED"),
+        Arrow("CHARGING", Outcome.EXPLICIT_FAIL, "FAILED"),
+        Arrow("CHARGED", "NEXT", "SHIPPING"),
+        Arrow("SHIPPING", Outcome.SUCCESS, "DONE"),
+        Arrow("SHIPPING", Outcome.EXPLICIT_FAIL, "REFUNDING"),
+        Arrow("REFUNDING", Outcome.SUCCESS, "FAILED"),
+        Arrow("REFUNDING", Outcome.EXPLICIT_FAIL, "REFUNDING"),
+    ),
+)
+
+
+class Order(msgspec.Struct):
+    """What is ordered, by whom, for how much."""
+
+    user: str
+    minor: int
+
+
+def book(item: Item[Order], _event: str, answer: Answer) -> Booking:
+    """Into transit when charged, and from there to the shop or back. Pure."""
+    if answer.outcome is not Outcome.SUCCESS:
+        return Booking()
+    state, user = item.record.state, item.body.user
+    if state == "CHARGING":
+        return Booking((_intent(item, user, TRANSIT),), keeps=TRANSIT)
+    return Booking((_intent(item, TRANSIT, SHOP if state == "SHIPPING" else user),), drops=True)
+
+
+def _intent(item: Item[Order], source: str, target: str) -> Intent:
+    leg = Leg(source, target, "USD", item.body.minor)
+    consume = (item.record.transit,) if source == TRANSIT else ()
+    key = f"{item.id}:{item.record.state}"
+    return Intent(scope=SCOPE, key=key, legs=(leg,), kind=EntryKind.RETURN, consume=consume)
+
+
+class Rail:
+    """The other side. It outlives every process that calls it."""
+
+    def __init__(self, kernel: Kernel, dice: random.Random) -> None:
+        self._kernel = kernel
+        self._dice = dice
+        self.trouble = 0.35  # of the calls
+        self.answers: dict[tuple[str, str], Outcome] = {}
+        self.effects: list[tuple[str, str]] = []
+        self.calls = 0
+
+    def flow(self, process: Process) -> Flow[Order]:
+        """The flow, as one process drives it."""
+        return Flow(
+            machine=MACHINE,
+            body=Order,
+            actions={name: self._action(process, name) for name in ("charge", "ship", "refund")},
+            book=book,
+            retry=RETRY,
+            call_timeout_s=CALL_TIMEOUT_S,
+        )
+
+    def _action(self, process: Process, name: str) -> Callable[[Item[Order]], Awaitable[Answer]]:
+        async def call(item: Item[Order]) -> Answer:
+            return await self._call(process, item.id, name)
+
+        return call
+
+    async def _call(self, process: Process, id: str, op: str) -> Answer:
+        self.calls += 1
+        sleep, dice = process.ports.sleep, self._dice
+        await sleep(dice.random() * 0.02)
+        fault = dice.choice(("request", "reply", "slow", "late", "twice")) if dice.random() < self.trouble else ""
+        if fault == "request":
+            raise ConnectionResetError("the request is lost")
+        if fault == "late":
+            delay = CALL_TIMEOUT_S + dice.random() * LATE_S_MAX
+            self._kernel.loop.call_later(delay, self.execute, id, op, context=Context())
+            await sleep(2 * CALL_TIMEOUT_S)
+        outcome = self.execute(id, op)
+        if fault == "twice":
+            self._kernel.loop.call_later(dice.random(), self.execute, id, op, context=Context())
+        if fault == "reply":
+            raise ConnectionResetError("the reply is lost")
+        await sleep(2 * CALL_TIMEOUT_S if fault == "slow" else dice.random() * 0.02)
+        return Answer(outcome=outcome, evidence={"rail": op})
+
+    def execute(self, id: str, op: str) -> Outcome:
+        """Once per operation; asked again, the same answer."""
+        known = self.answers.get((id, op))
+        if known is None:
+            refused = random.Random(f"{self._kernel.seed} {id} {op}").random() < REFUSED_SHARE.get(op, 0.0)
+            known = self.answers[id, op] = Outcome.EXPLICIT_FAIL if refused else Outcome.SUCCESS
+            if not refused:
+                self.effects.append((id, op))
+        return known
+
+
+class OrderOracle(Oracle):
+    """The ledger's oracle, and what must be true of records."""
+
+    def __init__(self, connection: sqlite3.Connection, rail: Rail, past: Oracle | None = None) -> None:
+        super().__init__(connection, past)
+        self._rail = rail
+        self._history: dict[int, list[tuple[object, ...]]] = {}
+        (self._transit,) = self.db.execute("SELECT id FROM accounts WHERE path = ?", (TRANSIT,)).fetchone()
+
+    def look(self) -> None:
+        """After every commit of any process."""
+        if self.db.in_transaction:
+            return
+        self._changes = -1  # another process writes through another connection, which this one does not count
+        super().look()
+        self.records()
+
+    def records(self) -> None:
+        """Every record is where its history says, and its money is where it says."""
+        read = self.db.execute
+        rows = read("SELECT number, id, state, version, transit, body FROM records ORDER BY number").fetchall()
+        steps: dict[int, list[tuple[object, ...]]] = {row[0]: [] for row in rows}
+        for step in read("SELECT record, version, source, event, target FROM transitions ORDER BY record, version"):
+            steps[step[0]].append(step[1:])
+        booked, in_transit = set(), {}
+        for number, id, state, version, transit, body in rows:
+            self._legal(number, id, steps[number], state, version)
+            booked |= {f"{id}:{s}" for _, s, event, target in steps[number] if event == "SUCCESS" and s != target}
+            if MACHINE.state(state).in_flight != (transit != 0):
+                raise Violation(f"I4: order {id} is {state} and owns posting {transit}")
+            if transit:
+                in_transit[transit] = msgspec.json.decode(body, type=Order).minor
+        made = {row[3] for row in self.envelopes.values() if row[2] == SCOPE}
+        if made != booked:
+            raise Violation(f"booked without its transition, or not booked with it: {sorted(made ^ booked)}")
+        live = {n: p.amount for n, p in self._values.items() if p.account == self._transit and n not in self.spent}
+        if live != in_transit:
+            raise Violation(f"I4: in transit are {live}, records say {in_transit}")
+
+    def _legal(self, number: int, id: str, steps: list[tuple[object, ...]], state: str, version: int) -> None:
+        before = self._history.get(number, [])
+        if steps[: len(before)] != before:
+            raise Violation(f"the history of order {id} was changed")
+        self._history[number] = steps
+        place = ""
+        for expected, (at, source, event, target) in enumerate(steps, start=1):
+            if at != expected or source != place:
+                raise Violation(f"order {id} has no unbroken history: {steps}")
+            place = str(target)
+            if source == target and event in (*UNKNOWNS, "RETRY ASKED"):
+                continue
+            if source and not _arrow(str(source), str(event), place):
+                raise Violation(f"order {id} went from {source} to {target} on {event}")
+        if (place, len(steps)) != (state, version):
+            raise Violation(f"order {id} is {state} at version {version}, its history says {place}, {len(steps)}")
+
+    def ended(self) -> None:
+        """Every order is at its end, and that end is what the rail did."""
+        done = self._rail.answers
+        for id, state, due in self.db.execute("SELECT id, state, due FROM records"):
+            said = [done.get((id, op)) for op in ("charge", "ship", "refund")]
+            if due is not None or said not in ENDS.get(state, []):
+                raise Violation(f"order {id} is {state}, due {due}; the rail said {said}")
+        if len(set(self._rail.effects)) != len(self._rail.effects):
+            raise Violation("I7: something happened twice at the rail")
+        alerts = self.db.execute("SELECT reason, message FROM alerts WHERE severity = 'critical'").fetchall()
+        if alerts:
+            raise Violation(f"people were told of {alerts}")
+
+
+def _arrow(source: str, event: str, target: str) -> bool:
+    try:
+        return MACHINE.arrow(source, event).target == target
+    except ImpossibleEvent:
+        return False
