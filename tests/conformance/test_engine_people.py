@@ -126,6 +126,15 @@ async def test_a_paused_flow_makes_no_calls_until_it_is_resumed(place: Place) ->
 
 
 @scenario
+async def test_a_process_without_a_worker_obeys_a_pause(place: Place) -> None:
+    world = World()
+    async with program(place, world) as p:
+        await p.people.pause("flow", "orders", **WHY)
+        assert (await p.now(await p.order())).state == "CHARGING"
+        assert world.calls == {}
+
+
+@scenario
 async def test_a_paused_rail_stops_only_its_own_calls(place: Place) -> None:
     world = World()
     async with program(place, world, lease_s=0.05) as p:

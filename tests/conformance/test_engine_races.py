@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 
 import pytest
 from tests.builders import Place, check_sound, scenario, seed
-from tests.toy import HAPPY, Program, World, program
+from tests.toy import HAPPY, Order, Program, World, program
 
 from bursar import Conflict, pay
 from bursar.engine import Answer, Worker
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
+from bursar.store.group import Broken, Decided, Lost
+from bursar.writer import Limit, Remember
 
-pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
-
+BOTH = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 LEFT = Answer(outcome=Outcome.SUCCESS, event="LEFT")
 
 
+@BOTH
 @scenario
 async def test_two_programs_drive_the_same_records_at_once(place: Place) -> None:
     """Given two engines that know nothing of each other, then each transition is there once, and so is each entry."""
@@ -41,6 +45,7 @@ async def test_two_programs_drive_the_same_records_at_once(place: Place) -> None
         await check_sound(p.ledger)
 
 
+@BOTH
 @scenario
 async def test_two_workers_share_the_work(place: Place) -> None:
     world = World()
@@ -63,6 +68,7 @@ async def test_two_workers_share_the_work(place: Place) -> None:
         await check_sound(p.ledger)
 
 
+@BOTH
 @scenario
 async def test_bookings_among_other_commits_of_the_same_money(place: Place) -> None:
     """Given money that orders and payments race for, then what is booked is booked once, and nothing is lost."""
@@ -88,6 +94,7 @@ async def test_bookings_among_other_commits_of_the_same_money(place: Place) -> N
         await check_sound(p.ledger)
 
 
+@BOTH
 @scenario
 async def test_moves_of_many_records_ride_in_few_units(place: Place) -> None:
     async with program(place, World()) as p:
@@ -98,6 +105,47 @@ async def test_moves_of_many_records_ride_in_few_units(place: Place) -> None:
         await asyncio.gather(*[p.now(record) for record in records])
         assert p.engine.settled == 200
         assert p.engine.writer.groups - started <= 80  # 400 moves
+
+
+@pytest.mark.parametrize("mode", ["postgres"], indirect=True)
+@scenario
+async def test_writes_that_get_lost_or_are_not_heard_of(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given groups decided ahead of writes that fail, or seem to: each transition and each entry is there once."""
+    world, dice, mishaps = World(), random.Random(7), Counter[str]()
+    async with program(place, world) as p:
+        await seed(p.ledger, "alice", *["1"] * 10, "140")
+        store = p.engine.store
+        real = store.write
+
+        async def unlucky(decided: Decided) -> None:
+            luck = dice.random()
+            if luck < 0.15:
+                mishaps["lost"] += 1
+                raise Lost("bad luck")
+            await real(decided)
+            if luck < 0.3:
+                mishaps["unheard"] += 1
+                raise Broken("bad luck")
+
+        monkeypatch.setattr(store, "write", unlucky)
+        limit = Limit(key="day", count_max=150, amount_max=10**9, until_us=2**60, code="X")
+        requests = [Remember(scope="api", id=f"k-{n % 150}", op="create", fingerprint="x") for n in range(300)]
+        started = await asyncio.gather(
+            *[p.engine.start("orders", Order(minor=1_000_000), remember=r, limits=(limit,)) for r in requests]
+        )
+        records = list({one.record.number: one.record for one in started}.values())
+        world.refuses = {(record.id, "ship") for record in records[::3]}
+        while open_ones := [r for r in records if (await p.at(r)).state not in ("DONE", "FAILED")]:
+            await asyncio.gather(*[p.now(await p.at(record)) for record in open_ones])
+        assert len(records) == 150
+        for record in records:
+            assert (await p.path(record))[:4] == HAPPY[:4]
+            assert len(await p.path(record)) == (6 if (record.id, "ship") in world.refuses else 5)
+        assert set(world.effects.values()) == {1}
+        assert await p.balances() == [50_000_000, 0, 100_000_000]
+        assert await p.reasons() == []
+        assert min(mishaps["lost"], mishaps["unheard"]) > 0
+        await check_sound(p.ledger)
 
 
 # --- answers that come too late ----------------------------------------------------------------------------------
@@ -137,6 +185,7 @@ async def late(place: Place, winner: object, loser: object) -> tuple[Program, Re
         (Outcome.EXPLICIT_FAIL, Outcome.UNKNOWN),
     ],
 )
+@BOTH
 @scenario
 async def test_a_late_answer_that_says_the_same_or_nothing_is_nothing(
     place: Place, winner: object, loser: object
@@ -150,6 +199,7 @@ async def test_a_late_answer_that_says_the_same_or_nothing_is_nothing(
     ("winner", "loser"),
     [(Outcome.SUCCESS, Outcome.EXPLICIT_FAIL), (Outcome.EXPLICIT_FAIL, Outcome.SUCCESS), (Outcome.EXPLICIT_FAIL, LEFT)],
 )
+@BOTH
 @scenario
 async def test_a_late_answer_that_contradicts_is_kept_and_people_are_told(
     place: Place, winner: Outcome, loser: Outcome | Answer
@@ -161,6 +211,7 @@ async def test_a_late_answer_that_contradicts_is_kept_and_people_are_told(
     assert reasons == [("critical", "contradiction")]
 
 
+@BOTH
 @scenario
 async def test_a_late_answer_to_a_record_that_has_not_moved_on_changes_nothing(place: Place) -> None:
     """Given another program that only heard nothing, then the answer is heard again by whoever calls next."""

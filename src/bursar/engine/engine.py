@@ -33,6 +33,7 @@ from bursar.writer import Change, Done, Limit, Move, Passage, Remember, Writer
 CREATED = "CREATED"
 LEASE_S = 30.0  # how long whoever drives a record has it to himself; an optimisation, not a lock
 PARTING_S = 1.0  # how long calls that were given up may take to notice
+PAUSES_S = 2.0  # how old what we know of pauses may be when somebody is called
 
 log = logging.getLogger("bursar.engine")
 
@@ -62,7 +63,8 @@ class Engine:
         self.flows: Mapping[str, Flow[Any]] = _by_name(flows)
         self.worker = worker
         self.lease_us = int(lease_s * 1e6)
-        self.paused: frozenset[tuple[str, str]] = frozenset()  # (kind, name); kept fresh by the worker
+        self.paused: frozenset[tuple[str, str]] = frozenset()  # (kind, name)
+        self._pauses_read_s = -PAUSES_S
         self.settled = 0  # records that reached an end here, for those who watch
         self._driving: dict[int, asyncio.Task[Record]] = {}
 
@@ -204,10 +206,17 @@ class Engine:
             move = self._apply(flow, item, self._onward(flow, item), NOTHING, None)
             return await self._write(item, Change(moves=(move,)), move, None)
         action = state.action or ""
+        if self.ports.monotonic() - self._pauses_read_s >= PAUSES_S:
+            await self.read_pauses()
         if ("flow", flow.name) in self.paused or ("rail", flow.rails.get(action, "")) in self.paused:
             return None
         answer = self._believe(flow, state, await self.call(flow, flow.actions[action], item))
         return await self._settle(flow, item, state, answer)
+
+    async def read_pauses(self) -> None:
+        """Learn what is switched off. A process without a worker has to obey people, too."""
+        self._pauses_read_s = self.ports.monotonic()
+        self.paused = frozenset((pause.kind, pause.name) for pause in await self.store.read.pauses.list())
 
     async def call(self, flow: Flow[Any], action: Action, item: Item[Any]) -> Answer:
         """Call somebody. Whatever happens, it comes back as an answer."""

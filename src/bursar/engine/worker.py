@@ -77,7 +77,7 @@ class Worker:
     async def look(self) -> int:
         """Refresh what is paused, fetch what is due as long as there is room, and have it driven. Returns how many."""
         self.scans += 1
-        self.engine.paused = frozenset((p.kind, p.name) for p in await self.engine.store.read.pauses.list())
+        await self.engine.read_pauses()
         if self.scans % SWEEP_EVERY == 1:
             await self.engine.store.single().outcomes.drop_counters(int(COUNTER_AGE_S * 1e6))
         found = 0
