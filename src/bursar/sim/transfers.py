@@ -1,0 +1,291 @@
+"""The transfers scenario: a server with its worker, a trading core, callers; both processes die, the network breaks.
+
+Callers are people outside: each remembers what it asked for, under a `client_order_id` of its own, and what it was
+told, and asks again until it knows how every transfer ended. Somebody freezes and thaws accounts on both sides
+meanwhile, so that targets refuse and money has to go back. The core's disk loses what was not synced. In the end
+everything is healed, and then: every transfer is at an end, none happened twice, what users have on both sides is what
+the transfers add up to, nothing is in transit, and the ledger's side of the core is what the core says (I4, I5, I7),
+beside I1, I2, I3 and I8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextvars import Context
+from dataclasses import dataclass, field
+
+from bursar.audit import audit
+from bursar.engine import Worker
+from bursar.flows.transfers import AccountType, Limits, Request, TransferRefused, Transfers, View
+from bursar.flows.transfers.request import funding_account
+from bursar.ledger import Ledger
+from bursar.model.errors import BursarError
+from bursar.model.outcome import Outcome as Said
+from bursar.model.retry import Retry
+from bursar.rails.trading import Core, CoreStopped, Server, Status, TradingClient
+from bursar.sim.kernel import CrashAt, Kernel, Run, run
+from bursar.sim.net import SimHost, SimNet
+from bursar.sim.oracle import Oracle, Violation
+from bursar.sim.process import Moment, Process
+from bursar.store import connect
+
+PATH = "funds.db"
+URL = f"sqlite:///{PATH}"
+SECRET = b"a secret of the simulator"
+ADDRESS = "unix:/run/spot.sock"
+FOLDER = "/core"
+USERS = 3
+CALLERS = 4
+TRANSFERS_EACH = 5
+FUNDS = 50  # of each user, in the beginning
+CRASHES = 3
+SPREAD = {"server": 160, "core": 60}  # port calls within which each process dies
+RESTART_S_MAX = 0.3
+CUT = 0.02  # of the writes to the network
+HEALED_S = 300.0  # virtual seconds within which all must be at an end
+FREEZES = 4
+FREEZE_S_MAX = 0.03
+RETRY = Retry(first_s=0.05, cap_s=0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much one seed does."""
+
+    callers: int = CALLERS
+    entries_each: int = TRANSFERS_EACH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one seed did."""
+
+    commits: int  # transfers that arrived
+    rolled_back: int
+    refusals: int
+
+
+@dataclass
+class Caller:
+    """Somebody outside, with a list of wishes."""
+
+    number: int
+    wishes: list[Request]
+    told: dict[str, View] = field(default_factory=dict)  # by client_order_id, the end of each
+    refused: set[str] = field(default_factory=set)
+
+
+class Scenario:
+    """One run."""
+
+    def __init__(self, kernel: Kernel, size: Size) -> None:
+        self.kernel = kernel
+        self.rng = kernel.rng
+        self.net = SimNet(kernel)
+        self.net.cut_probability = CUT
+        self.hosts = {name: SimHost(self.net, f"{kernel.seed} {name}") for name in ("server", "core")}
+        self.callers = [Caller(n, wishes(kernel.seed, n, size.entries_each)) for n in range(size.callers)]
+        self.finished: asyncio.Future[None] = kernel.loop.create_future()
+
+    async def play(self) -> Outcome:
+        """Start everything, let it die and come back, heal, and judge."""
+        self.kernel.on_crash = self.crashed
+        for name in self.hosts:
+            self.boot(name)
+        await self.finished
+        ends = Counter(view.fsm_state for caller in self.callers for view in caller.told.values())
+        refusals = ends["FAILED"] + sum(len(caller.refused) for caller in self.callers)
+        return Outcome(commits=ends["COMMITTED"], rolled_back=ends["ROLLED_BACK"], refusals=refusals)
+
+    def boot(self, name: str) -> None:
+        process = self.kernel.start(name, disk=self.hosts[name])
+        life = self.live(process) if name == "server" else self.core(process)
+        process.spawn(life, name=name)
+
+    def crashed(self, process: Process) -> None:
+        delay = self.rng.random() * RESTART_S_MAX
+        self.kernel.loop.call_later(delay, self.boot, process.name, context=Context())
+
+    async def core(self, process: Process) -> None:
+        """One life of the core."""
+        try:
+            core = await Core.open(process.ports, FOLDER, "spot", segment_bytes=2_000, snapshot_bytes=3_000)
+            await Server(process.ports, core, SECRET, log=lambda _: None).run(ADDRESS, lambda _: None)
+        except (CoreStopped, OSError):
+            self.kernel.loop.call_soon(process.crash, context=Context())
+
+    async def live(self, process: Process) -> None:
+        """Serve to the end; what goes wrong is the scenario's, unless it is only that the process died."""
+        try:
+            await self.serve(process)
+        except Exception as error:
+            if process.alive:
+                self.finished.set_exception(error)
+        else:
+            self.finished.set_result(None)
+
+    async def serve(self, process: Process) -> None:
+        """One life of the server: open, set up what is missing, drive what the dead one left, answer the callers."""
+        store = connect(URL, process.ports)
+        await store.open()
+        ledger = Ledger(store)
+        async with TradingClient(process.ports, ADDRESS, name="spot", secret=SECRET, timeout_s=0.4) as client:
+            transfers = Transfers(
+                ledger, {AccountType.SPOT: client}, limits=Limits(per_second=None, per_day=None), retry=RETRY
+            )
+            await furnish(ledger, transfers)
+            worker = Worker(transfers.engine, scan_s=0.1)
+            async with asyncio.TaskGroup() as group:
+                driving = group.create_task(worker.run(), name="worker")
+                async with asyncio.TaskGroup() as asking:
+                    for caller in self.callers:
+                        asking.create_task(self.call(caller, transfers), name=f"c{caller.number}")
+                    asking.create_task(self.freeze(ledger, client, process), name="freezer")
+                self.heal()
+                await self.end(process, transfers, client)
+                worker.stop()
+                await driving
+            await self.judge(ledger, transfers, client, process)
+
+    async def call(self, caller: Caller, transfers: Transfers) -> None:
+        """Ask for everything that is not answered yet; PENDING is an answer for now."""
+        for wish in caller.wishes:
+            order = wish.client_order_id
+            if order in caller.told or order in caller.refused:
+                continue
+            try:
+                view = await transfers.create(wish, deadline_s=0.2 + self.rng.random())
+            except TransferRefused:
+                caller.refused.add(order)
+            except (BursarError, ConnectionError):
+                continue  # the core or the database could not be asked: asked again later
+            else:
+                if view.state != "PENDING":
+                    caller.told[order] = view
+
+    async def freeze(self, ledger: Ledger, client: TradingClient, process: Process) -> None:
+        """Accounts are frozen on either side for a moment, in the middle of everything."""
+        for _ in range(FREEZES):
+            account = funding_account(1 + self.rng.randrange(USERS))
+            user = 1 + self.rng.randrange(USERS)
+            await ledger.freeze(account)
+            await client.set_status(user, Status.FROZEN)
+            await process.ports.sleep(self.rng.random() * FREEZE_S_MAX)
+            await ledger.unfreeze(account)
+            await client.set_status(user, Status.ACTIVE)
+            await process.ports.sleep(self.rng.random() * FREEZE_S_MAX)
+
+    def heal(self) -> None:
+        self.kernel.calm()
+        self.net.heal()
+        for host in self.hosts.values():
+            host.state.cut_probability = 0.0
+
+    async def end(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
+        """Nothing goes wrong any more: ask until every wish has come to an end."""
+        deadline = self.kernel.loop.now + HEALED_S
+        for user in range(1, USERS + 1):
+            await transfers.ledger.unfreeze(funding_account(user))
+            while (await client.set_status(user, Status.ACTIVE)).outcome is not Said.SUCCESS:
+                await process.ports.sleep(0.1)
+        while any(len(c.told) + len(c.refused) < len(c.wishes) for c in self.callers):
+            if self.kernel.loop.now > deadline:
+                raise Violation("healed, but transfers have not come to an end")
+            for caller in self.callers:
+                await self.call(caller, transfers)
+            await process.ports.sleep(0.1)
+
+    async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
+        """Everything that was told is true, and nothing else happened."""
+        oracle = Oracle(self.hosts["server"].open(PATH))
+        oracle.everything(every_column=True)
+        broken = [text for finding in await audit(ledger.store) for text in finding.broken]
+        if broken:
+            raise Violation(f"audit: {broken}")
+        expected = {user: [FUNDS * 100, 0] for user in range(1, USERS + 1)}
+        for caller in self.callers:
+            for order, view in caller.told.items():
+                now = await transfers.get(view.user, view.req_id)
+                if (now.fsm_state, now.client_order_id) != (view.fsm_state, order):
+                    raise Violation(f"{order} was told {view.fsm_state}, and is {now.fsm_state}")
+                if view.fsm_state == "COMMITTED":
+                    minor = round(float(view.amount) * 100) * (1 if view.target is AccountType.SPOT else -1)
+                    expected[view.user][0] -= minor
+                    expected[view.user][1] += minor
+        asked = sum(len(caller.told) for caller in self.callers)
+        made = sum([len(await transfers.list(user, limit=1_000)) for user in expected])
+        if made != asked:
+            raise Violation(f"{asked} transfers were asked for and not refused, {made} were made")
+        await self._compare(ledger, client, process, expected)
+
+    async def _compare(
+        self, ledger: Ledger, client: TradingClient, process: Process, expected: dict[int, list[int]]
+    ) -> None:
+        for user, (funding, spot) in expected.items():
+            while (found := await client.balances(user)).outcome is not Said.SUCCESS:
+                await process.ports.sleep(0.1)
+            held = found.balances.get("USD")
+            there = 0 if held is None else held.available
+            here = (await ledger.balance(funding_account(user), "USD")).minor
+            if (here, there) != (funding, spot):
+                raise Violation(f"user {user} has {here} and {there}, the transfers add up to {funding} and {spot}")
+        total = sum(spot for _, spot in expected.values())
+        booked = (await ledger.balance("trading:spot", "USD")).minor
+        transit = (await ledger.balance("transit:transfers", "USD")).minor
+        if (booked, transit) != (total, 0):
+            raise Violation(f"the ledger says {booked} at the core and {transit} in transit; the core says {total}")
+
+
+async def furnish(ledger: Ledger, transfers: Transfers) -> None:
+    """Assets, accounts and money to begin with. The process may have died in the middle of it: twice is once."""
+    await ledger.create_asset("USD", precision=2)
+    await transfers.prepare()
+    for user in range(1, USERS + 1):
+        await transfers.fund(user, "USD", f"{FUNDS}.00", reference=f"seed-{user}")
+
+
+def wishes(seed: int, caller: int, how_many: int) -> list[Request]:
+    """What one caller wants: mostly there, some of it back, and now and then more than there is."""
+    dice = random.Random(f"{seed} wishes {caller}")
+    found = []
+    for number in range(how_many):
+        there = dice.random() < 0.6 or number == 0
+        found.append(
+            Request(
+                user=dice.randrange(USERS) + 1,
+                source="FUNDING" if there else "SPOT",
+                target="SPOT" if there else "FUNDING",
+                asset="USD",
+                amount=f"{dice.randrange(1, 25)}.00",
+                client_order_id=f"{caller}-{number}",
+            )
+        )
+    return found
+
+
+def crash_points(dice: random.Random) -> list[CrashAt]:
+    """Each process dies at least once."""
+    names = ["server", "core", dice.choice(("server", "core"))]
+    calls = {(name, 1 + dice.randrange(SPREAD[name])) for name in names}
+    return [CrashAt(name, call, dice.choice((Moment.BEFORE, Moment.AFTER))) for name, call in sorted(calls)]
+
+
+def play(
+    seed: int,
+    *,
+    crashes: list[CrashAt] | None = None,
+    split: bool | None = None,
+    size: Size | None = None,
+    verbose: bool = False,
+) -> Run[Outcome]:
+    """Run one seed. Without `crashes`, the seed decides where they fall; there is no split mode of this scenario."""
+    if split:
+        raise ValueError("records need a store with real units; there is no split mode here")
+    points = crash_points(random.Random(f"{seed} shape")) if crashes is None else crashes
+
+    async def main(kernel: Kernel) -> Outcome:
+        return await Scenario(kernel, size or Size()).play()
+
+    return run(main, seed, crashes=points, verbose=verbose)
