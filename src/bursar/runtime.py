@@ -62,8 +62,8 @@ def make_secrets(config: Config, ports: Ports) -> None:
 
 
 @asynccontextmanager
-async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
-    """Open it all, drive what is open, and in the end finish or park what is in hand."""
+async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
+    """Open it all; in the end finish or park what is in hand. Nobody looks for what is due."""
     async with AsyncExitStack() as stack:
         bursar = await stack.enter_async_context(Bursar(config.database_url, ports=ports))
         cores = {AccountType(kind.upper()): client_of(config, ports, kind) for kind in config.cores}
@@ -91,7 +91,6 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
             driven_max=config.driven_max,
             scan_s=config.scan_interval_ms / 1000,
         )
-        task = asyncio.create_task(worker.run(), name="bursar-worker")
         try:
             yield Runtime(
                 config=config,
@@ -103,11 +102,21 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
                 worker=worker,
             )
         finally:
-            worker.stop()
-            await asyncio.gather(task, return_exceptions=True)
             left = await transfers.engine.finish(config.shutdown_ms / 1000)
             if left:
                 log.warning("%s transfers are left where they are; whoever comes next goes on with them", left)
+
+
+@asynccontextmanager
+async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
+    """The same, and a worker that drives whatever is due."""
+    async with opened(config, ports, role) as runtime:
+        task = asyncio.create_task(runtime.worker.run(), name="bursar-worker")
+        try:
+            yield runtime
+        finally:
+            runtime.worker.stop()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def client_of(config: Config, ports: Ports, kind: str) -> TradingClient:

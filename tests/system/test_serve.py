@@ -94,6 +94,8 @@ class Serve:
         return self.http.request(method, path, headers=headers, **more)
 
     def fund(self, amount: str, reference: str) -> None:
+        """A deposit; and the user's token is there before many threads want it."""
+        self.token(str(ALICE), "user")
         body = {"user_id": ALICE, "asset": "USDT", "amount": amount, "reference": reference}
         assert self.send("POST", "/api/v1/deposits", body, who="anna", role="operator").status_code == 200
 

@@ -1,0 +1,195 @@
+"""`bursar transfer`: what operators do about transfers, beside a running `bursar serve` or without one.
+
+It opens the same database and cores as `bursar serve` would with the same settings, and starts neither a worker nor a
+child core: what it makes due is driven by whoever runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.commands.serve import config_option, configured, data_option
+from bursar.cli.output import Output, table
+from bursar.cli.state import Group, State, sqlite_path
+
+if TYPE_CHECKING:
+    from bursar.config import Config
+    from bursar.model.records import Record
+    from bursar.runtime import Runtime
+
+FLOW = "transfers"
+actor_option = click.option("--actor", metavar="NAME", required=True, help="Who you are; it is written down.")
+reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is written down.")
+
+
+@click.group(cls=Group)
+@config_option
+@data_option
+@click.pass_context
+def transfer(ctx: click.Context, file: str | None, data: str | None) -> None:
+    """Transfers between funding and trading accounts: create, list, show, retry, force; alerts."""
+    ctx.meta["config"] = configured(ctx, file, data=data)
+
+
+def _run(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]]) -> None:
+    from bursar.model.errors import DatabaseUnavailable
+    from bursar.ports import SystemPorts
+    from bursar.runtime import opened
+
+    config: Config = ctx.meta["config"]
+    path = sqlite_path(config.database_url)
+    if path is not None and not Path(path).exists():
+        raise DatabaseUnavailable(f"there is no file {path}; `bursar serve` makes it")
+    out = Output(as_json=ctx.ensure_object(State).json)
+
+    async def body() -> None:
+        async with opened(config, SystemPorts(), "operator") as runtime:
+            try:
+                await work(runtime, out)
+            except ConnectionError as error:
+                raise DatabaseUnavailable(f"a core can't be reached: {error}") from None
+
+    asyncio.run(body())
+
+
+@transfer.command(examples="bursar transfer create --user 1001 --from FUNDING --to SPOT USDT 10.00 --order my-1")
+@click.option("--user", type=click.IntRange(1), required=True, help="Whose money.")
+@click.option("--from", "source", required=True, help="FUNDING, SPOT, FUTURE or MARGIN.")
+@click.option("--to", "target", required=True, help="As --from.")
+@click.option("--order", default="", help="client_order_id: repeating it repeats nothing.")
+@click.argument("asset")
+@click.argument("amount")
+@click.pass_context
+def create(ctx: click.Context, user: int, source: str, target: str, order: str, asset: str, amount: str) -> None:
+    """Move a user's money, with every check that the API makes."""
+    from bursar.flows.transfers import Request
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        wish = Request(user=user, source=source, target=target, asset=asset, amount=amount, client_order_id=order)
+        view = await runtime.transfers.create(wish, deadline_s=runtime.config.deadline_ms / 1000)
+        text = f"{view.req_id} is {view.fsm_state} {view.error}".rstrip()
+        out.show(view, lambda: text)
+
+    _run(ctx, work)
+
+
+@transfer.command("list", examples="bursar transfer list --user 1001 --state TARGET_PENDING")
+@click.option("--user", type=click.IntRange(1), help="One user's only.")
+@click.option("--state", default="", help="In this exact state only, such as TARGET_PENDING.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many at most.")
+@click.pass_context
+def list_(ctx: click.Context, user: int | None, state: str, limit: int) -> None:
+    """Transfers, newest first."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        views = await runtime.transfers.list(user, state=state, limit=limit)
+        rows = [
+            (v.req_id, v.user, v.source.value, v.target.value, v.amount, v.asset, v.fsm_state, v.error) for v in views
+        ]
+        headings = ("transfer", "user", "from", "to", "amount", "asset", "state", "error")
+        out.show(views, lambda: table(*headings, rows=rows, right=("amount",)))
+
+    _run(ctx, work)
+
+
+@transfer.command(examples="bursar transfer show sr-1734912345678901234")
+@click.argument("req_id")
+@click.pass_context
+def show(ctx: click.Context, req_id: str) -> None:
+    """One transfer with its history: every state, call and answer."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        view = await runtime.transfers.get(None, req_id)
+        history = await runtime.bursar.store.read.records.history(view.transfer_id)
+        rows = [(t.source, t.event, t.target, t.attempt, t.actor, t.evidence) for t in history]
+        headings = ("from", "event", "to", "attempt", "by", "evidence")
+        out.show({"transfer": view, "history": list(history)}, lambda: table(*headings, rows=rows, right=("attempt",)))
+
+    _run(ctx, work)
+
+
+@transfer.command(examples='bursar transfer retry sr-1734912345678901234 --actor anna --reason "the core is back"')
+@click.argument("req_id")
+@actor_option
+@reason_option
+@click.pass_context
+def retry(ctx: click.Context, req_id: str, actor: str, reason: str) -> None:
+    """Make a transfer due now, whatever its back-off says."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.engine import Operators
+
+        record = await Operators(runtime.transfers.engine).retry_now(FLOW, req_id, actor=actor, reason=reason)
+        _told(out, record, "due now")
+
+    _run(ctx, work)
+
+
+@transfer.command(
+    examples="""
+    bursar transfer force sr-1734912345678901234 EXPLICIT_FAIL --actor anna --reason "ticket 17"
+    bursar transfer force sr-1734912345678901234 EXPLICIT_FAIL --actor ben --reason "ticket 17"
+    """
+)
+@click.argument("req_id")
+@click.argument("event", type=click.Choice(["SUCCESS", "EXPLICIT_FAIL"]))
+@actor_option
+@reason_option
+@click.pass_context
+def force(ctx: click.Context, req_id: str, event: str, actor: str, reason: str) -> None:
+    """Say how a call ended whose answer nobody knows. Two people must say the same.
+
+    EXPLICIT_FAIL goes to the rail first, which must promise that it never happened and never will; if it says that it
+    did, that counts.
+    """
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.engine import Operators
+
+        before = await runtime.transfers.get(None, req_id)
+        record = await Operators(runtime.transfers.engine).force(FLOW, req_id, event, actor=actor, reason=reason)
+        asked = record.state == before.fsm_state
+        _told(out, record, "asked for; another person must say the same" if asked else "decided")
+
+    _run(ctx, work)
+
+
+@transfer.command(examples="bursar transfer alerts")
+@click.pass_context
+def alerts(ctx: click.Context) -> None:
+    """What a person should look at, and nobody has acknowledged."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        found = await runtime.bursar.store.read.alerts.open()
+        rows = [(a.record or "", a.severity, a.reason, a.message) for a in found]
+        out.show(found, lambda: table("record", "severity", "reason", "message", rows=rows))
+
+    _run(ctx, work)
+
+
+@transfer.command(examples='bursar transfer acknowledge 17 "target pending" --actor anna')
+@click.argument("record", type=int)
+@click.argument("reason")
+@actor_option
+@click.pass_context
+def acknowledge(ctx: click.Context, record: int, reason: str, actor: str) -> None:
+    """Say that an alert has been seen, by the record's number and the alert's reason."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.engine import Operators
+
+        was_open = await Operators(runtime.transfers.engine).acknowledge(record, reason, actor=actor)
+        words = "acknowledged" if was_open else "there is no such alert that is open"
+        out.show({"acknowledged": was_open}, lambda: words)
+
+    _run(ctx, work)
+
+
+def _told(out: Output, record: Record, what: str) -> None:
+    fact: dict[str, Any] = {"req_id": record.id, "state": record.state, "what": what}
+    out.show(fact, lambda: f"{record.id} is {record.state}: {what}")

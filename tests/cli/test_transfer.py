@@ -1,0 +1,91 @@
+"""`bursar transfer` and `bursar token`, as operators use them: on a database with a transfer that is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from click.testing import CliRunner
+from tests.api.office import ALICE, KEY, office
+from tests.cli.conftest import Ran
+
+from bursar.cli.app import root
+from bursar.engine import Answer
+from bursar.flows.transfers import AccountType
+from bursar.model.outcome import Outcome
+
+
+@pytest.fixture
+def operate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the command on the settings of an office whose core has gone."""
+    url = f"sqlite:///{tmp_path}/bursar.db"
+
+    async def stick() -> None:
+        async with office(url, tmp_path, deadline_ms=50, alert_threshold=1) as here:
+            await here.fund(ALICE, "100")
+
+            async def silent(_item: Any) -> Answer:
+                return Answer(outcome=Outcome.TIMEOUT, message="no answer")
+
+            here.runtime.transfers.rails[AccountType.FUNDING].withdraw = silent  # type: ignore[method-assign]
+            answer = await here.transfer(ALICE, "FUNDING", "SPOT", "10")
+            assert answer.json()["fsm_state"] == "SOURCE_PENDING"
+
+    asyncio.run(stick())
+    for name, value in {
+        "DATABASE": url,
+        "DATA": str(tmp_path),
+        "CORE_SPOT": f"unix:{tmp_path}/core.sock",
+        "CORE_SPOT_SECRET_FILE": str(tmp_path / "core.secret"),
+        "JWT_KEY_FILE": str(tmp_path / "jwt.key"),
+        "CORE_TIMEOUT_MS": "200",
+    }.items():
+        monkeypatch.setenv(f"BURSAR_{name}", value)
+
+    def run(*words: str) -> Ran:
+        result = CliRunner().invoke(root, list(words))
+        assert "Traceback" not in result.output
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any) -> None:
+    [stuck] = operate("--json", "transfer", "list", "--state", "SOURCE_PENDING").json
+    req_id = stuck["req_id"]
+    assert req_id in operate("transfer", "list", "--user", str(ALICE)).out
+    assert operate("--json", "transfer", "list", "--user", "7").json == []
+    assert "no answer" in operate("transfer", "show", req_id).out
+    [alert] = operate("--json", "transfer", "alerts").json
+    assert operate("transfer", "acknowledge", str(alert["record"]), alert["reason"], "--actor", "anna").code == 0
+    assert operate("--json", "transfer", "alerts").json == []
+    why = ("--reason", "ticket 17")
+    assert "due now" in operate("transfer", "retry", req_id, "--actor", "anna", *why).out
+    for actor in ("anna", "Anna "):
+        told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", actor, *why)
+        assert f"{req_id} is SOURCE_PENDING: asked for; another person must say the same" in told.out
+    told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", "ben", *why)
+    assert f"{req_id} is FAILED: decided" in told.out
+    history = operate("--json", "transfer", "show", req_id).json["history"]
+    assert [one["actor"] for one in history][-1] == "ben"
+    assert operate("transfer", "retry", req_id, "--actor", "anna", *why).code == 1
+
+
+def test_a_core_that_is_away_and_a_transfer_that_is_not_there(operate: Any) -> None:
+    words = ("transfer", "create", "--user", str(ALICE), "--from", "FUNDING", "--to", "SPOT", "USDT", "1")
+    ran = operate(*words)
+    assert (ran.code, "a core can't be reached" in ran.err) == (4, True)
+    assert operate("transfer", "show", "sr-1").code == 1
+    ran = operate("--database", "sqlite:///nowhere/none.db", "transfer", "list")
+    assert (ran.code, "there is no file" in ran.err) == (4, True)
+
+
+def test_a_token_for_trying_out(operate: Any) -> None:
+    made = operate("token", "--user", str(ALICE), "--seconds", "60").out.strip()
+    claims = jwt.decode(made, KEY, algorithms=["HS256"])
+    assert (claims["sub"], claims["roles"], claims["exp"] - claims["iat"]) == (str(ALICE), ["user"], 60)
+    for words in ((), ("--user", "alice"), ("--subject", "anna"), ("--subject", "anna", "--role", "root")):
+        assert operate("token", *words).code == 2, words
