@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.builders import Place, check_sound, scenario, seed
+from tests.builders import MovablePorts, Place, check_sound, outcome, scenario, seed
 from tests.toy import HAPPY, MACHINE, Order, World, book, program
 
 from bursar.engine import Answer, Booking, Engine, FlowRefused, Item, Worker
-from bursar.model.errors import InvalidName, RecordMoved, UnknownFlow
+from bursar.model.errors import DatabaseUnavailable, InvalidName, RecordMoved, UnknownFlow
 from bursar.model.machine import Kind
 from bursar.model.outcome import UNKNOWNS, Outcome
 from bursar.model.retry import Alarm
@@ -273,6 +273,28 @@ async def test_a_flow_that_fails_is_put_aside_with_an_alert(place: Place) -> Non
         assert await p.reasons() == [("critical", "can't be driven")]
 
 
+@scenario
+async def test_an_answer_may_change_the_body_and_bring_a_posting(place: Place) -> None:
+    """Given a rail that books by itself, then the record owns the posting it made, and the next call sees the body."""
+    seen: list[str] = []
+
+    async def shipped() -> Answer:
+        seen.append((await p.at(record)).body)
+        return Answer(outcome=Outcome.SUCCESS)
+
+    world = World(ship=[Outcome.TIMEOUT, shipped])
+    world.flow_options["book"] = lambda item, _event, _answer: Booking(drops=item.record.state == "SHIPPING")
+    async with program(place, world) as p:
+        (receipt,) = await seed(p.ledger, "alice", "1")
+        posting = receipt.envelope << 16
+        world.says["charge"] = [Answer(outcome=Outcome.SUCCESS, body=Order("hat"), transit=posting)]
+        record = await p.now(await p.order(what="book"))
+        assert (record.state, record.transit, (await p.at(record)).transit) == ("SHIPPING", posting, posting)
+        record = await p.now(record)
+        assert (record.state, record.transit) == ("DONE", 0)
+        assert [msgspec.json.decode(body, type=Order).what for body in seen] == ["hat"]
+
+
 # --- alarms --------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +316,18 @@ async def test_alarms_ring_once_until_somebody_acknowledges(place: Place) -> Non
         assert await p.reasons() == [("warning", "slow"), ("warning", "very slow")]
 
 
+@scenario
+async def test_an_alarm_rings_by_age_too(place: Place) -> None:
+    world, clock = World(ship=[Outcome.TIMEOUT] * 3), MovablePorts()
+    world.flow_options["alarms"] = (Alarm(reason="old", seconds=3_000, severity="critical"),)
+    async with program(place, world, ports=clock) as p:
+        record = await p.now(await p.order())
+        assert await p.reasons() == []
+        clock.ahead_us += 3_600_000_000
+        await p.now(record)
+        assert await p.reasons() == [("critical", "old")]
+
+
 # --- what can't be started -----------------------------------------------------------------------------------------
 
 
@@ -311,3 +345,32 @@ async def test_what_can_not_be_started(place: Place) -> None:
         with pytest.raises(FlowRefused):
             Engine(p.engine.store, p.engine.writer, [World().flow(), World().flow()])
         assert (await p.engine.store.read.records.counts()).keys() == {("orders", "CHARGING")}
+
+
+@scenario
+async def test_split_mode_is_for_the_ledger_alone(place: Place) -> None:
+    """Given a store without real units, then a record is refused rather than written in pieces."""
+    if place.engine == "sqlite":
+        async with place.bursar(split=True) as bursar:
+            engine = Engine(bursar.store, bursar.ledger.writer, [World().flow()])
+            assert isinstance(await outcome(engine.start("orders", Order())), DatabaseUnavailable)
+
+
+@scenario
+async def test_records_are_listed_newest_first_by_page_owner_and_state(place: Place) -> None:
+    async with program(place, World()) as p:
+        started = [(await p.engine.start("orders", Order(), owner=f"u{n % 2}")).record for n in range(6)]
+        await p.now(started[0])
+        numbers = [record.number for record in started][::-1]
+        records = p.engine.store.read.records
+        page = await records.list("orders", limit=4)
+        assert [record.number for record in page] == numbers[:4]
+        rest = await records.list("orders", before=page[-1].number, limit=4)
+        assert [record.number for record in rest] == numbers[4:]
+        assert [record.number for record in await records.list("orders", owner="u1")] == numbers[::2]
+        assert [record.number for record in await records.list("orders", state="DONE")] == [started[0].number]
+        assert await records.list("others") == []
+        assert {state: count for (_, state), (count, _) in (await records.counts()).items()} == {
+            "DONE": 1,
+            "CHARGING": 5,
+        }

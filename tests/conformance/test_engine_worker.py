@@ -9,13 +9,14 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.builders import Place, scenario
-from tests.toy import PATIENCE_S, Program, World, program
+from tests.toy import PATIENCE_S, Order, Program, World, program
 
 from bursar.engine import Engine, Worker
 from bursar.model.errors import DatabaseUnavailable
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Retry
+from bursar.writer import Remember
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -285,3 +286,16 @@ async def test_a_flow_that_is_not_known_here_is_left_alone(place: Place) -> None
         assert await Worker(stranger).look() == 0
         assert (await p.at(record)).worker == "local"
         assert (await p.engine.process_now(record, PATIENCE_S)).state == "DONE"
+
+
+@pytest.mark.parametrize("table", ["transitions", "outcomes"])
+@pytest.mark.parametrize("statement", ["UPDATE {} SET {} = 'x'", "DELETE FROM {}"])
+@scenario
+async def test_what_happened_can_not_be_unwritten(place: Place, table: str, statement: str) -> None:
+    """Histories and answers are insert-only, and the database itself says so."""
+    async with program(place, World()) as p:
+        remember = Remember(scope="s", id="k", op="create", fingerprint="x")
+        await p.engine.start("orders", Order(), remember=remember)
+        column = "event" if table == "transitions" else "outcome"
+        with pytest.raises((sqlite3.Error, asyncpg.PostgresError), match="insert-only"):
+            await behind(place, statement.format(table, column), statement.format(f"bursar.{table}", column))
