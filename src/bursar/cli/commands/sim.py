@@ -7,6 +7,7 @@ command that replays it and the last lines of its trace; it belongs into tests/s
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import time
@@ -21,11 +22,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bursar.sim import engine, ledger
+from bursar.sim import engine, ledger, transfers
 from bursar.sim.kernel import CrashAt
 from bursar.sim.process import Moment
 
-SCENARIOS = {"ledger": ledger, "engine": engine}
+SCENARIOS: dict[str, Any] = {"ledger": ledger, "engine": engine, "transfers": transfers}
 CHUNK = 25
 TRACE_LINES = 40
 FAILURES_SHOWN = 5
@@ -35,7 +36,7 @@ class Job(msgspec.Struct, frozen=True):
     """One run: a seed, and where it crashes if not where the seed says."""
 
     seed: int
-    crashes: tuple[tuple[int, str], ...] | None = None
+    crashes: tuple[tuple[str, int, str], ...] | None = None  # process, port call, moment
     mode: str = "any"
     small: bool = False
 
@@ -43,15 +44,15 @@ class Job(msgspec.Struct, frozen=True):
         """Run it."""
         points = None
         if self.crashes is not None:
-            points = [CrashAt(scenario, call, Moment(moment)) for call, moment in self.crashes]
+            points = [CrashAt(process or scenario, call, Moment(moment)) for process, call, moment in self.crashes]
         split = None if self.mode == "any" else self.mode == "split"
-        size = ledger.Size(callers=3, entries_each=3) if self.small else None
+        size = SCENARIOS[scenario].Size(callers=3, entries_each=3) if self.small else None
         return SCENARIOS[scenario].play(self.seed, crashes=points, split=split, size=size, verbose=verbose)
 
     def command(self, scenario: str) -> str:
         """What a person types to see it again."""
         parts = [f"bursar sim {scenario} --seed {self.seed}"]
-        parts += [f"--crash-at {call}:{moment}" for call, moment in self.crashes or ()]
+        parts += [f"--crash-at {who}{':' * bool(who)}{call}:{moment}" for who, call, moment in self.crashes or ()]
         parts += [] if self.mode == "any" else [f"--mode {self.mode}"]
         parts += ["--small"] if self.small else []
         return " ".join([*parts, "--verbose"])
@@ -77,6 +78,7 @@ class Tally(msgspec.Struct):
 
 def run_jobs(scenario: str, jobs: Iterable[Job]) -> Tally:
     """Run jobs one after another, in this process."""
+    logging.getLogger("bursar").setLevel(logging.CRITICAL + 1)  # a million simulated troubles are not worth a line each
     gc.freeze()  # what is here now stays; the collector need not look at it between every two seeds
     tally = Tally()
     for job in jobs:
@@ -123,16 +125,21 @@ def _progress(show: bool) -> Iterator[Progress]:
 
 def every_crash(scenario: str, seed: int, mode: str, small: bool) -> list[Job]:
     """One run for every port call of a seed, before its effect and after it."""
-    calls = Job(seed, (), mode, small).play(scenario).port_calls
-    moments = [Moment.BEFORE.value, Moment.AFTER.value]
-    return [Job(seed, ((call, moment),), mode, small) for call in range(1, calls + 1) for moment in moments]
+    calls = Job(seed, (), mode, small).play(scenario).port_calls_by
+    return [
+        Job(seed, ((process, call, moment.value),), mode, small)
+        for process, last in sorted(calls.items())
+        for call in range(1, last + 1)
+        for moment in Moment
+    ]
 
 
-def _crash(text: str) -> tuple[int, str]:
-    call, _, moment = text.partition(":")
+def _crash(text: str) -> tuple[str, int, str]:
+    where, _, moment = text.rpartition(":")
+    process, _, call = where.rpartition(":")
     if not call.isdigit() or moment not in ("before", "after"):
-        raise click.BadParameter(f"{text!r} is not CALL:before or CALL:after, such as 17:after")
-    return int(call), moment
+        raise click.BadParameter(f"{text!r} is not [PROCESS:]CALL:before or …:after, such as 17:after or core:17:after")
+    return process, int(call), moment
 
 
 @click.command("sim")
@@ -141,7 +148,9 @@ def _crash(text: str) -> tuple[int, str]:
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
 @click.option("--seed", type=click.IntRange(0), help="Run this one seed.")
 @click.option("--every-crash", "every", is_flag=True, help="With --seed: crash at each of its port calls in turn.")
-@click.option("--crash-at", multiple=True, metavar="CALL:MOMENT", help="With --seed: crash there and nowhere else.")
+@click.option(
+    "--crash-at", multiple=True, metavar="[PROCESS:]CALL:MOMENT", help="With --seed: crash there and nowhere else."
+)
 @click.option("--mode", type=click.Choice(["any", "group", "split"]), default="any", show_default=True)
 @click.option("--small", is_flag=True, help="Three callers with three entries each, instead of eight with nine.")
 @click.option("--jobs", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help="Processes. Default: cores.")
@@ -168,6 +177,7 @@ def command(
     Examples:
       bursar sim ledger --seeds 10000
       bursar sim ledger --seed 17 --every-crash
+      bursar sim transfers --seeds 500
       bursar sim engine --seeds 500
       bursar sim ledger --seed 17 --crash-at 40:after --verbose
     """
