@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 from bursar import sim
 from bursar.ports import Ports
 from bursar.sim import CrashAt, Kernel, Moment, run
+from bursar.sim.sharing import SharedPorts
 
 
 async def _raise(error: BaseException, *, after: float = 0) -> None:
@@ -292,6 +294,74 @@ def test_a_disk_keeps_what_was_committed_and_starts_from_an_image() -> None:
         return list(kernel.start("worker").ports.sqlite("db", read_only=True).execute("SELECT n FROM t"))
 
     assert run(main, 1).value == [(1,), (2,)]
+
+
+def test_two_processes_share_a_disk_but_no_transaction() -> None:
+    """Given a transaction of one, then the other is kept out; when the one crashes, then it never was."""
+    disk = sim.SimDisk()
+    disk.open("db").executescript("CREATE TABLE t (n); INSERT INTO t VALUES (1)")
+
+    async def main(kernel: Kernel) -> list[tuple[int]]:
+        one, other = kernel.start("one", disk=disk), kernel.start("other", disk=disk)
+        mine, theirs = (p.ports.sqlite("db", read_only=False) for p in (one, other))
+        assert mine is not theirs
+        mine.execute("BEGIN IMMEDIATE")
+        mine.execute("INSERT INTO t VALUES (2)")
+        assert (one.disk.held(), other.disk.held()) == (False, True)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            theirs.execute("INSERT INTO t VALUES (3)")
+        one.crash()
+        assert not other.disk.held()
+        theirs.execute("INSERT INTO t VALUES (4)")
+        return list(kernel.start("one").ports.sqlite("db", read_only=True).execute("SELECT n FROM t"))
+
+    assert run(main, 1).value == [(1,), (4,)]
+
+
+def test_a_shared_lane_waits_for_the_transaction_of_another() -> None:
+    """Given a transaction of one, when the other writes, then it does so after the transaction is over, in order."""
+    disk = sim.SimDisk()
+    disk.open("db").executescript("CREATE TABLE t (n)")
+
+    async def main(kernel: Kernel) -> list[tuple[int]]:
+        one, other = kernel.start("one", disk=disk), kernel.start("other", disk=disk)
+        mine, theirs = (p.ports.sqlite("db", read_only=False) for p in (one, other))
+        lane = SharedPorts(other).lane("write")
+        mine.execute("BEGIN IMMEDIATE")
+        writes = [lane.run(partial(theirs.execute, f"INSERT INTO t VALUES ({n})")) for n in (2, 3)]
+        waiting = asyncio.gather(*writes)
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        mine.execute("INSERT INTO t VALUES (1)")
+        mine.execute("COMMIT")
+        await waiting
+        return list(mine.execute("SELECT n FROM t ORDER BY rowid"))
+
+    assert run(main, 1).value == [(1,), (2,), (3,)]
+
+
+def test_a_paused_process_does_nothing_and_then_all_of_it() -> None:
+    """Given a process that counts, when it is paused, then it stands still, and goes on afterwards; unless it died."""
+
+    async def count_up(ports: Ports, counted: list[float]) -> None:
+        while True:
+            await ports.sleep(1)
+            counted.append(ports.monotonic())
+
+    async def main(kernel: Kernel) -> tuple[list[float], list[float]]:
+        slow, dead = list[float](), list[float]()
+        for name, counted in (("slow", slow), ("dead", dead)):
+            process = kernel.start(name)
+            process.spawn(count_up(process.ports, counted))
+        await asyncio.sleep(2.5)
+        for process in kernel.processes.values():
+            kernel.pause(process, 5)
+        await asyncio.sleep(1)
+        kernel.processes["dead"].crash()
+        await asyncio.sleep(5.5)
+        return slow, dead
+
+    assert run(main, 1).value == ([1, 2, 7.5, 8.5], [1, 2])
 
 
 def _swarm(seed: int) -> sim.Run[int]:

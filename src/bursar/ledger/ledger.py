@@ -219,7 +219,11 @@ class Ledger(Reads):
             replayed = await self._replayed(hold, key, target, code, None if amount is None else minor)
             if replayed is not None:
                 return replayed
-            await self._check_open(row)
+            try:
+                await self._check_open(row)
+            except HoldClosed:
+                await self._only_if_unasked(key)
+                raise
             if minor <= 0:
                 raise InvalidAmount(str(amount), "a confirmation needs an amount above zero")
             if minor > row.remaining:
@@ -264,8 +268,8 @@ class Ledger(Reads):
             intent = self._settle(row, head, code, legs, 0, state, "void", str(hold), Kind.RETURN, "{}")
             try:
                 return (await self.writer.apply(Change((intent,)))).receipts[0]
-            except PostingNotLive:
-                continue
+            except (PostingNotLive, KeyReused):
+                continue  # confirmed in part or given back since we looked: the same key, for another amount
         raise Conflict(f"hold {hold} keeps moving", TRIES)
 
     def _settle(
@@ -319,6 +323,16 @@ class Ledger(Reads):
         while any(m.source == HELD for m in view.movements):
             view = await self.envelope(view.consumes[0].created_by)
         return view.envelope
+
+    async def _only_if_unasked(self, key: str) -> None:
+        """A hold that looks closed to us may be so because an earlier try of ours is being finished by recovery."""
+        if not self.store.split:
+            return
+        sagas = await self.store.read.sagas.list()
+        if any((saga.scope, saga.key) == (USER_SCOPE, key) for saga in sagas) or await self.store.read.envelopes.taken(
+            [(USER_SCOPE, key)]
+        ):
+            raise Conflict(f"key {key!r} is being committed by somebody else", 1)
 
     async def _check_open(self, row: HoldRow) -> None:
         if row.state is not HoldState.OPEN:

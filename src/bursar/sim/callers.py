@@ -11,15 +11,21 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from bursar.ledger import Ledger
+from bursar.model.accounts import NoOverdraft, UncappedOverdraft
 from bursar.model.entries import Entry, Movement, deposit, pay, withdraw
 from bursar.model.envelope import Receipt
-from bursar.model.errors import AccountFrozen, KeyReused, Refusal
-from bursar.sim.oracle import Oracle, Violation
+from bursar.model.errors import AccountFrozen, AccountNotEmpty, HoldClosed, KeyReused, Refusal
+from bursar.sim.oracle import Violation
 
 USERS = 6
 HOT = "user:0"  # pays and is paid more often than the others
+CALM, LIVELY = 1.0, 1.3  # how far the dice reach that decide what an errand is
+EXPIRY = timedelta(seconds=30)
+
+UNTOLD = ""  # a hold comes with its number, not with its hash
 
 Step = Callable[["Client", Ledger], Awaitable[None]]
 
@@ -29,7 +35,6 @@ class Client:
     """One caller: an errand, how far it has come with it, and what it was told."""
 
     number: int
-    oracle: Oracle
     steps: list[Step] = field(default_factory=list)
     done: int = 0  # of these steps
     errands: int = 0
@@ -37,10 +42,11 @@ class Client:
     told: dict[tuple[str, str], Receipt] = field(default_factory=dict)
     refused: set[tuple[str, str]] = field(default_factory=set)
     holds: dict[str, int] = field(default_factory=dict)
+    expiring: set[str] = field(default_factory=set)  # holds that may be given back by themselves
 
-    def draw(self, rng: random.Random) -> None:
+    def draw(self, rng: random.Random, *, lively: bool) -> None:
         """Begin the next errand."""
-        self.steps = errand(f"c{self.number}-{self.errands}", self.number, rng)
+        self.steps = errand(f"c{self.number}-{self.errands}", self.number, rng, lively=lively)
         self.done = 0
         self.busy = True
         self.errands += 1
@@ -53,24 +59,30 @@ class Client:
     def hear(self, scope: str, key: str, receipt: Receipt) -> None:
         """A receipt: it must never be another one for the same key."""
         before = self.told.setdefault((scope, key), receipt)
-        if (before.envelope, before.id) != (receipt.envelope, receipt.id):
+        if before.envelope != receipt.envelope or before.id != receipt.id:
             raise Violation(f"key {key} had receipt {before.envelope}, now {receipt.envelope}")
 
 
-def errand(key: str, number: int, rng: random.Random) -> list[Step]:
-    """Something to do, decided by the seed."""
-    dice = rng.random()
+def errand(key: str, number: int, rng: random.Random, *, lively: bool) -> list[Step]:
+    """Something to do, decided by the seed. In a lively run, more often something about holds and rules."""
+    dice = rng.random() * (LIVELY if lively else CALM)
     if dice < 0.86:
         return [commit(random_entry(rng, key))]
     if dice < 0.90:
         return twice(random_entry(rng, key), rng)
     if dice < 0.94:
-        return hold(key, rng)
+        return hold(key, rng, expires=lively and rng.random() < 0.7)
     if dice < 0.965:
         return undo(random_entry(rng, key), again=rng.random() < 0.3)
     if dice < 0.985:
         return freeze(f"frost:{number}", key)
-    return [compact(f"user:{below(rng, USERS)}")]
+    if dice < CALM:
+        return [compact(f"user:{below(rng, USERS)}")]
+    if dice < 1.20:
+        return hold(key, rng, expires=rng.random() < 0.7)
+    if dice < 1.24:
+        return flap(f"user:{below(rng, USERS)}")
+    return [change_policy(f"frost:{number}")]
 
 
 Shape = Callable[[str, str, str, str, str, str], Entry]  # payer, payee, asset, amount, small amount, key
@@ -168,33 +180,45 @@ def twice(entry: Entry, rng: random.Random) -> list[Step]:
     return [step, misuse]
 
 
-def hold(key: str, rng: random.Random) -> list[Step]:
-    """Authorize, confirm a part, then confirm or void the rest."""
+def hold(key: str, rng: random.Random, *, expires: bool) -> list[Step]:
+    """Authorize, confirm a part, then confirm or void the rest; unless time is up first."""
     user, payee = two_users(rng)
     part, void = f"{1 + below(rng, 8)}.00", rng.random() < 0.5
 
     async def authorize(client: Client, ledger: Ledger) -> None:
+        expiry = EXPIRY if expires else None
         try:
-            held = await ledger.authorize(user, "USD", "10.00", key=f"{key}-auth")
+            held = await ledger.authorize(user, "USD", "10.00", key=f"{key}-auth", expires_in=expiry)
         except Refusal:
             client.refused.add(("user", f"{key}-auth"))
             return
         client.holds[key] = held.id
-        client.hear("user", f"{key}-auth", client.oracle.receipt(held.id, f"{key}-auth"))
+        if expires:
+            client.expiring.add(str(held.id))
+        client.hear("user", f"{key}-auth", Receipt(envelope=held.id, id=UNTOLD, key=f"{key}-auth"))
+
+    async def pay_out(client: Client, ledger: Ledger, amount: str | None, own: str) -> None:
+        try:
+            client.hear("user", own, await ledger.confirm(client.holds[key], payee, amount, key=own))
+        except (HoldClosed, AccountFrozen):
+            client.refused.add(("user", own))
 
     async def confirm(client: Client, ledger: Ledger) -> None:
         if key in client.holds:
-            receipt = await ledger.confirm(client.holds[key], payee, part, key=f"{key}-part")
-            client.hear("user", f"{key}-part", receipt)
+            await pay_out(client, ledger, part, f"{key}-part")
 
     async def end(client: Client, ledger: Ledger) -> None:
         if key not in client.holds:
             return
         number = client.holds[key]
-        if void:
+        if not void:
+            await pay_out(client, ledger, None, f"{key}-rest")
+            return
+        try:
             client.hear("void", str(number), await ledger.void(number))
-        else:
-            client.hear("user", f"{key}-rest", await ledger.confirm(number, payee, key=f"{key}-rest"))
+        except HoldClosed:
+            if not expires:
+                raise
 
     return [authorize, confirm, end]
 
@@ -232,6 +256,31 @@ def freeze(account: str, key: str) -> list[Step]:
         await ledger.unfreeze(account)
 
     return [cold, thaw, commit(deposit("external:bank", account, "USD", "1.00", key=f"{key}-thaw"))]
+
+
+def flap(account: str) -> list[Step]:
+    """Freeze an account that everybody uses, and thaw it: whoever is half-way through a commit has to begin again."""
+
+    async def cold(_client: Client, ledger: Ledger) -> None:
+        await ledger.freeze(account)
+
+    async def thaw(_client: Client, ledger: Ledger) -> None:
+        await ledger.unfreeze(account)
+
+    return [cold, thaw]
+
+
+def change_policy(account: str) -> Step:
+    """A new policy, which is refused, and rolled back, as long as commits are under way."""
+
+    async def step(_client: Client, ledger: Ledger) -> None:
+        old = (await ledger.account(account)).policy
+        try:
+            await ledger.change_policy(account, UncappedOverdraft() if old == NoOverdraft() else NoOverdraft())
+        except AccountNotEmpty:
+            return
+
+    return step
 
 
 def compact(account: str) -> Step:

@@ -156,6 +156,18 @@ class Kernel:
         self._budget -= 1
         return Moment.BEFORE if only_before or self.faults.random() < 0.5 else Moment.AFTER
 
+    def pause(self, process: Process, seconds: float) -> None:
+        """Let nothing of a process happen for some virtual time: its leases run out, and it does not notice."""
+        if process.alive and process.stopped is None:
+            self.trace.event(process.who, "", "", "pause")
+            self.loop.suspend(process)
+            # In a context of its own: whoever asked for it may be dead by then.
+            self.loop.call_later(seconds, self._resume, process, context=Context())
+
+    def _resume(self, process: Process) -> None:
+        self.trace.event(process.who, "", "", "resume")
+        self.loop.resume(process)
+
     def calm(self) -> None:
         """No more crashes, from the plan or by chance: the time to heal."""
         self._plan.clear()

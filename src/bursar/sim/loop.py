@@ -9,7 +9,8 @@ order in which they were set.
 Everything that is scheduled belongs to an `Owner` (a simulated process; nobody, for the scenario itself), found
 through the contextvars context that asyncio hands along with every callback: a task's steps carry the context of the
 task, a future's callbacks that of whoever waits. Once an owner is dead, what belongs to it is never run again and is
-kept, unfinished, until the end: dropping it would run its `finally` blocks, which a power cut does not.
+kept, unfinished, until the end: dropping it would run its `finally` blocks, which a power cut does not. An owner can
+also be stopped for a while, as a process that the machine has no time for.
 
 Order never comes from memory addresses: tasks hash by their number, because `TaskGroup`, `asyncio.wait` and
 `all_tasks` iterate over sets of them. Bare futures and coroutines keep asyncio's hash (awaiting a subclass of Future
@@ -50,10 +51,11 @@ class Fenced(BaseException):
 class Owner:
     """Whom a callback belongs to. Once `alive` is False, none of its callbacks ever runs again."""
 
-    __slots__ = ("alive",)
+    __slots__ = ("alive", "stopped")
 
     def __init__(self) -> None:
         self.alive = True
+        self.stopped: list[SimHandle] | None = None  # what it would have run, while it is stopped
 
 
 OWNER: Final[ContextVar[Owner | None]] = ContextVar("bursar_sim_owner", default=None)
@@ -226,9 +228,13 @@ class SimLoop(asyncio.AbstractEventLoop):
                     continue  # cancelled
                 context = handle._context
                 owner = context.get(owner_var)
-                if owner is not None and not owner.alive:
-                    dead.append(handle)
-                    continue
+                if owner is not None:
+                    if not owner.alive:
+                        dead.append(handle)
+                        continue
+                    if owner.stopped is not None:
+                        owner.stopped.append(handle)
+                        continue
                 callbacks += 1
                 if callbacks > callbacks_max:
                     raise SimLivelock(f"over {callbacks_max} callbacks at {self.now:.6f} s\n{self._unfinished()}")
@@ -240,6 +246,16 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.callbacks = callbacks
             self._running = False
         return main.result()
+
+    def suspend(self, owner: Owner) -> None:
+        """Run nothing of an owner until it is continued, however much becomes due: what SIGSTOP does."""
+        if owner.stopped is None:
+            owner.stopped = []
+
+    def resume(self, owner: Owner) -> None:
+        """Go on with an owner: all that became due meanwhile is ready now. The dead stay where they are."""
+        stopped, owner.stopped = owner.stopped, None
+        self._ready += stopped or ()
 
     def _advance(self) -> None:
         """Jump to the next timer that still means anything, and make all that are due ready."""

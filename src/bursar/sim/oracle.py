@@ -18,7 +18,7 @@ from itertools import chain
 
 from bursar.model.accounts import Account
 from bursar.model.entries import Kind
-from bursar.model.envelope import Envelope, Receipt, decode_ids, decode_legs, decode_pins
+from bursar.model.envelope import Envelope, decode_ids, decode_legs, decode_pins
 from bursar.model.money import Asset
 from bursar.model.postings import INDEX_BITS, Posting
 from bursar.store.rows import Row, account_of, asset_of, book_of
@@ -81,11 +81,11 @@ class Oracle:
 
     # --- after every commit ------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Judge every envelope announced since the last look."""
+    def look(self, *, others: bool = False) -> None:
+        """Judge every envelope announced since the last look. `others`: also if only other connections have written."""
         db = self.db
         # Inside a transaction there may be events that are rolled back, whose numbers others then get.
-        if db.total_changes == self._changes or db.in_transaction:
+        if (db.total_changes == self._changes and not others) or db.in_transaction:
             return
         self._changes = db.total_changes
         announced = []
@@ -215,7 +215,7 @@ class Oracle:
         Rows of insert-only tables were compared in full when they were announced, and can't be changed and changed
         back: until the end, when every column is asked for, it is enough that they are there, under their hash.
         """
-        self.look()
+        self.look(others=True)
         read = self.db.execute
         spends = dict(read("SELECT posting, envelope FROM spends").fetchall())
         if spends != self.spent:
@@ -308,11 +308,6 @@ class Oracle:
     def keys(self) -> dict[tuple[str, str], tuple[int, str]]:
         """(scope, key) → (envelope, id), of all that was announced; `everything` says that this is all there is."""
         return {(row[2], row[3]): (row[0], row[1].hex()) for row in self.envelopes.values()}
-
-    def receipt(self, seq: int, key: str) -> Receipt:
-        """What a caller would be told of an envelope."""
-        row = self.db.execute("SELECT id FROM envelopes WHERE seq = ?", (seq,)).fetchone()
-        return Receipt(envelope=seq, id=row[0].hex(), key=key)
 
     def unbalanced(self) -> dict[tuple[int, int], tuple[int, int]]:
         """(account, asset) → (what movements add up to, what is live), where the two differ."""

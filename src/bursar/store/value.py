@@ -218,7 +218,7 @@ class Envelopes(Table):
             ("insert_envelope_fenced", [(*head, s.legs, s.pins, s.consumes, s.metadata, saga, fence)]),
             ("insert_involved_fenced", [(a, s.seq, saga, fence) for a in accounts]),
             ("insert_cache_fenced", [(a, asset, s.seq, str(v), saga, fence) for a, asset, v in cache]),
-            ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, self._s.amount), saga, fence)]),
+            ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, self._s.amount), saga, fence, s.seq)]),
             ("insert_event_fenced", [(int(EventKind.COMMITTED), s.seq, 0, saga, fence)]),
         ]
         return (await self._s.together([(name, rows) for name, rows in writes if rows]))[0]

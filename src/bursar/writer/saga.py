@@ -14,7 +14,7 @@ import msgspec
 
 from bursar.model.entries import HoldState, Intent
 from bursar.model.envelope import Receipt, decode_ids, decode_pins
-from bursar.model.errors import Conflict, DatabaseCorrupt, InsufficientFunds, InvalidEntry, Refusal, StalePin
+from bursar.model.errors import Conflict, DatabaseCorrupt, InsufficientFunds, InvalidEntry, KeyReused, Refusal, StalePin
 from bursar.model.ground import Ground
 from bursar.model.plan import validate_and_plan
 from bursar.model.plan_types import Plan
@@ -79,7 +79,13 @@ class SagaCommit:
         tables = self.store.single()
         job = GroupJob(self.heads, [Change((intent,))])
         job.heads = await self._learn_rules(tables, job.paths())
-        data = await self._decide(tables, job, intent)
+        try:
+            data = await self._decide(tables, job, intent)
+        except KeyReused:
+            raise
+        except Refusal as refusal:
+            await self._only_if_unasked(tables, intent, refusal)
+            raise
         if isinstance(data, Receipt):
             return data
         saga = Saga(
@@ -163,6 +169,16 @@ class SagaCommit:
         if claimed or finalizing or free >= asset.minor(refusal.needed):
             raise Lost(f"postings of {refusal.account} are reserved")
 
+    async def _only_if_unasked(self, tables: Tables, intent: Intent, refusal: Refusal) -> None:
+        """A refusal holds only if no earlier try of the same key is being finished by somebody else, or just was."""
+        key = (intent.scope, intent.key)
+        under_way = any((saga.scope, saga.key) == key for saga in await tables.sagas.list())
+        # In this order: a saga that is gone by the first look has left its envelope for the second.
+        if under_way:
+            await self._help(tables, intent)
+        if under_way or await tables.envelopes.taken([key]):
+            raise Lost(f"key {intent.key!r} is being committed by somebody else") from refusal
+
     async def _help(self, tables: Tables, intent: Intent) -> None:
         """Somebody is committing the same key; if they died, finish it for them."""
         for saga in await tables.sagas.list():
@@ -189,7 +205,9 @@ class SagaCommit:
             try:
                 plan, heads = await self._revalidate(tables, data)
             except Refusal as refusal:
-                await self._abandon(tables, saga, fence, ids)
+                if not await self._abandon(tables, saga, fence, ids):
+                    # What refuses us may be our own envelope, finished by whoever has the saga now.
+                    raise Lost("somebody has taken the saga over") from refusal
                 if isinstance(refusal, StalePin):
                     raise Lost("an account has changed") from refusal
                 raise
@@ -199,11 +217,12 @@ class SagaCommit:
             raise Lost("the rules have changed, or somebody has taken the saga over")
         return await self._roll_forward(tables, saga, fence, data)
 
-    async def _abandon(self, tables: Tables, saga: str, fence: int, ids: list[int]) -> None:
+    async def _abandon(self, tables: Tables, saga: str, fence: int, ids: list[int]) -> int:
+        """Let go of everything; 0 if the saga was no longer ours to abandon."""
         if ids:
             await tables.postings.release(ids, saga, fence)
         await tables.balances.release_heads(saga, fence)
-        await tables.sagas.delete(saga, fence)
+        return await tables.sagas.delete(saga, fence)
 
     async def _revalidate(self, tables: Tables, data: SagaData) -> tuple[Plan, Heads]:
         """The same checks again, on what is there now: floors, freezes and pins are judged here, as late as can be."""
