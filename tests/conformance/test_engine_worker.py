@@ -16,6 +16,10 @@ from bursar.model.errors import DatabaseUnavailable
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Retry
+from bursar.store.postgres.store import SETTINGS
+from bursar.store.postgres.store import SQL as POSTGRES
+from bursar.store.sqlite.calls import SQL as LITE
+from bursar.store.sqlite.calls import register
 from bursar.writer import Remember
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -299,3 +303,31 @@ async def test_what_happened_can_not_be_unwritten(place: Place, table: str, stat
         column = "event" if table == "transitions" else "outcome"
         with pytest.raises((sqlite3.Error, asyncpg.PostgresError), match="insert-only"):
             await behind(place, statement.format(table, column), statement.format(f"bursar.{table}", column))
+
+
+@scenario
+async def test_a_scan_reads_what_is_due_and_not_all_that_ever_ended(place: Place) -> None:
+    """Given many records at their end, in tables that nobody has analysed, then the plan is by the index of the due."""
+    flows, values = ["orders"], (1000, "w", 1, 1)
+    async with program(place, World()):
+        if place.engine == "sqlite":
+            connection = sqlite3.connect(place.path)
+            register(connection, lambda: 0)
+            plans = connection.execute(f"EXPLAIN QUERY PLAN {LITE['claim_due']}", ('["orders"]', *values)).fetchall()
+            plan = "\n".join(row[3] for row in plans)
+            connection.close()
+        else:
+            other = await asyncpg.connect(place.url, server_settings=SETTINGS)
+            await other.execute(
+                "INSERT INTO bursar.records (number, flow, id, owner, state, version, attempt, transit, due, worker, "
+                "body, error) SELECT -n, 'orders', n::text, '', 'DONE', 5, 0, 0, NULL, '', '{}', '' "
+                "FROM generate_series(1, 20000) n"
+            )
+            await other.execute(f"PREPARE claim (text[], bigint, text, bigint, bigint) AS {POSTGRES['claim_due']}")
+            found = await other.fetch(f"EXPLAIN EXECUTE claim (ARRAY{flows}, {', '.join(map(repr, values))})")
+            plan = "\n".join(row[0] for row in found)
+            await other.close()
+        assert plan.count("records_due") == 2, plan
+        assert "records_owner" not in plan
+        assert "Seq Scan" not in plan
+        assert "SCAN records" not in plan

@@ -94,12 +94,16 @@ FROM bursar.transitions WHERE record = $1 ORDER BY version
 
 -- name: claim_due
 -- Take records of these flows that are due: ours for the lease. Due later than the cap allows counts as due: a clock had
--- jumped (L24). Arguments: flows, how many, worker, lease, cap.
-WITH found AS MATERIALIZED (  -- once: run again as part of a join, it would lock more than it may
+-- jumped (L24). Arguments: flows, how many, worker, lease, cap. By the index of what is due, from both its ends, and
+-- not by that of flows (hence flow || ''), which has everything that ever ended.
+WITH late AS MATERIALIZED (  -- once: run again as part of a join, it would lock more than it may
+    SELECT number FROM bursar.records WHERE due <= now() AND flow || '' = ANY ($1::text[])
+    ORDER BY due LIMIT $2 FOR UPDATE SKIP LOCKED),
+far AS MATERIALIZED (
     SELECT number FROM bursar.records
-    WHERE due IS NOT NULL AND (due <= now() OR due > now() + $5::bigint * interval '1 microsecond')
-      AND flow = ANY ($1::text[])
-    ORDER BY due LIMIT $2 FOR UPDATE SKIP LOCKED)
+    WHERE due > now() + $5::bigint * interval '1 microsecond' AND flow || '' = ANY ($1::text[])
+    ORDER BY due LIMIT $2 FOR UPDATE SKIP LOCKED),
+found AS (SELECT number FROM late UNION ALL SELECT number FROM far LIMIT $2)
 UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
 FROM found WHERE r.number = found.number
 RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.transit,
@@ -112,7 +116,7 @@ RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.tran
 -- of the page before instead of the cap.
 WITH found AS MATERIALIZED (
     SELECT number FROM bursar.records
-    WHERE due IS NOT NULL AND (due <= now() OR worker IN ('', $3)) AND number > $5 AND flow = ANY ($1::text[])
+    WHERE due IS NOT NULL AND (due <= now() OR worker IN ('', $3)) AND number > $5 AND flow || '' = ANY ($1::text[])
     ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED)
 UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
 FROM found WHERE r.number = found.number

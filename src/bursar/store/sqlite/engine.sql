@@ -84,12 +84,19 @@ ORDER BY version
 
 -- name: claim_due
 -- Take records of these flows that are due: ours for the lease. Due later than the cap allows counts as due: a clock had
--- jumped (L24). Arguments: flows, how many, worker, lease, cap.
+-- jumped (L24). Arguments: flows, how many, worker, lease, cap. By the index of what is due, from both its ends, and
+-- not by that of flows (hence +flow), which has everything that ever ended.
 UPDATE records SET due = now_us() + ?4, worker = ?3
 WHERE number IN (
-    SELECT number FROM records
-    WHERE due IS NOT NULL AND (due <= now_us() OR due > now_us() + ?5) AND flow IN (SELECT value FROM json_each(?1))
-    ORDER BY due LIMIT ?2)
+    SELECT number FROM (
+        SELECT number FROM (
+            SELECT number FROM records WHERE due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
+            ORDER BY due LIMIT ?2)
+        UNION ALL
+        SELECT number FROM (
+            SELECT number FROM records WHERE due > now_us() + ?5 AND +flow IN (SELECT value FROM json_each(?1))
+            ORDER BY due LIMIT ?2))
+    LIMIT ?2)
 RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB),
     CAST(error AS BLOB), since, created_at, updated_at
 
@@ -98,9 +105,9 @@ RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker
 -- of the page before instead of the cap.
 UPDATE records SET due = now_us() + ?4, worker = ?3
 WHERE number IN (
-    SELECT number FROM records
+    SELECT number FROM records INDEXED BY records_due
     WHERE due IS NOT NULL AND (due <= now_us() OR worker IN ('', ?3)) AND number > ?5
-      AND flow IN (SELECT value FROM json_each(?1))
+      AND +flow IN (SELECT value FROM json_each(?1))
     ORDER BY number LIMIT ?2)
 RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB),
     CAST(error AS BLOB), since, created_at, updated_at
