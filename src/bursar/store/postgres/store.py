@@ -207,8 +207,8 @@ class PostgresStore:
                 yield cast("Connection", connection)  # a proxy that behaves like one
         except TimeoutError as error:
             raise DatabaseUnavailable(f"no connection within {CONNECT_TIMEOUT_S} s") from error
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise explain(error) from error
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            raise explain(error) from error  # the last: asyncpg's state, when a connection dies under a statement
 
     @contextlib.asynccontextmanager
     async def unit(self) -> AsyncIterator[Tables]:
