@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, Config, secret
+from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, Config, ConfigRefused, secret
 from bursar.engine import Bell, Worker
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
@@ -23,6 +24,9 @@ from bursar.instance import Bursar
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports
 from bursar.rails.trading import TradingClient
+
+MARKS_S = 1.0  # between two writes of how far the cores are
+T = TypeVar("T")
 
 log = logging.getLogger("bursar.runtime")
 
@@ -66,7 +70,11 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
     """Open it all; in the end finish or park what is in hand. Nobody looks for what is due."""
     async with AsyncExitStack() as stack:
         bursar = await stack.enter_async_context(Bursar(config.database_url, ports=ports))
-        cores = {AccountType(kind.upper()): client_of(config, ports, kind) for kind in config.cores}
+        marks = Marks(ports, config.data)
+        cores = {
+            AccountType(kind.upper()): client_of(config, ports, kind, await marks.seen(kind)) for kind in config.cores
+        }
+        await stack.enter_async_context(marks.kept({kind.value.lower(): client for kind, client in cores.items()}))
         for client in cores.values():
             await stack.enter_async_context(client)
         name = config.worker_name or (role if config.is_embedded else f"{platform.node()}:{role}")
@@ -119,11 +127,83 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
             await asyncio.gather(task, return_exceptions=True)
 
 
-def client_of(config: Config, ports: Ports, kind: str) -> TradingClient:
+class Marks:
+    """The highest sequence that was ever heard from each core, in a file per core (T33).
+
+    A core that was restored from an old disk would tell us that what it acknowledged never happened. It is shown the
+    mark when we connect, and refuses to serve if it is behind. A mark that is a little old is only a weaker one, so it
+    is written now and then, and nobody waits for it.
+    """
+
+    def __init__(self, ports: Ports, folder: str) -> None:
+        self._ports = ports
+        self._folder = folder
+        self._written: dict[str, int] = {}
+
+    async def seen(self, kind: str) -> int:
+        """What was heard before."""
+        return await self._on_lane(lambda: self._read(kind))
+
+    @asynccontextmanager
+    async def kept(self, clients: dict[str, TradingClient]) -> AsyncIterator[None]:
+        """Keep them fresh, and write them once more at the end."""
+        task = asyncio.create_task(self._keep(clients), name="bursar-marks")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._write(clients)
+
+    async def _keep(self, clients: dict[str, TradingClient]) -> None:
+        while True:
+            await self._ports.sleep(MARKS_S)
+            await self._write(clients)
+
+    async def _write(self, clients: dict[str, TradingClient]) -> None:
+        new = {k: c.sequence for k, c in clients.items() if c.sequence > self._written.get(k, 0)}
+        if not new:
+            return
+        try:
+            await self._on_lane(lambda: self._put(new))
+        except OSError as error:
+            log.error("how far the cores are can't be written to %s: %s", self._folder, error)
+
+    async def _on_lane(self, work: Callable[[], T]) -> T:
+        lane = self._ports.lane("marks")
+        try:
+            return await lane.run(work)
+        finally:
+            lane.close()
+
+    def _read(self, kind: str) -> int:
+        files = self._ports.files()
+        files.make_folder(self._folder)
+        if f"{kind}.seen" not in files.names(self._folder):
+            return 0
+        text = files.read(f"{self._folder}/{kind}.seen").decode("ascii", "replace").strip()
+        if not (text.isascii() and text.isdigit()):
+            raise ConfigRefused(f"{self._folder}/{kind}.seen is damaged: {text[:40]!r} is no sequence")
+        self._written[kind] = int(text)
+        return int(text)
+
+    def _put(self, new: dict[str, int]) -> None:
+        files = self._ports.files()
+        for kind, sequence in new.items():
+            path = f"{self._folder}/{kind}.seen"
+            file = files.create(f"{path}.new")
+            file.write(f"{sequence}\n".encode())
+            file.sync()
+            file.close()
+            files.rename(f"{path}.new", path)
+            self._written[kind] = sequence
+
+
+def client_of(config: Config, ports: Ports, kind: str, seen: int = 0) -> TradingClient:
     """A client of one core, not started yet."""
     key = secret(config.core_secret_file(kind), f"core_{kind}_secret_file", CORE_SECRET_BYTES_MIN)
     timeout_s = config.core_timeout_ms / 1000
-    return TradingClient(ports, config.core_address(kind), name=kind, secret=key, timeout_s=timeout_s)
+    return TradingClient(ports, config.core_address(kind), name=kind, secret=key, seen=seen, timeout_s=timeout_s)
 
 
 def alarms(config: Config) -> tuple[Alarm, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -156,3 +157,16 @@ async def test_metrics_count_transfers_by_state(url: str, tmp_path: Path) -> Non
         assert 'bursar_records{flow="transfers",state="COMMITTED"} 1' in answer.text
         assert f'bursar_http_requests_total{{method="POST",route="{TRANSFERS}",status="200"}} 1' in answer.text
         assert f'bursar_http_request_seconds_count{{route="{TRANSFERS}"}} 1' in answer.text
+
+
+@scenario
+async def test_a_core_that_has_forgotten_is_not_believed(url: str, tmp_path: Path) -> None:
+    """T33, across a restart of the server: a core on an older disk than we have heard of serves nobody."""
+    async with office(url, tmp_path) as here:
+        await here.fund(ALICE, "100")
+        assert (await here.transfer(ALICE, F, S, "10")).status_code == 200
+    assert int((tmp_path / "spot.seen").read_text()) > 0
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2), office(url, tmp_path):
+            pass

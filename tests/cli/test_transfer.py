@@ -30,7 +30,7 @@ def operate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             async def silent(_item: Any) -> Answer:
                 return Answer(outcome=Outcome.TIMEOUT, message="no answer")
 
-            here.runtime.transfers.rails[AccountType.FUNDING].withdraw = silent  # type: ignore[method-assign]
+            monkeypatch.setattr(here.runtime.transfers.rails[AccountType.FUNDING], "withdraw", silent)
             answer = await here.transfer(ALICE, "FUNDING", "SPOT", "10")
             assert answer.json()["fsm_state"] == "SOURCE_PENDING"
 
