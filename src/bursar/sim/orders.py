@@ -160,13 +160,11 @@ class OrderOracle(Oracle):
         self._history: dict[int, list[tuple[object, ...]]] = {}
         (self._transit,) = self.db.execute("SELECT id FROM accounts WHERE path = ?", (TRANSIT,)).fetchone()
 
-    def look(self) -> None:
+    def look(self, *, others: bool = True) -> None:
         """After every commit of any process."""
-        if self.db.in_transaction:
-            return
-        self._changes = -1  # another process writes through another connection, which this one does not count
-        super().look()
-        self.records()
+        if not self.db.in_transaction:
+            super().look(others=others)
+            self.records()
 
     def records(self) -> None:
         """Every record is where its history says, and its money is where it says."""
