@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.builders import Place, outcome, scenario, seed
+from tests.conformance.test_callers_transaction import Theirs
 from tests.toy import Order, Program, World, program
 
 from bursar.engine import Started
@@ -15,7 +16,7 @@ from bursar.model.entries import Intent, Leg
 from bursar.model.errors import Conflict, InsufficientFunds, InvalidName, LimitExceeded, OtherRequest
 from bursar.model.outcome import Outcome
 from bursar.store.group import Broken
-from bursar.writer import Change, Limit, Remember
+from bursar.writer import Change, Limit, Move, Passage, Remember
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -293,3 +294,26 @@ async def test_a_start_whose_commit_was_not_heard_of_is_found_again(
         assert not unheard
         assert (started.replayed, await count(p)) == (False, 2)
         assert (await p.now(started.record)).state == "DONE"
+
+
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
+@scenario
+async def test_an_operation_in_the_callers_own_transaction(place: Place, how: str) -> None:
+    """Entry, answer, record and limit are there if and when the caller commits; asked again in it, the same answer."""
+    async with program(place, World()) as p:
+        await seed(p.ledger, "alice", "10")
+        move = Move(flow="orders", id="o", version=0, passages=(Passage("", "CREATED", "NEW"),), actor="x", delay_us=1)
+        change = msgspec.structs.replace(operation("o-1", 5), moves=(move,), limits=(limit(1),))
+        theirs = await Theirs(place).begin()
+        first = await p.engine.writer.apply_in(theirs.connection, change)
+        again = await p.engine.writer.apply_in(theirs.connection, change)
+        await theirs.end(how)
+        assert (len(first.records), first.remembered is not None and first.remembered.replayed) == (1, False)
+        assert (len(again.records), again.remembered is not None and again.remembered.replayed) == (0, True)
+        happened = int(how == "COMMIT")
+        assert (await p.balances())[2] == 5 * happened
+        assert await count(p) == happened
+        later = await p.engine.writer.apply(change)
+        assert later.remembered is not None
+        assert later.remembered.replayed == bool(happened)
+        assert await count(p) == 1
