@@ -19,7 +19,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Asked = Request[Any, Any, Any]
 
 
-@get("/healthz", summary="Whether the process lives", tags=["health"])
+@get("/healthz", summary="Whether the process lives", security=[{}], tags=["health"])
 async def healthz() -> Health:
     """It does, or there would be no answer."""
     return Health(status="ok")
@@ -29,6 +29,7 @@ async def healthz() -> Health:
     "/readyz",
     summary="Whether it can work: database and cores",
     responses=also(503, Readiness, "Something is missing."),
+    security=[{}],
     tags=["health"],
 )
 async def readyz(request: Asked) -> Response[Readiness]:
@@ -43,7 +44,7 @@ async def readyz(request: Asked) -> Response[Readiness]:
     return Response(Readiness(ready=ready, database=database, cores=cores), status_code=200 if ready else 503)
 
 
-@get("/metrics", summary="Prometheus' text format", media_type=TEXT, tags=["health"])
+@get("/metrics", summary="Prometheus' text format", media_type=TEXT, security=[{}], tags=["health"])
 async def metrics(request: Asked) -> Response[str]:
     """Requests, transfers by state and how long the oldest is there, alerts, cores."""
     traffic: Traffic = request.app.state["traffic"]

@@ -63,7 +63,7 @@ REFUSED = 422
 _BY_STATUS = {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED, 413: PAYLOAD_TOO_LARGE, 415: UNSUPPORTED_MEDIA_TYPE}
 
 
-class ProblemDetails(msgspec.Struct, frozen=True, kw_only=True):
+class ProblemDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a request was refused."""
 
     title: str
