@@ -209,6 +209,27 @@ async def test_a_worker_stops_when_told(place: Place) -> None:
         assert p.engine.in_hand == 2
 
 
+@scenario
+async def test_a_stop_during_a_look_is_not_slept_through(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    async with program(place, world) as p:
+        for n in range(5):
+            world.hangs[f"o-{n}"] = asyncio.Event()
+            await p.order(f"o-{n}")
+        worker = Worker(p.engine, scan_s=500, driven_max=2)
+        real = worker.look
+
+        async def look() -> int:
+            found = await real()
+            worker.stop()
+            return found
+
+        monkeypatch.setattr(worker, "look", look)
+        async with asyncio.timeout(5):
+            await worker.run()
+        assert p.engine.in_hand == 2
+
+
 # --- process_now, finish -------------------------------------------------------------------------------------------
 
 

@@ -124,6 +124,8 @@ class Worker:
 
     async def _pause(self) -> None:
         """Until the next look: a while, or as soon as a page that was left out fits again."""
+        if self._stop.is_set():
+            return  # said during the last look: clearing what it had set would sleep through it
         self._room.clear()
         more = asyncio.ensure_future(self._room.wait() if not self._looked or self._queue else self._stop.wait())
         nap = asyncio.ensure_future(self.ports.sleep(self.scan_s))
