@@ -13,7 +13,6 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
-from functools import lru_cache
 from itertools import chain
 
 from bursar.model.accounts import Account
@@ -38,9 +37,6 @@ _POSTINGS = (
 )
 CREATED = f"{_POSTINGS} BETWEEN ? AND ?"
 CREATED_AND_CONSUMED = f"{CREATED} UNION ALL {_POSTINGS} IN (SELECT value FROM json_each(?))"
-
-# An account's version is decoded and hashed once for all seeds: it is a function of its row, and the row is read anew.
-_account = lru_cache(maxsize=4096)(account_of)
 
 
 class Violation(AssertionError):
@@ -204,7 +200,7 @@ class Oracle:
             row = self.db.execute(sql, pin).fetchone()
             if row is None:
                 raise Violation(f"I8: an envelope was validated against account version {pin}, which does not exist")
-            self._versions[pin] = _account(row)
+            self._versions[pin] = account_of(row)
         return self._versions[pin]
 
     # --- at every crash and at the end -----------------------------------------------------------------------------
@@ -285,7 +281,7 @@ class Oracle:
         (versions,) = self.db.execute("SELECT count(*) FROM accounts").fetchone()
         if versions != self._heads_of:
             sql = "SELECT id, path, max(version), policy, status, book FROM accounts GROUP BY id"
-            self._heads = {row[0]: _account(row) for row in self.db.execute(sql)}
+            self._heads = {row[0]: account_of(row) for row in self.db.execute(sql)}
             self._heads_of = versions
         return self._heads
 

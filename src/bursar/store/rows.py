@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -42,13 +43,14 @@ def book_of(row: Row) -> Book:
 
 def account_of(row: Row) -> Account:
     """id, path, version, policy, status, book → Account."""
+    return _account(*row[:6])
+
+
+# A version of an account never changes: what was worked out of it once (its hash, its bytes) is good for all readers.
+@lru_cache(maxsize=16_384)
+def _account(id_: int, path: str, version: int, policy: str, status: str, book: str) -> Account:
     return Account(
-        id=row[0],
-        path=row[1],
-        version=row[2],
-        policy=decode_policy(row[3]),
-        status=AccountStatus(row[4]),
-        book=row[5],
+        id=id_, path=path, version=version, policy=decode_policy(policy), status=AccountStatus(status), book=book
     )
 
 
