@@ -24,6 +24,7 @@ from bursar import Bursar
 from bursar.audit import audit
 from bursar.engine import Answer, Item, Operators, Worker
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
+from bursar.model.errors import AccountNotEmpty, Conflict
 from bursar.model.outcome import UNKNOWNS, Outcome
 from bursar.model.retry import Retry
 from bursar.rails.trading import Status
@@ -330,6 +331,26 @@ async def test_a_frozen_target_that_comes_too_late_gives_back_to_a_frozen_source
         rail.deposit = freeze_first  # type: ignore[method-assign]
         view = await here.move(FUNDING, SPOT, "10")
         assert (view.state, view.error) == ("ROLLED_BACK", "")
+        assert await here.standing() == ("100.000000", 0)
+
+
+@scenario
+async def test_an_account_with_money_in_transit_cannot_close(place: Place, tmp_path: Path) -> None:
+    """Otherwise a refund would find its account closed, and bookings of outside facts are never refused (T35)."""
+    async with exchange(place, tmp_path) as here:
+        account = f"user:{ALICE}:funding"
+        here.break_rail(AccountType.SPOT, "deposit", *[Outcome.TIMEOUT] * 3, Outcome.EXPLICIT_FAIL)
+        view = await here.transfers.create(
+            Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="100"), deadline_s=0
+        )
+        refused = 0
+        while (await here.transfers.get(ALICE, view.req_id)).state == "PENDING":
+            if (await here.transfers.get(ALICE, view.req_id)).fsm_state != "SOURCE_PENDING":
+                with contextlib.suppress(Conflict), pytest.raises(AccountNotEmpty):
+                    await here.bursar.ledger.close(account)
+                refused += 1
+        assert (await here.transfers.get(ALICE, view.req_id)).state == "ROLLED_BACK"
+        assert refused
         assert await here.standing() == ("100.000000", 0)
 
 

@@ -287,6 +287,10 @@ async def _check_empty(unit: Tables, head: Account) -> None:
         raise AccountNotEmpty(head.path, "it still has a balance")
     if await unit.holds.open_of(head.id):
         raise AccountNotEmpty(head.path, "it still has open holds")
+    if await unit.accounts.in_transit(head.id):
+        raise AccountNotEmpty(
+            head.path, "money of it is in transit and may have to come back; wait until it has arrived"
+        )
 
 
 async def _change_guards(unit: Tables, head: Account, new: Account) -> None:

@@ -86,6 +86,10 @@ class Accounts(Table):
         rows = await self._s.rows("standings", [path for path, _ in wanted], [asset for _, asset in wanted])
         return {row[0]: (AccountStatus(row[1]), int(row[2] or 0)) for row in rows}
 
+    async def in_transit(self, account: int) -> int:
+        """How many postings in transit came from it and may have to go back."""
+        return int(await self._one("in_transit_of", account))
+
     async def versions(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Account]:
         """Exact versions by (number, version)."""
         pairs = list(wanted)

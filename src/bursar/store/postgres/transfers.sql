@@ -17,3 +17,9 @@ RETURNING node, (extract(epoch FROM since) * 1000000)::bigint
 -- It is still ours, for so long.
 UPDATE bursar.nodes SET until = now() + $3::bigint * interval '1 microsecond' WHERE node = $1 AND holder = $2
 RETURNING node
+
+-- name: in_transit_of
+-- How many postings in transit an account's own entries have put there: money that may have to come back (T35).
+SELECT count(*) FROM bursar.accounts t JOIN bursar.live_postings l ON l.account = t.id
+JOIN bursar.involved i ON i.envelope = l.posting >> 16 AND i.account = $1
+WHERE t.version = 1 AND t.path >= 'transit:' AND t.path < 'transit;'

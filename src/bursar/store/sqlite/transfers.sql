@@ -15,3 +15,9 @@ RETURNING node, since
 -- name: renew_node
 -- It is still ours, for so long.
 UPDATE nodes SET until = now_us() + ?3 WHERE node = ?1 AND holder = ?2 RETURNING node
+
+-- name: in_transit_of
+-- How many postings in transit an account's own entries have put there: money that may have to come back (T35).
+SELECT count(*) FROM accounts t JOIN live_postings l ON l.account = t.id
+JOIN involved i ON i.envelope = l.posting >> 16 AND i.account = ?1
+WHERE t.version = 1 AND t.path >= 'transit:' AND t.path < 'transit;'
