@@ -25,6 +25,7 @@ PREFIX = "BURSAR_"
 # Read elsewhere, so not unknown: which file, tracebacks, what tests run on and how long.
 OTHER_VARIABLES = frozenset(
     {"BURSAR_CONFIG", "BURSAR_TRACEBACK", "BURSAR_POSTGRES_BIN", "BURSAR_SIM_SEEDS", "BURSAR_TRADING_SEEDS"}
+    | {"BURSAR_TRANSFERS_SEEDS", "BURSAR_ENGINE_SEEDS"}
 )
 CHILD = "child"
 CORES = ("spot", "future", "margin")
@@ -198,6 +199,9 @@ class Config:
     retry_backoff_max_ms: int = setting(60_000, _whole(1, 60 * MINUTE_MS), "What it doubles to at most.")
     alert_threshold: int = setting(10, _whole(1, 1_000_000), "Calls without an answer before people are told.")
     alert_after_s: int = setting(300, _whole(1, 86_400), "Seconds in one state before people are told.")
+    audit_interval_s: int = setting(
+        60, _whole(0, 86_400), "Between two looks at what must be conserved; 0: none. If it is not, no new transfers."
+    )
     driven_max: int = setting(512, _whole(1, 100_000), "Transfers that the worker drives at once.")
 
     @property

@@ -19,8 +19,10 @@ from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, Config, ConfigRefused, s
 from bursar.engine import Bell, Worker
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
+from bursar.flows.transfers.conservation import watch
 from bursar.flows.transfers.flow import ALARMS
 from bursar.instance import Bursar
+from bursar.model.errors import BursarError
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports
 from bursar.rails.trading import TradingClient
@@ -120,11 +122,23 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
     """The same, and a worker that drives whatever is due."""
     async with opened(config, ports, role) as runtime:
         task = asyncio.create_task(runtime.worker.run(), name="bursar-worker")
+        watching = asyncio.create_task(_watch(runtime), name="bursar-watch")
         try:
             yield runtime
         finally:
             runtime.worker.stop()
-            await asyncio.gather(task, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(task, watching, return_exceptions=True)
+
+
+async def _watch(runtime: Runtime) -> None:
+    """See all the time that nothing is lost or made; what can't be asked just now is asked next time."""
+    while runtime.config.audit_interval_s:
+        await runtime.ports.sleep(runtime.config.audit_interval_s)
+        try:
+            await watch(runtime.transfers, runtime.cores)
+        except BursarError as error:
+            log.error("the audit failed, the next one comes in %s s: %s", runtime.config.audit_interval_s, error)
 
 
 class Marks:

@@ -24,6 +24,8 @@ from bursar import Bursar
 from bursar.audit import audit
 from bursar.engine import Answer, Item, Operators, Worker
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
+from bursar.flows.transfers.conservation import conservation, watch
+from bursar.flows.transfers.transfers import NEW_TRANSFERS
 from bursar.model.errors import AccountNotEmpty, Conflict
 from bursar.model.outcome import UNKNOWNS, Outcome
 from bursar.model.retry import Retry
@@ -417,6 +419,55 @@ async def test_money_in_flight_is_somebodys_at_every_moment(place: Place, tmp_pa
         held.set()
         assert {view.state for view in await asyncio.gather(*going)} == {"COMMITTED"}
         assert await broken(here) == set()
+
+
+@scenario
+async def test_core_and_ledger_agree_while_both_work(place: Place, tmp_path: Path) -> None:
+    """I5 at any moment under load, in both directions and with money coming back; and not after a deposit by hand."""
+    async with exchange(place, tmp_path, funds="1000") as here:
+        client = await here.core.client()
+        for _ in range(20):
+            await here.move(FUNDING, SPOT, "10")
+        here.break_rail(AccountType.FUNDING, "deposit", *[Outcome.EXPLICIT_FAIL, (Outcome.TIMEOUT,)] * 5)
+        here.break_rail(AccountType.SPOT, "deposit", *[(Outcome.TIMEOUT,), Outcome.EXPLICIT_FAIL] * 5)
+        going = [asyncio.create_task(here.move(*DIRECTIONS[n % 2], "1")) for n in range(60)]
+        looks = 0
+        while not all(task.done() for task in going):
+            finding = await conservation(here.transfers, AccountType.SPOT, client)
+            assert (finding.broken, finding.judged) == ([], True)
+            looks += 1
+        await asyncio.gather(*going)
+        finding = await conservation(here.transfers, AccountType.SPOT, client)
+        assert (finding.ok, finding.judged, looks > 0) == (True, True, True)
+        await client.deposit(1, ALICE, "USDT", 1)
+        finding = await conservation(here.transfers, AccountType.SPOT, client)
+        assert not finding.ok
+        assert "USDT" in finding.broken[0]
+
+
+@scenario
+async def test_broken_conservation_stops_new_transfers_and_not_refunds(place: Place, tmp_path: Path) -> None:
+    """Conservation broken behind our back: critical, new transfers stop, refunds go on; one alert, not one per look."""
+    async with exchange(place, tmp_path) as here:
+        client = await here.core.client()
+        cores = {AccountType.SPOT: client}
+        here.break_rail(AccountType.SPOT, "deposit", *[Outcome.TIMEOUT] * 20, Outcome.EXPLICIT_FAIL)
+        under_way = await here.move(FUNDING, SPOT, "10", client_order_id="before")
+        assert all(finding.ok for finding in await watch(here.transfers, cores))
+        await client.deposit(1, ALICE + 1, "USDT", 1)
+        for _ in range(2):
+            assert [f.invariant for f in await watch(here.transfers, cores) if not f.ok] == ["I5"]
+        alerts = await here.bursar.store.read.alerts.open()
+        assert [(alert.reason, alert.severity) for alert in alerts if alert.record == 0] == [
+            ("I5 is broken", "critical")
+        ]
+        async with asyncio.timeout(20):
+            while NEW_TRANSFERS not in here.transfers.engine.paused:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await here.refused(FUNDING, SPOT, "1") is Code.TRANSFERS_PAUSED
+        assert (await here.move(FUNDING, SPOT, "10", client_order_id="before")).req_id == under_way.req_id
+        await here.until(under_way, "ROLLED_BACK")
+        assert await here.standing() == ("100.000000", 0)
 
 
 def hold_after(here: Exchange, kind: AccountType, op: str, until: asyncio.Event, reached: list[str]) -> None:

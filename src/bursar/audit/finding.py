@@ -20,6 +20,9 @@ INVARIANTS: dict[str, str] = {
     "I8": "envelopes hash to their ids, and each conserves every asset",
 }
 
+# Checked by those who know the other side, and reported alike.
+ELSEWHERE: dict[str, str] = {"I5": "a core's total is what the ledger has booked there, and what is about to be"}
+
 Progress = Callable[[str, int, int], None]  # what is being looked at, how much of it is done, of how much (0: unknown)
 
 
@@ -37,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def meaning(self) -> str:
         """What the invariant says."""
-        return INVARIANTS[self.invariant]
+        return (INVARIANTS | ELSEWHERE)[self.invariant]
 
 
 class Evidence:

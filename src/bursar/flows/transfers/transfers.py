@@ -57,6 +57,7 @@ COUNT_MAX = 2**62
 NEWEST = 2**63 - 1
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 CREATE = "create"
+NEW_TRANSFERS = ("flow", "new transfers")  # as a pause: none are started, those under way go on
 TERMINAL = {state.name for state in MACHINE.states if state.kind is Kind.TERMINAL}
 
 
@@ -135,6 +136,10 @@ class Transfers:
         """Check, write down, drive; the answer is at its end, or PENDING."""
         if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
             return first
+        if NEW_TRANSFERS in self.engine.paused:
+            raise TransferRefused(
+                Code.TRANSFERS_PAUSED, "no new transfers for now; those under way go on, try again later"
+            )
         assets = await self._assets_now()
         transfer = check_request(request, assets, self.rails.keys(), self.safety_factor)
         source, target = await asyncio.gather(
