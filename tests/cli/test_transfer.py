@@ -89,3 +89,14 @@ def test_a_token_for_trying_out(operate: Any) -> None:
     assert (claims["sub"], claims["roles"], claims["exp"] - claims["iat"]) == (str(ALICE), ["user"], 60)
     for words in ((), ("--user", "alice"), ("--subject", "anna"), ("--subject", "anna", "--role", "root")):
         assert operate("token", *words).code == 2, words
+
+
+def test_new_transfers_are_stopped_and_allowed_again(operate: Any) -> None:
+    create = ("transfer", "create", "--user", str(ALICE), "--from", "FUNDING", "--to", "SPOT", "USDT", "1.00")
+    assert operate("--json", "transfer", "stop", "--actor", "anna", "--reason", "ticket 17").json == {"stopped": True}
+    assert operate("--json", "transfer", "stop", "--actor", "bob", "--reason", "me too").json == {"stopped": False}
+    refused = operate(*create)
+    assert refused.code != 0
+    assert "TRANSFERS_PAUSED" in refused.err
+    assert operate("--json", "transfer", "allow").json == {"allowed": True}
+    assert "TRANSFERS_PAUSED" not in operate(*create).err

@@ -190,6 +190,34 @@ def acknowledge(ctx: click.Context, record: int, reason: str, actor: str) -> Non
     _run(ctx, work)
 
 
+@transfer.command(examples='bursar transfer stop --actor anna --reason "ticket 17"')
+@actor_option
+@reason_option
+@click.pass_context
+def stop(ctx: click.Context, actor: str, reason: str) -> None:
+    """Start no new transfers, on any host. Those under way go on, and so do refunds."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        was_on = await runtime.transfers.stop_new(actor, reason)
+        words = "no new transfers are started" if was_on else "none were started before either"
+        out.show({"stopped": was_on}, lambda: words)
+
+    _run(ctx, work)
+
+
+@transfer.command(examples="bursar transfer allow")
+@click.pass_context
+def allow(ctx: click.Context) -> None:
+    """Start new transfers again, after `stop` or after the audit found something broken and it was mended."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        was_off = await runtime.transfers.allow_new()
+        words = "new transfers are started again" if was_off else "they were not stopped"
+        out.show({"allowed": was_off}, lambda: words)
+
+    _run(ctx, work)
+
+
 def _told(out: Output, record: Record, what: str) -> None:
     fact: dict[str, Any] = {"req_id": record.id, "state": record.state, "what": what}
     out.show(fact, lambda: f"{record.id} is {record.state}: {what}")

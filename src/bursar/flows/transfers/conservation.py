@@ -18,7 +18,7 @@ import msgspec
 from bursar.audit import Finding, audit
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.request import AccountType, Transfer, core_account
-from bursar.flows.transfers.transfers import NEW_TRANSFERS, Transfers
+from bursar.flows.transfers.transfers import Transfers
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.rails.trading import Op, TradingClient
@@ -38,7 +38,7 @@ async def watch(transfers: Transfers, cores: Mapping[AccountType, TradingClient]
             continue
         message = f"{finding.meaning}: {'; '.join(finding.broken[:3])}"
         await transfers.engine.alert(None, f"{finding.invariant} is broken", "critical", message)
-        await transfers.ledger.store.single().pauses.add(*NEW_TRANSFERS, "audit", f"{finding.invariant} is broken")
+        await transfers.stop_new("audit", f"{finding.invariant} is broken")
     return findings
 
 

@@ -116,6 +116,7 @@ class Transfers:
         self._ids = Snowflakes(ledger.store)
         self._assets: Mapping[str, Asset] = {}
         self._assets_read = float("-inf")
+        self._stopped = False
 
     async def prepare(self) -> None:
         """The accounts of ours that transfers need. Twice is once."""
@@ -136,11 +137,11 @@ class Transfers:
         """Check, write down, drive; the answer is at its end, or PENDING."""
         if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
             return first
-        if NEW_TRANSFERS in self.engine.paused:
+        assets = await self._assets_now()
+        if self._stopped:
             raise TransferRefused(
                 Code.TRANSFERS_PAUSED, "no new transfers for now; those under way go on, try again later"
             )
-        assets = await self._assets_now()
         transfer = check_request(request, assets, self.rails.keys(), self.safety_factor)
         source, target = await asyncio.gather(
             self.rails[transfer.source].look(transfer), self.rails[transfer.target].look(transfer)
@@ -150,6 +151,14 @@ class Transfers:
         if not replayed:
             record = await self.engine.process_now(record, deadline_s)
         return await self._view(record, replayed=replayed)
+
+    async def stop_new(self, actor: str, reason: str) -> bool:
+        """Start no new transfers; those under way go on. Whether they were started until now."""
+        return await self.ledger.store.single().pauses.add(*NEW_TRANSFERS, actor, reason)
+
+    async def allow_new(self) -> bool:
+        """And start them again. Whether they were stopped."""
+        return await self.ledger.store.single().pauses.drop(*NEW_TRANSFERS)
 
     async def get(self, user: int | None, req_id: str) -> View:
         """A user's own transfer; somebody else's is as if it were not there. Without a user, anybody's."""
@@ -166,10 +175,12 @@ class Transfers:
         return [await self._view(record) for record in found]
 
     async def _assets_now(self) -> Mapping[str, Asset]:
-        """All assets, at most a moment old: their status and bounds may change in another process."""
+        """All assets, and whether new transfers are stopped, at most a moment old: another process may change both."""
         now = self.ledger.store.ports.monotonic()
         if now - self._assets_read > ASSETS_S:
             self._assets = await self.ledger.assets()
+            paused = await self.ledger.store.read.pauses.list()
+            self._stopped = NEW_TRANSFERS in {(pause.kind, pause.name) for pause in paused}
             self._assets_read = now
         return self._assets
 
