@@ -29,7 +29,7 @@ def check(told: dict[str, Any]) -> None:
     assert told["unanswered"] > 0
     assert told["had_happened"] + told["happened_now"] + told["refused_now"] == told["unanswered"]
     assert told["committed"] == told["envelopes"] > 100
-    assert [f["ok"] for f in told["audit"]] == [True] * 4
+    assert [f["ok"] for f in told["audit"]] == [True] * 6
 
 
 def test_it_tells_its_story_and_ends_by_itself(tmp_path: Path) -> None:

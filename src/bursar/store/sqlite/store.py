@@ -261,22 +261,23 @@ def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
     if have and not migrate:
         raise DatabaseOlder(have, VERSION)
     applied = []
-    for number, _name, text in MIGRATIONS:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            # Looked at again inside the transaction: another process may have been faster.
-            (have,) = connection.execute("PRAGMA user_version").fetchone()
-            if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
+    # All in one transaction: whoever else opens the file for the first time must not find it half-way.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Looked at again inside the transaction: another process may have been faster.
+        (have,) = connection.execute("PRAGMA user_version").fetchone()
+        if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
+        for number, _name, text in MIGRATIONS:
             if have < number:
                 for statement in _statements(text):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {number}")
                 applied.append(number)
-            connection.execute("COMMIT")
-        except BaseException:
-            calls.roll_back(connection)
-            raise
+        connection.execute("COMMIT")
+    except BaseException:
+        calls.roll_back(connection)
+        raise
     return applied
 
 
