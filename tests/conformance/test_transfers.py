@@ -219,6 +219,31 @@ async def test_one_client_order_id_is_one_transfer(place: Place, tmp_path: Path)
         assert await here.funding() == "90.000000"
 
 
+@pytest.mark.parametrize("order", ["", "mine"])
+@scenario
+async def test_a_request_whose_commit_was_not_heard_of_is_one_transfer(
+    place: Place, tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is written and the connection breaks: asked again, the database says that it is there already."""
+    async with exchange(place, tmp_path) as here:
+        writer = here.bursar.ledger.writer
+        real = writer.apply
+        lost: list[str] = []
+
+        async def apply(change: Any) -> Any:
+            done = await real(change)
+            if change.moves and change.moves[0].version == 0 and not lost:
+                lost.append(change.moves[0].id)
+                return await real(change)  # as the writer does after a broken COMMIT
+            return done
+
+        monkeypatch.setattr(writer, "apply", apply)
+        view = await here.move(FUNDING, SPOT, "10", client_order_id=order)
+        assert (view.state, lost) == ("COMMITTED", [view.req_id])
+        assert len(await here.transfers.list(ALICE)) == 1
+        assert await here.standing() == ("90.000000", 10_000_000)
+
+
 @scenario
 async def test_a_valid_retry_is_never_refused_by_a_limit_or_a_balance(place: Place, tmp_path: Path) -> None:
     async with exchange(place, tmp_path, limits=Limits(per_second=None, per_day=1)) as here:

@@ -216,7 +216,12 @@ class Transfers:
                     limits=self._limits(transfer),
                 )
             except RecordMoved:
-                continue  # somebody has that id: the database has the last word (T10)
+                # It is there: ours, if the reply to its COMMIT was lost, and then another one would pay twice; or
+                # somebody has that id, and the database has the last word (T10).
+                found = await self.engine.get(self.flow.name, req_id)
+                if found is not None and found.owner == str(request.user) and self.flow.item(found).body == transfer:
+                    return found, False
+                continue
             except OtherRequest:
                 raise _other(request) from None
             except LimitExceeded as refusal:
