@@ -166,7 +166,7 @@ class ThrowawayPostgres:
         atexit.register(self.close)
         try:
             self._make_cluster(settings or {})
-        except BaseException:
+        except BaseException:  # also Ctrl-C: no half-made cluster is left behind; the error goes on
             self.close()
             raise
 
@@ -185,7 +185,7 @@ class ThrowawayPostgres:
             return
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self._try_start(deadline):
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # a real server, which tells nobody when it is ready
 
     def stop(self) -> None:
         """Shut down in good order: open transactions are rolled back, a checkpoint is written."""
@@ -281,7 +281,7 @@ class ThrowawayPostgres:
             if time.monotonic() > deadline:
                 self.kill()
                 raise PostgresFailedError(f"PostgreSQL did not start in time:\n{self._log_tail(log_start)}")
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # a real server, which tells nobody when it is ready
         self._server = None
         self._tell_guard(0)
         said = self._log_tail(log_start)

@@ -23,7 +23,7 @@ class Bursar:
         self.store = connect(self.url, self._ports, split=self._split)
         try:
             await self.store.open(migrate=self._migrate)
-        except BaseException:
+        except BaseException:  # also a cancellation: nothing was written yet, let go and pass it on
             await self.store.close()
             raise
         self.ledger = Ledger(self.store)

@@ -293,7 +293,7 @@ class SystemFiles:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
+        except BaseException:  # somebody has the lock: don't keep the descriptor, and say so
             os.close(fd)
             raise
         return lambda: os.close(fd)  # the lock goes with the descriptor, also when the process dies

@@ -120,4 +120,4 @@ def until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
+        time.sleep(0.005)  # between two looks at a real process, until a deadline

@@ -34,7 +34,7 @@ def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
             if found := condition():
                 return found
         assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two looks at a real process, until a deadline
 
 
 def alive(pid: int) -> bool:

@@ -50,7 +50,7 @@ def wait_until_gone(pid: int, directory: Path) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while process_exists(pid) or directory.exists():
         assert time.monotonic() < deadline, f"server {pid} or {directory} is still there"
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two looks at a real process, until a deadline
 
 
 def make_installation(directory: Path) -> Path:

@@ -16,38 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bursar.flows.transfers import MACHINE as TRANSFERS
 from bursar.model.machine import Arrow, Flaw, ImpossibleEvent, Kind, Machine, MachineRefused, State, UnknownState
 from bursar.model.outcome import UNKNOWNS, Outcome
 
 REST, CALL, WAIT, TERMINAL = Kind.REST, Kind.CALL, Kind.WAIT, Kind.TERMINAL
 SUCCESS, EXPLICIT_FAIL, TIMEOUT = Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.TIMEOUT
 SVG = "{http://www.w3.org/2000/svg}"
-
-TRANSFERS = Machine(
-    name="transfers",
-    initial="INIT",
-    events=("SOURCE_CALL", "TARGET_CALL"),
-    states=(
-        State("INIT", REST, 0),
-        State("SOURCE_PENDING", CALL, 10, action="withdraw"),
-        State("SOURCE_DONE", REST, 20, in_flight=True),
-        State("TARGET_PENDING", CALL, 30, in_flight=True, action="deposit"),
-        State("COMMITTED", TERMINAL, 40),
-        State("FAILED", TERMINAL, -10, gives_back=True),
-        State("COMPENSATING", CALL, -20, in_flight=True, gives_back=True, action="refund"),
-        State("ROLLED_BACK", TERMINAL, -30, gives_back=True),
-    ),
-    arrows=(
-        Arrow("INIT", "SOURCE_CALL", "SOURCE_PENDING"),
-        Arrow("SOURCE_PENDING", SUCCESS, "SOURCE_DONE"),
-        Arrow("SOURCE_PENDING", EXPLICIT_FAIL, "FAILED"),
-        Arrow("SOURCE_DONE", "TARGET_CALL", "TARGET_PENDING"),
-        Arrow("TARGET_PENDING", SUCCESS, "COMMITTED"),
-        Arrow("TARGET_PENDING", EXPLICIT_FAIL, "COMPENSATING"),
-        Arrow("COMPENSATING", SUCCESS, "ROLLED_BACK"),
-        Arrow("COMPENSATING", EXPLICIT_FAIL, "COMPENSATING"),
-    ),
-)
 
 SMALL = (
     State("BEGUN", REST),

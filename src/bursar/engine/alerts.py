@@ -38,7 +38,7 @@ class Bell:
             for sink in self._sinks:
                 try:
                     await sink(alert)
-                except Exception:
+                except Exception:  # whatever a sink does: the alert stays undelivered, so nothing is lost by going on
                     failed = True
                     log.exception("an alert could not be delivered; it will be tried again: %s", alert.message)
             if not failed:

@@ -211,7 +211,7 @@ class Scenario:
                 if (now.fsm_state, now.client_order_id) != (view.fsm_state, order):
                     raise Violation(f"{order} was told {view.fsm_state}, and is {now.fsm_state}")
                 if view.fsm_state == "COMMITTED":
-                    minor = round(float(view.amount) * 100) * (1 if view.target is AccountType.SPOT else -1)
+                    minor = int(view.amount.replace(".", "")) * (1 if view.target is AccountType.SPOT else -1)
                     expected[view.user][0] -= minor
                     expected[view.user][1] += minor
         asked = sum(len(caller.told) for caller in self.callers)

@@ -86,7 +86,7 @@ class Core:
         started = ports.monotonic()
         try:
             await core._lane.run(core._recover)
-        except BaseException:
+        except BaseException:  # it serves nobody before it is open; let go of the folder and pass it on
             core.close()
             raise
         core.recovery.seconds = ports.monotonic() - started

@@ -179,7 +179,7 @@ class PostgresStore:
         try:
             async with self.connection() as connection:
                 await check_version(connection, migrate=migrate)
-        except BaseException:
+        except BaseException:  # also a cancellation: let go of the connections and pass it on
             await self.close()
             raise
 

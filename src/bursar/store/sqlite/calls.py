@@ -112,7 +112,7 @@ def together(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
     try:
         result = work()
         connection.execute("COMMIT")
-    except BaseException:
+    except BaseException:  # whatever it is, it goes on to whoever waits; nobody may find a transaction open
         roll_back(connection)
         raise
     return result

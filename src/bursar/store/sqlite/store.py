@@ -155,7 +155,7 @@ class SqliteStore:
         lane = self.ports.lane("snapshot")
         try:
             connection = await self.run(lane, self._new_reader)
-        except BaseException:
+        except BaseException:  # reading only: end the thread and pass it on
             lane.close()
             raise
         shared = connection is self._writer  # the simulator has one connection for all
@@ -210,7 +210,7 @@ class SqliteStore:
         connection.execute("SAVEPOINT bursar")
         try:
             calls.run_group(connection, job)
-        except BaseException:
+        except BaseException:  # our part alone is undone; the caller hears why, and decides about the rest
             connection.execute("ROLLBACK TO bursar")
             connection.execute("RELEASE bursar")
             raise
@@ -275,7 +275,7 @@ def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
                 connection.execute(f"PRAGMA user_version = {number}")
                 applied.append(number)
         connection.execute("COMMIT")
-    except BaseException:
+    except BaseException:  # all of the schema or none of it, and the reason goes on
         calls.roll_back(connection)
         raise
     return applied
