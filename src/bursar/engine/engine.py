@@ -260,10 +260,12 @@ class Engine:
         item = flow.item(record)
         target = flow.machine.next(record.state, event).name
         answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=evidence)
+        answer = msgspec.structs.replace(answer, body=flow.after(item, event, answer))
+        body = item.body if answer.body is None else answer.body
         told = Passage(record.state, event, target, answer.as_json())
-        passages = (told, *self._onward(flow, Item(msgspec.structs.replace(record, state=target), item.body)))
+        passages = (told, *self._onward(flow, Item(msgspec.structs.replace(record, state=target), body)))
         booking = flow.book(item, event, answer)
-        move = self._apply(flow, item, passages, booking, None, actor=actor)
+        move = self._apply(flow, item, passages, booking, answer, actor=actor)
         if move.delay_us is not None:
             move = msgspec.structs.replace(move, delay_us=0, worker="")
         done = await self.writer.apply(Change(intents=booking.intents, moves=(move,)))
@@ -272,14 +274,17 @@ class Engine:
     # --- settling ----------------------------------------------------------------------------------------------
 
     async def _settle(
-        self, flow: Flow[Any], item: Item[Any], state: State, answer: Answer, *, actor: str = ""
+        self, flow: Flow[Any], item: Item[Any], state: State, answer: Answer, *, actor: str = "", fact: bool = True
     ) -> Record | None:
-        """Write down what was said, with the arrow it leads along and the entries that accompany that."""
+        """Write down what was said, with its arrow and entries. No `fact`: true only if this compare-and-set wins."""
         event = answer.event or answer.outcome.value
         arrow = flow.machine.arrow(state.name, event)
         if arrow.target == state.name:
             return await self._stay(flow, item, arrow, answer, actor=actor)
         booking = flow.book(item, event, answer)
+        fact = fact and not booking.refused
+        if answer.body is None:
+            answer = msgspec.structs.replace(answer, body=flow.after(item, event, answer))
         body = item.body if answer.body is None else answer.body
         told = Passage(state.name, event, arrow.target, answer.as_json())
         there = msgspec.structs.replace(item.record, state=arrow.target)
@@ -288,8 +293,13 @@ class Engine:
         if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
             move = msgspec.structs.replace(move, delay_us=0, worker="")
         try:
-            return await self._write(item, Change(intents=booking.intents, moves=(move,)), move, answer)
+            heard = answer if fact else None
+            return await self._write(item, Change(intents=booking.intents, moves=(move,)), move, heard)
         except Refusal as refusal:
+            said = booking.refused.get(refusal.code)
+            if said is not None and said is not answer.outcome:
+                no = Answer(outcome=said, code=refusal.code, message=str(refusal), evidence=refusal.facts)
+                return await self._settle(flow, item, state, no, actor=actor, fact=False)
             # An outside fact whose booking is refused: a mistake in the flow or in the ledger's set-up, no answer.
             message = f"the booking of {event} is refused: {refusal}"
             await self.alert(item.record, "booking refused", "critical", message)

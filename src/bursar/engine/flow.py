@@ -96,6 +96,9 @@ class Booking(msgspec.Struct, frozen=True):
     intents: tuple[Intent, ...] = ()
     keeps: str = ""  # the account in which they make the posting that belongs to the record from now on
     drops: bool = False  # they consume it: none belongs to it any more
+    # Where the entries are not the echo of something that happened outside but the operation itself, a refusal is its
+    # answer: by the refusal's code, what that stands for. Any other refusal is a mistake, and people are told.
+    refused: Mapping[str, Outcome] = {}
 
 
 NOTHING = Booking()
@@ -106,6 +109,10 @@ def _books_nothing(_item: Item[Any], _event: str, _answer: Answer) -> Booking:
     return NOTHING
 
 
+def _changes_nothing(_item: Item[Any], _event: str, _answer: Answer) -> None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flow(Generic[B]):
     """A machine that can be driven. Checked when it is built."""
@@ -114,9 +121,12 @@ class Flow(Generic[B]):
     body: type[B]
     actions: Mapping[str, Action]  # by the name in the machine's call states
     book: Callable[[Item[Any], str, Answer], Booking] = _books_nothing  # pure
+    # The body from an arrow on, whoever's word led along it; None: as it was. Not asked if the answer brings one; pure.
+    after: Callable[[Item[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
     choose: Callable[[Item[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
     cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
     rails: Mapping[str, str] = field(default_factory=dict)  # per action: the rail it calls, to be paused by name
+    second_person: frozenset[str] = frozenset()  # what only two people together can tell a waiting record
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS
     call_timeout_s: float = CALL_TIMEOUT_S
@@ -130,6 +140,8 @@ class Flow(Generic[B]):
         for state in self.machine.states:
             if state.kind is Kind.REST and len(self.machine.arrows_from(state.name)) > 1 and self.choose is None:
                 raise FlowRefused(self.name, f"rest state {state.name} has several ways on; say which with `choose`")
+        if stray := sorted(self.second_person - set(self.machine.events)):
+            raise FlowRefused(self.name, f"{', '.join(stray)} needs two people, but is no event")
         states = {state.name for state in self.machine.states}
         if stray := sorted({alarm.state for alarm in self.alarms if alarm.state} - states):
             raise FlowRefused(self.name, f"an alarm watches {', '.join(stray)}, which is no state")

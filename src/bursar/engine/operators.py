@@ -21,6 +21,7 @@ from bursar.writer import Change, Move, Passage
 
 RETRY_ASKED = "RETRY ASKED"
 FORCE_ASKED = "FORCE ASKED"
+TELL_ASKED = "TELL ASKED"
 REASON_LENGTH_MAX = 1_000
 TRIES = 20
 
@@ -61,12 +62,15 @@ class Operators:
         return await self._engine.store.single().alerts.acknowledge(record, reason, actor)
 
     async def tell(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
-        """Speak for whoever a waiting record waits for."""
+        """Speak for whoever a waiting record waits for. Where the flow wants two people, the first one only asks."""
         record = await self._open(flow, id, actor, reason)
-        state = self._engine.require(flow).machine.state(record.state)
-        if state.kind is not Kind.WAIT:
+        driven = self._engine.require(flow)
+        if driven.machine.state(record.state).kind is not Kind.WAIT:
             raise NotPossible(flow, id, record.state, "it waits for nobody who could speak")
         try:
+            driven.machine.arrow(record.state, event)
+            if event in driven.second_person and not await self._asked(record, event, actor):
+                return await self._note(record, TELL_ASKED, actor, {"reason": reason, "event": event}, delay_us=-1)
             return await self._engine.hear(record, event, actor, {"reason": reason})
         except ImpossibleEvent as error:
             raise NotPossible(flow, id, record.state, str(error)) from None
@@ -118,7 +122,7 @@ class Operators:
         for passage in reversed(await self._engine.store.read.records.history(record.number)):
             if passage.target != record.state or passage.source != record.state:
                 return False
-            if passage.event == FORCE_ASKED and _person(passage.actor) != _person(actor):
+            if passage.event in (FORCE_ASKED, TELL_ASKED) and _person(passage.actor) != _person(actor):
                 return bool(msgspec.json.decode(passage.evidence).get("event") == event)
         return False
 
