@@ -11,12 +11,14 @@ Files are read here directly, not through the ports: it happens before there is 
 from __future__ import annotations
 
 import difflib
+import json
 import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from bursar.model.errors import Refusal
 from bursar.ports import split_address
@@ -32,6 +34,7 @@ CORES = ("spot", "future", "margin")
 UNIX_PATH_BYTES_MAX = 100  # 107 on Linux, 103 on macOS, with a little left
 HS256_KEY_BYTES_MIN = 32
 CORE_SECRET_BYTES_MIN = 16
+WEBHOOK_SECRET_BYTES_MIN = 32
 MINUTE_MS = 60_000
 
 
@@ -108,6 +111,35 @@ def _amounts(raw: Any) -> dict[str, int]:
     else:
         raise ValueError("ASSET=smallest units is needed")
     return {name.strip(): _whole(0, 2**127 - 1)(_stripped(value)) for name, value in pairs}
+
+
+def _webhook(raw: Any) -> str:
+    url = _text(raw)
+    try:
+        parts = urlsplit(url)
+        fine = not url or (parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0)
+    except ValueError:  # of a port that is none, or of half an IPv6 address
+        parts, fine = urlsplit(""), False
+    if not fine or not url.isascii() or any(char <= " " for char in url):
+        raise ValueError("http://… or https://… is needed")
+    if parts.username or parts.password:
+        raise ValueError("no name or password belongs in it; whoever receives it checks the signature")
+    return url
+
+
+def _words(raw: Any) -> tuple[str, ...]:
+    """A command: a TOML list, or a JSON list in the environment. Never one text, which somebody would have to split."""
+    found = raw
+    if isinstance(raw, str):
+        try:
+            found = json.loads(raw or "[]")
+        except ValueError:
+            found = None
+    if not isinstance(found, list) or not all(isinstance(word, str) and "\x00" not in word for word in found):
+        raise ValueError('a list of words is needed, the program first, such as ["/usr/bin/notify", "--now"]')
+    if found and not found[0]:
+        raise ValueError("the program has no name")
+    return tuple(found)
 
 
 def _stripped(value: Any) -> Any:
@@ -199,6 +231,14 @@ class Config:
     retry_backoff_max_ms: int = setting(60_000, _whole(1, 60 * MINUTE_MS), "What it doubles to at most.")
     alert_threshold: int = setting(10, _whole(1, 1_000_000), "Calls without an answer before people are told.")
     alert_after_s: int = setting(300, _whole(1, 86_400), "Seconds in one state before people are told.")
+    alert_webhook: str = setting("", _webhook, "Where alerts are POSTed to, beside the log. Empty: nowhere.")
+    alert_webhook_secret_file: str = setting(
+        "", _text, f"File with the secret that they are signed with, at least {WEBHOOK_SECRET_BYTES_MIN} bytes."
+    )
+    alert_command: tuple[str, ...] = setting(
+        (), _words, "A program that gets each alert on its stdin: a list of words, in the environment as JSON."
+    )
+    alert_timeout_ms: int = setting(10_000, _whole(10, MINUTE_MS), "How long a webhook or a command may take.")
     audit_interval_s: int = setting(
         60, _whole(0, 86_400), "Between two looks at what must be conserved; 0: none. If it is not, no new transfers."
     )
@@ -326,6 +366,8 @@ def _contradictions(config: Config) -> list[str]:
         found.append("jwt_key_file is needed with PostgreSQL: all hosts must know the same key")
     if not config.jwt_key_file and config.jwt_algorithm == "EdDSA":
         found.append("jwt_key_file is needed with EdDSA: the public key of whoever makes the tokens")
+    if config.alert_webhook and not config.alert_webhook_secret_file:
+        found.append("alert_webhook is given, so alert_webhook_secret_file is needed: nobody could tell who sent it")
     if config.retry_backoff_max_ms < config.retry_backoff_ms:
         found.append("retry_backoff_max_ms is below retry_backoff_ms")
     return found

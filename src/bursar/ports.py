@@ -17,10 +17,11 @@ import fcntl
 import os
 import random
 import secrets
+import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -356,6 +357,27 @@ async def _make_way(path: str) -> None:
         return  # nobody: a socket of a process that died, or nothing; anything else makes the binding fail
     writer.close()
     raise OSError(f"somebody listens at {path} already")
+
+
+async def run_program(words: Sequence[str], given: bytes, timeout_s: float) -> int:
+    """Run a program with this on its stdin; its exit code. Not ended in time: it and all it started are killed.
+
+    Its stdout goes nowhere, its stderr where ours goes. It need not read what it is given.
+    """
+    nowhere, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=nowhere, start_new_session=True)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await process.communicate(given)
+    except TimeoutError:
+        raise TimeoutError(f"{words[0]} had not ended after {timeout_s:g} s, and was killed") from None
+    finally:
+        if process.returncode is None:  # also if we are cancelled: nobody would ever wait for it again
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    assert process.returncode is not None  # it has ended
+    return process.returncode
 
 
 class SystemPorts:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, Config, ConfigRefused, secret
-from bursar.engine import Bell, Worker
+from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
+from bursar.engine import Bell, Program, Sink, Webhook, Worker, to_log
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.conservation import watch
@@ -24,7 +25,7 @@ from bursar.flows.transfers.flow import ALARMS
 from bursar.instance import Bursar
 from bursar.model.errors import BursarError
 from bursar.model.retry import Alarm, Retry
-from bursar.ports import Ports
+from bursar.ports import Ports, run_program
 from bursar.rails.trading import TradingClient
 
 MARKS_S = 1.0  # between two writes of how far the cores are
@@ -97,7 +98,6 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
         deposits = Deposits(transfers, confirm_above=config.deposit_confirm_above)
         worker = Worker(
             transfers.engine,
-            bell=Bell(bursar.store),
             driven_max=config.driven_max,
             scan_s=config.scan_interval_ms / 1000,
         )
@@ -119,16 +119,21 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
 
 @asynccontextmanager
 async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
-    """The same, and a worker that drives whatever is due."""
+    """The same, and a worker that drives whatever is due, and a bell that tells people."""
+    told = sinks(config, ports)  # wrong settings are refused before anything is opened
     async with opened(config, ports, role) as runtime:
         task = asyncio.create_task(runtime.worker.run(), name="bursar-worker")
-        watching = asyncio.create_task(_watch(runtime), name="bursar-watch")
+        beside = [
+            asyncio.create_task(_watch(runtime), name="bursar-watch"),
+            asyncio.create_task(Bell(runtime.bursar.store, told).run(), name="bursar-alerts"),
+        ]
         try:
             yield runtime
         finally:
             runtime.worker.stop()
-            watching.cancel()
-            await asyncio.gather(task, watching, return_exceptions=True)
+            for other in beside:
+                other.cancel()
+            await asyncio.gather(task, *beside, return_exceptions=True)
 
 
 async def _watch(runtime: Runtime) -> None:
@@ -218,6 +223,26 @@ def client_of(config: Config, ports: Ports, kind: str, seen: int = 0) -> Trading
     key = secret(config.core_secret_file(kind), f"core_{kind}_secret_file", CORE_SECRET_BYTES_MIN)
     timeout_s = config.core_timeout_ms / 1000
     return TradingClient(ports, config.core_address(kind), name=kind, secret=key, seen=seen, timeout_s=timeout_s)
+
+
+def sinks(config: Config, ports: Ports) -> dict[str, Sink]:
+    """Who is told of alerts: the log, and whoever the configuration names."""
+    found: dict[str, Sink] = {"log": to_log}
+    timeout_s = config.alert_timeout_ms / 1000
+    if config.alert_webhook:
+        try:
+            from bursar.http import post  # noqa: PLC0415 (an extra: only those who want it need its library)
+        except ModuleNotFoundError as error:
+            raise ConfigRefused(f"alert_webhook: {error.name} is missing: pip install 'bursar[webhook]'") from None
+        key = secret(config.alert_webhook_secret_file, "alert_webhook_secret_file", WEBHOOK_SECRET_BYTES_MIN)
+        found["webhook"] = Webhook(
+            url=config.alert_webhook, secret=key, timeout_s=timeout_s, post=post, now_us=ports.now_us
+        )
+    if config.alert_command:
+        if shutil.which(config.alert_command[0]) is None:
+            raise ConfigRefused(f"alert_command: {config.alert_command[0]} is no program that can be run")
+        found["command"] = Program(words=config.alert_command, timeout_s=timeout_s, run=run_program)
+    return found
 
 
 def alarms(config: Config) -> tuple[Alarm, ...]:

@@ -1,4 +1,4 @@
-"""What people do to records, and how they are told."""
+"""What people do to records. How they are told: test_alerts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from tests.builders import Place, outcome, scenario, seed
 from tests.toy import Program, World, program
 
-from bursar.engine import Bell, Worker
+from bursar.engine import Worker
 from bursar.model.errors import InvalidName, NotPossible, RecordMoved, UnknownFlow, UnknownRecord
 from bursar.model.outcome import Outcome
-from bursar.model.records import Alert, Record
+from bursar.model.records import Record
 from bursar.model.retry import Retry
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -305,83 +305,3 @@ async def test_forcing_against_a_worker_that_keeps_calling(place: Place) -> None
         worker.stop()
         await running
         assert (await p.at(record)).state == "DONE"
-
-
-# --- alerts ------------------------------------------------------------------------------------------------------
-
-
-class Pager:
-    """A sink that can be broken."""
-
-    def __init__(self) -> None:
-        self.broken = False
-        self.told: list[str] = []
-
-    async def __call__(self, alert: Alert) -> None:
-        if self.broken:
-            raise ConnectionError("nobody answers")
-        self.told.append(alert.reason)
-
-
-@scenario
-async def test_an_alert_is_told_once_and_again_after_it_was_acknowledged(place: Place) -> None:
-    async with program(place, World()) as p:
-        pager = Pager()
-        bell = Bell(p.engine.store, [pager])
-        record = await p.order()
-        for _ in range(3):
-            await p.engine.alert(record, "stuck", "warning", "look")
-            await bell.ring()
-        await p.engine.alert(None, "disk", "critical", "full")
-        await p.engine.alert(record, "other", "critical", "look")
-        assert await bell.ring() == 2
-        assert sorted(pager.told) == ["disk", "other", "stuck"]
-        assert await p.people.acknowledge(record.number, "stuck", actor="ann")
-        assert await bell.ring() == 0
-        await p.engine.alert(record, "stuck", "warning", "look again")
-        assert await bell.ring() == 1
-        assert sorted(pager.told) == ["disk", "other", "stuck", "stuck"]
-
-
-@scenario
-async def test_a_sink_that_fails_is_told_again_and_the_others_are_not_kept_waiting(place: Place) -> None:
-    async with program(place, World()) as p:
-        broken, fine = Pager(), Pager()
-        broken.broken = True
-        bell = Bell(p.engine.store, [broken, fine])
-        await p.engine.alert(None, "one", "warning", "x")
-        await p.engine.alert(None, "two", "warning", "x")
-        assert await bell.ring() == 0
-        assert fine.told == ["one", "two"]
-        broken.broken = False
-        assert await bell.ring() == 2
-        assert broken.told == ["one", "two"]
-        assert await bell.ring() == 0
-
-
-@scenario
-async def test_an_alert_raised_anew_while_the_old_one_is_told_is_told_too(place: Place) -> None:
-    async with program(place, World()) as p:
-        record = await p.order()
-        told: list[str] = []
-
-        async def slow(alert: Alert) -> None:
-            told.append(alert.message)
-            if len(told) == 1:
-                await p.people.acknowledge(record.number, "stuck", actor="ann")
-                await p.engine.alert(record, "stuck", "warning", "again")
-
-        bell = Bell(p.engine.store, [slow])
-        await p.engine.alert(record, "stuck", "warning", "first")
-        await bell.ring()
-        await bell.ring()
-        assert told == ["first", "again"]
-
-
-@scenario
-async def test_the_worker_rings_the_bell(place: Place) -> None:
-    async with program(place, World()) as p:
-        pager = Pager()
-        await p.engine.alert(None, "one", "warning", "a\x00b")
-        await Worker(p.engine, bell=Bell(p.engine.store, [pager])).look()
-        assert pager.told == ["one"]

@@ -18,7 +18,7 @@ def rows_of(config: type[Config]) -> list[str]:
     rows = []
     for setting in fields(config):
         default = default_of(setting)
-        shown = f"`{default}`" if default not in ("", {}) else ""
+        shown = f"`{default}`" if default not in ("", {}, ()) else ""
         rows.append(f"| `{setting.name}` | {shown} | {setting.metadata['what']} |")
     return rows
 
@@ -79,10 +79,28 @@ def test_everything_wrong_is_named_at_once(tmp_path: Path) -> None:
         ({"requests_max": 1.5}, "whole number"),
         ({"limit_amount_per_day": {"USDT": -1}}, "whole number"),
         ({"deposit_confirm_above": "USDT"}, "whole number"),
+        ({"alert_webhook": "https://pager.internal/hook"}, "alert_webhook_secret_file is needed"),
+        ({"alert_webhook": "ftp://pager.internal/hook"}, "https://… is needed"),
+        ({"alert_webhook": "https:///hook"}, "https://… is needed"),
+        ({"alert_webhook": "https://pager:port/"}, "https://… is needed"),
+        ({"alert_webhook": "https://pager/a b"}, "https://… is needed"),
+        ({"alert_webhook": "https://me:secret@pager/"}, "no name or password"),
+        ({"alert_command": "notify --now"}, "a list of words is needed"),
+        ({"alert_command": ["notify", 1]}, "a list of words is needed"),
+        ({"alert_command": [""]}, "no name"),
+        ({"alert_timeout_ms": 0}, "whole number"),
     ],
 )
 def test_what_contradicts_is_refused(settings: dict[str, Any], why: str) -> None:
     assert why in problems(**settings)
+
+
+def test_a_command_is_a_list_in_the_file_and_in_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "bursar.toml"
+    file.write_text('alert_command = ["notify", "a b"]')
+    assert read(str(file)).alert_command == ("notify", "a b")
+    assert read(environ={"BURSAR_ALERT_COMMAND": '["page", "$HOME"]'}).alert_command == ("page", "$HOME")
+    assert read(environ={"BURSAR_ALERT_COMMAND": ""}).alert_command == ()
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Durable state machines: any flow, driven, recovered, watched."""
 
-from bursar.engine.alerts import Bell, to_log
+from bursar.engine.alerts import Bell, Notice, Sink, to_log
 from bursar.engine.engine import Engine, Started
 from bursar.engine.flow import SUCCESS, Answer, Booking, Flow, FlowRefused, Item
 from bursar.engine.operators import Operators
+from bursar.engine.sinks import NotTold, Program, Webhook
 from bursar.engine.snowflake import Snowflakes
 from bursar.engine.worker import Worker
 
@@ -16,9 +17,14 @@ __all__ = [
     "Flow",
     "FlowRefused",
     "Item",
+    "NotTold",
+    "Notice",
     "Operators",
+    "Program",
+    "Sink",
     "Snowflakes",
     "Started",
+    "Webhook",
     "Worker",
     "to_log",
 ]

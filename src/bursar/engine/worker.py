@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import deque
 
-from bursar.engine.alerts import Bell
 from bursar.engine.engine import Engine
 from bursar.model.errors import BursarError
 from bursar.model.records import Record
@@ -35,14 +34,12 @@ class Worker:
         self,
         engine: Engine,
         *,
-        bell: Bell | None = None,
         driven_max: int = DRIVEN_MAX,
         queue_max: int = QUEUE_MAX,
         scan_s: float = SCAN_S,
     ) -> None:
         self.engine = engine
         self.ports: Ports = engine.ports
-        self.bell = bell
         self.driven_max = driven_max
         self.queue_max = queue_max
         self.scan_s = scan_s
@@ -92,8 +89,6 @@ class Worker:
             self._feed()
             if self._looked and len(page) < most:
                 break
-        if self.bell is not None:
-            await self.bell.ring()
         return found
 
     async def _claim(self, most: int) -> list[Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bursar.model.records import Alert, Pause, Record, Remembered, Transition
-from bursar.store.rows import record_of, remembered_of, transition_of
+from bursar.store.rows import Row, record_of, remembered_of, transition_of
 from bursar.store.session import Table
 
 NEWEST = 2**63 - 1
@@ -81,29 +81,44 @@ class Alerts(Table):
         """Whether it is new: nobody is told twice before somebody has acknowledged."""
         return await self._one("raise_alert", record, reason, severity, message) is not None
 
-    async def open(self, *, undelivered: bool = False, limit: int = 1000) -> list[Alert]:
+    async def open(self, *, limit: int = 1000) -> list[Alert]:
         """Not acknowledged yet, oldest first."""
-        return [
-            Alert(
-                record=row[0],
-                reason=row[1],
-                severity=row[2],
-                message=row[3],
-                raised_us=row[4],
-                delivered_us=row[5],
-                acknowledged_us=row[6],
-                acknowledged_by=row[7],
-            )
-            for row in await self._s.rows("alerts_open", undelivered, limit)
-        ]
+        return [_alert(row) for row in await self._s.rows("alerts_open", limit)]
 
-    async def delivered(self, alert: Alert) -> None:
-        """Somebody was told of this one, not of one that was raised anew meanwhile."""
+    async def untold(self, sink: str, limit: int) -> list[Alert]:
+        """What this sink has to be told now."""
+        return [_alert(row) for row in await self._s.rows("alerts_untold", sink, limit)]
+
+    async def claim(self, alert: Alert, sink: str, lease_us: int) -> int | None:
+        """Which attempt to tell this sink is ours to make; None: somebody else makes it, or nobody has to any more."""
+        attempt = await self._one("claim_delivery", alert.record, alert.reason, alert.raised_us, sink, lease_us)
+        return None if attempt is None else int(attempt)
+
+    async def told(self, alert: Alert, sink: str) -> None:
+        """This sink was told of this alert, not of one that was raised anew meanwhile."""
+        await self._s.rows("end_delivery", alert.record, alert.reason, alert.raised_us, sink, "", 0)
         await self._s.rows("deliver_alert", alert.record, alert.reason, alert.raised_us)
+
+    async def not_told(self, alert: Alert, sink: str, error: str, delay_us: int) -> None:
+        """It was not, for this reason; it is tried again after so long."""
+        await self._s.rows("end_delivery", alert.record, alert.reason, alert.raised_us, sink, error, delay_us)
 
     async def acknowledge(self, record: int, reason: str, by: str) -> bool:
         """Whether there was one to acknowledge."""
         return await self._one("acknowledge_alert", record, reason, by) is not None
+
+
+def _alert(row: Row) -> Alert:
+    return Alert(
+        record=row[0],
+        reason=row[1],
+        severity=row[2],
+        message=row[3],
+        raised_us=row[4],
+        delivered_us=row[5],
+        acknowledged_us=row[6],
+        acknowledged_by=row[7],
+    )
 
 
 class Pauses(Table):

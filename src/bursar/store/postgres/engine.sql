@@ -139,17 +139,48 @@ WHERE a.acknowledged_at IS NOT NULL
 RETURNING record
 
 -- name: alerts_open
--- Alerts that nobody has acknowledged; those not delivered yet only, if so asked.
+-- Alerts that nobody has acknowledged.
 SELECT record, reason, severity, message, (extract(epoch FROM raised_at) * 1000000)::bigint,
     (extract(epoch FROM delivered_at) * 1000000)::bigint, (extract(epoch FROM acknowledged_at) * 1000000)::bigint,
     acknowledged_by
-FROM bursar.alerts WHERE acknowledged_at IS NULL AND (NOT $1 OR delivered_at IS NULL)
-ORDER BY raised_at, record, reason LIMIT $2
+FROM bursar.alerts WHERE acknowledged_at IS NULL
+ORDER BY raised_at, record, reason LIMIT $1
+
+-- name: alerts_untold
+-- Alerts that this sink has to be told now: those it was never told first. Due later than any
+-- back-off here counts as due: a clock had jumped (L24). Arguments: sink, how many.
+SELECT a.record, a.reason, a.severity, a.message, (extract(epoch FROM a.raised_at) * 1000000)::bigint,
+    (extract(epoch FROM a.delivered_at) * 1000000)::bigint, (extract(epoch FROM a.acknowledged_at) * 1000000)::bigint,
+    a.acknowledged_by
+FROM bursar.alerts a LEFT JOIN bursar.alert_deliveries d
+  ON d.record = a.record AND d.reason = a.reason AND d.sink = $1 AND d.raised_at = a.raised_at
+WHERE a.acknowledged_at IS NULL AND (d.record IS NULL OR (d.delivered_at IS NULL
+  AND (d.due <= now() OR d.due > now() + interval '10 minutes')))
+ORDER BY coalesce(d.attempts, 0), a.raised_at, a.record, a.reason LIMIT $2
+
+-- name: claim_delivery
+-- Tell a sink of an alert, unless another process is just doing so. Arguments: record, reason, raised, sink, lease.
+INSERT INTO bursar.alert_deliveries AS d (record, reason, sink, raised_at, attempts, due)
+SELECT record, reason, $4, raised_at, 1, now() + $5::bigint * interval '1 microsecond' FROM bursar.alerts
+WHERE record = $1 AND reason = $2 AND (extract(epoch FROM raised_at) * 1000000)::bigint = $3
+  AND acknowledged_at IS NULL
+ON CONFLICT (record, reason, sink) DO UPDATE
+SET attempts = CASE WHEN d.raised_at = excluded.raised_at THEN d.attempts + 1 ELSE 1 END,
+    raised_at = excluded.raised_at, due = excluded.due, delivered_at = NULL
+WHERE d.raised_at <> excluded.raised_at OR (d.delivered_at IS NULL
+  AND (d.due <= now() OR d.due > now() + interval '10 minutes'))
+RETURNING attempts
+
+-- name: end_delivery
+-- It was told; or why not, and when to try again. Arguments: record, reason, raised, sink, error, delay.
+UPDATE bursar.alert_deliveries
+SET delivered_at = CASE WHEN $5 = '' THEN now() END, error = $5, due = now() + $6::bigint * interval '1 microsecond'
+WHERE record = $1 AND reason = $2 AND (extract(epoch FROM raised_at) * 1000000)::bigint = $3 AND sink = $4
 
 -- name: deliver_alert
--- It has been told to whoever wants to know.
+-- Somebody has been told of it for the first time.
 UPDATE bursar.alerts SET delivered_at = now() WHERE record = $1 AND reason = $2
-  AND (extract(epoch FROM raised_at) * 1000000)::bigint = $3
+  AND (extract(epoch FROM raised_at) * 1000000)::bigint = $3 AND delivered_at IS NULL
 
 -- name: acknowledge_alert
 -- A person has seen it.

@@ -126,13 +126,41 @@ WHERE acknowledged_at IS NOT NULL
 RETURNING record
 
 -- name: alerts_open
--- Alerts that nobody has acknowledged; those not delivered yet only, if so asked.
+-- Alerts that nobody has acknowledged.
 SELECT record, reason, severity, message, raised_at, delivered_at, acknowledged_at, acknowledged_by FROM alerts
-WHERE acknowledged_at IS NULL AND (NOT ? OR delivered_at IS NULL) ORDER BY raised_at, record, reason LIMIT ?
+WHERE acknowledged_at IS NULL ORDER BY raised_at, record, reason LIMIT ?
+
+-- name: alerts_untold
+-- Alerts that this sink has to be told now: those it was never told first. Due later than any
+-- back-off here counts as due: a clock had jumped (L24). Arguments: sink, how many.
+SELECT a.record, a.reason, a.severity, a.message, a.raised_at, a.delivered_at, a.acknowledged_at, a.acknowledged_by
+FROM alerts a LEFT JOIN alert_deliveries d
+  ON d.record = a.record AND d.reason = a.reason AND d.sink = ?1 AND d.raised_at = a.raised_at
+WHERE a.acknowledged_at IS NULL AND (d.record IS NULL OR (d.delivered_at IS NULL
+  AND (d.due <= now_us() OR d.due > now_us() + 600000000)))
+ORDER BY coalesce(d.attempts, 0), a.raised_at, a.record, a.reason LIMIT ?2
+
+-- name: claim_delivery
+-- Tell a sink of an alert, unless another process is just doing so. Arguments: record, reason, raised, sink, lease.
+INSERT INTO alert_deliveries (record, reason, sink, raised_at, attempts, due)
+SELECT record, reason, ?4, raised_at, 1, now_us() + ?5 FROM alerts
+WHERE record = ?1 AND reason = ?2 AND raised_at = ?3 AND acknowledged_at IS NULL
+ON CONFLICT (record, reason, sink) DO UPDATE
+SET attempts = CASE WHEN raised_at = excluded.raised_at THEN attempts + 1 ELSE 1 END, raised_at = excluded.raised_at,
+    due = excluded.due, delivered_at = NULL
+WHERE raised_at <> excluded.raised_at OR (delivered_at IS NULL
+  AND (due <= now_us() OR due > now_us() + 600000000))
+RETURNING attempts
+
+-- name: end_delivery
+-- It was told; or why not, and when to try again. Arguments: record, reason, raised, sink, error, delay.
+UPDATE alert_deliveries SET delivered_at = CASE WHEN ?5 = '' THEN now_us() END, error = ?5, due = now_us() + ?6
+WHERE record = ?1 AND reason = ?2 AND raised_at = ?3 AND sink = ?4
 
 -- name: deliver_alert
--- It has been told to whoever wants to know.
-UPDATE alerts SET delivered_at = now_us() WHERE record = ? AND reason = ? AND raised_at = ?
+-- Somebody has been told of it for the first time.
+UPDATE alerts SET delivered_at = now_us()
+WHERE record = ? AND reason = ? AND raised_at = ? AND delivered_at IS NULL
 
 -- name: acknowledge_alert
 -- A person has seen it.
