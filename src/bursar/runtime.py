@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
-from bursar.engine import Bell, Program, Sink, Webhook, Worker, to_log
+from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, to_log
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.conservation import watch
@@ -45,6 +45,11 @@ class Runtime:
     transfers: Transfers
     deposits: Deposits
     worker: Worker
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """All that drive records here, for those who watch."""
+        return (self.transfers.engine, self.deposits.engine)
 
 
 def make_secrets(config: Config, ports: Ports) -> None:

@@ -157,6 +157,15 @@ async def test_what_can_not_be_read(url: str, tmp_path: Path) -> None:
             "cursor=eA",
             "since=yesterday",
             "until=2026-01-01",
+            "state=MOON",
+            "state=",
+            "from=funding",
+            "to=%00",
+            "user_id=0",
+            "user_id=9223372036854775808",
+            "user_id=" + "9" * 5_000,
+            "limit=" + "9" * 5_000,
+            "cursor=" + "9" * 5_000,
         ):
             assert refusal(await here.get(f"{TRANSFERS}?{query}", by=token(ALICE))) == bad, query
 

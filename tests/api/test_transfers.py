@@ -138,8 +138,8 @@ async def test_a_transfer_that_fails_on_the_way_answers_with_its_end(url: str, t
 
 @pytest.mark.parametrize("limit", [1, 3, 200])
 @scenario
-async def test_lists_by_filter_and_page(url: str, tmp_path: Path, limit: int) -> None:
-    async with office(url, tmp_path) as here:
+async def test_lists_by_filter_and_page(either: str, tmp_path: Path, limit: int) -> None:
+    async with office(either, tmp_path) as here:
         await here.fund(ALICE, "100")
         await here.fund(ALICE, "100", "LIM")
         ids: dict[str, list[str]] = {"USDT": [], "LIM": [], "back": []}
@@ -169,5 +169,6 @@ async def test_lists_by_filter_and_page(url: str, tmp_path: Path, limit: int) ->
         assert await listed(**{"from": S}) == await listed(to=F) == await listed(asset="LIM", to=F) == ids["back"]
         assert await listed(state="COMMITTED") == newest_first
         assert await listed(state="PENDING") == await listed(asset="DOGE") == []
+        assert await listed(state="PENDING", asset="USDT") == await listed(state="FAILED", to=F) == []
         assert set(await listed(until=middle)) == {*ids["USDT"], *ids["LIM"][:-1]}
         assert set(await listed(since=middle)) == {ids["LIM"][-1], *ids["back"]}

@@ -10,10 +10,12 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+import msgspec
 import pytest
 from tests.api.office import ALICE, TRANSFERS, Office, office, refusal, token, until
 from tests.builders import scenario
 
+from bursar.api.health import COUNTED_S
 from bursar.flows.transfers import AccountType
 from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
 
@@ -147,16 +149,60 @@ async def test_a_database_that_is_away(fresh_postgres: str, tmp_path: Path) -> N
         await until(back)
 
 
+def metric(text: str, name: str) -> float | None:
+    """The value of a metric with its labels; None if it is not there."""
+    found = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name} ")]
+    return float(found[0]) if found else None
+
+
 @scenario
-async def test_metrics_count_transfers_by_state(url: str, tmp_path: Path) -> None:
-    async with office(url, tmp_path) as here:
+async def test_metrics_count_what_is_on_its_way_and_what_has_ended(either: str, tmp_path: Path) -> None:
+    """By state; also what waits for a person, which nobody drives."""
+    async with office(either, tmp_path, deadline_ms=200, deposit_confirm_above={"LIM": 0}) as here:
         await here.fund(ALICE, "100")
-        await here.transfer(ALICE, F, S, "1")
+        await here.fund(ALICE, "100", "LIM")
+        assert (await here.transfer(ALICE, F, S, "1")).json()["state"] == "COMMITTED"
+        here.core.server.stop()
+        client = here.runtime.cores[AccountType.SPOT]
+        await here.core.until(lambda: not client.is_connected)
+        rail = here.runtime.transfers.rails[AccountType.SPOT]
+        rail.look = here.runtime.transfers.rails[AccountType.FUNDING].look  # type: ignore[method-assign]
+        assert (await here.transfer(ALICE, F, S, "1")).json()["fsm_state"] == "TARGET_PENDING"
         answer = await here.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert 'bursar_records{flow="transfers",state="COMMITTED"} 1' in answer.text
+        records = 'bursar_records{flow="transfers",state="%s"}'
+        assert metric(answer.text, records % "TARGET_PENDING") == 1
+        assert metric(answer.text, records % "COMMITTED") is None
+        assert metric(answer.text, 'bursar_records{flow="deposits",state="ASKED"}') == 1
+        oldest = metric(answer.text, 'bursar_record_oldest_seconds{flow="transfers",state="TARGET_PENDING"}')
+        assert oldest is not None
+        assert 0 < oldest < 60
+        assert metric(answer.text, 'bursar_settled_total{flow="transfers",state="COMMITTED"}') == 1
+        assert metric(answer.text, "bursar_database_up") == 1
         assert f'bursar_http_requests_total{{method="POST",route="{TRANSFERS}",status="200"}} 1' in answer.text
-        assert f'bursar_http_request_seconds_count{{route="{TRANSFERS}"}} 1' in answer.text
+        assert f'bursar_http_request_seconds_count{{route="{TRANSFERS}"}} 2' in answer.text
+
+
+@scenario
+async def test_many_who_ask_for_metrics_have_the_database_count_once(url: str, tmp_path: Path) -> None:
+    """And again when what was counted is old; never what has ended."""
+    async with office(url, tmp_path) as here:
+        session: Any = here.runtime.bursar.store.read.records._s
+        real, calls = session.rows, []
+
+        async def counted(name: str, *args: Any) -> Any:
+            calls.append(name)
+            return await real(name, *args)
+
+        session.rows = counted
+        texts = [answer.text for answer in await asyncio.gather(*[here.get("/metrics") for _ in range(20)])]
+        assert all("bursar_database_up 1" in text for text in texts)
+        assert calls.count("count_driven") == 1
+        assert "count_records" not in calls
+        watched = here.app._app.state["watched"]
+        watched._seen = msgspec.structs.replace(watched._seen, at=watched._seen.at - COUNTED_S - 0.001)
+        await here.get("/metrics")
+        assert calls.count("count_driven") == 2
 
 
 @scenario

@@ -50,7 +50,15 @@ with the same `client_order_id` (or `Idempotency-Key`) and nothing happens twice
 def application(runtime: Runtime, keys: Keys) -> Gate:
     """Everything, ready to be served."""
     traffic = Traffic()
-    state = State({"runtime": runtime, "keys": keys, "traffic": traffic, "ports": runtime.ports})
+    state = State(
+        {
+            "runtime": runtime,
+            "keys": keys,
+            "traffic": traffic,
+            "watched": health.Watched(runtime),
+            "ports": runtime.ports,
+        }
+    )
     app = _litestar(state, runtime.config.body_bytes_max)
     return Gate(app, runtime.ports, traffic, requests_max=runtime.config.requests_max)
 

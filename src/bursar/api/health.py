@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from litestar import Request, Response, get
 
 from bursar.api.documented import also
 from bursar.api.gate import Traffic, family
 from bursar.api.shapes import Health, Readiness
 from bursar.model.errors import BursarError
+from bursar.model.machine import Kind
 from bursar.runtime import Runtime
 
 LOOK_S = 2.0  # how long the database may take to show that it is there
+COUNTED_S = 5.0  # how old what was counted may be
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Asked = Request[Any, Any, Any]
 
@@ -46,10 +50,17 @@ async def readyz(request: Asked) -> Response[Readiness]:
 
 @get("/metrics", summary="Prometheus' text format", media_type=TEXT, security=[{}], tags=["health"])
 async def metrics(request: Asked) -> Response[str]:
-    """Requests, transfers by state and how long the oldest is there, alerts, cores."""
+    """Requests, what is on its way by state and how long the oldest is there, what has ended here, alerts, cores."""
     traffic: Traffic = request.app.state["traffic"]
     runtime: Runtime = request.app.state["runtime"]
-    lines = [*traffic.lines(), *await _flows(runtime), *_cores(runtime)]
+    watched: Watched = request.app.state["watched"]
+    up = [("", int(await _database(runtime) == "ok"))]
+    lines = [
+        *traffic.lines(),
+        *family("bursar_database_up", "gauge", "Whether the database answers.", up),
+        *await watched.lines(),
+        *_here(runtime),
+    ]
     return Response("\n".join(lines) + "\n", media_type=TEXT)
 
 
@@ -64,32 +75,71 @@ async def _database(runtime: Runtime) -> str:
     return "ok"
 
 
-async def _flows(runtime: Runtime) -> Iterable[str]:
-    """From the database; left out while it is away, so that the rest can still be read."""
-    read = runtime.bursar.store.read
-    try:
-        async with asyncio.timeout(LOOK_S):
-            counts, alerts = await read.records.counts(), await read.alerts.open()
-    except (TimeoutError, BursarError):
-        return family("bursar_database_up", "gauge", "Whether the database answers.", [("", 0)])
-    now_us = runtime.ports.now_us()
-    labels = {key: f'{{flow="{key[0]}",state="{key[1]}"}}' for key in counts}
-    sums = [(labels[key], count) for key, (count, _) in counts.items()]
-    ages = [(labels[key], max(0, now_us - since_us) / 1e6) for key, (_, since_us) in counts.items()]
-    rung: dict[str, int] = {}
-    for alert in alerts:
-        rung[alert.severity] = rung.get(alert.severity, 0) + 1
-    engine = runtime.transfers.engine
-    return [
-        *family("bursar_database_up", "gauge", "Whether the database answers.", [("", 1)]),
-        *family("bursar_records", "gauge", "Records by flow and state.", sums),
-        *family("bursar_record_oldest_seconds", "gauge", "Since when the oldest is in its state.", ages),
-        *family("bursar_alerts", "gauge", "Not acknowledged.", [(f'{{severity="{s}"}}', n) for s, n in rung.items()]),
-        *family("bursar_driven", "gauge", "Records that are being driven here.", [("", engine.in_hand)]),
-        *family("bursar_settled_total", "counter", "Records that came to an end here.", [("", engine.settled)]),
-    ]
+class Watched:
+    """What is counted in the database, at most once in a few seconds, however many ask.
+
+    Only what has not ended is counted there, along the indexes that know it: what has ended grows for ever, and every
+    process tells how much of it came to its end there.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = asyncio.Lock()
+        self._seen: Seen | None = None
+
+    async def lines(self) -> Iterable[str]:
+        """Left out while the database is away, so that the rest can still be read."""
+        try:
+            async with asyncio.timeout(LOOK_S), self._lock:
+                seen = await self._look()
+        except (TimeoutError, BursarError):
+            return []
+        now_us = self._runtime.ports.now_us()
+        ages = [(where, max(0, now_us - since_us) / 1e6) for where, (_, since_us) in seen.counts.items()]
+        return [
+            *family("bursar_records", "gauge", "Not ended.", [(where, n) for where, (n, _) in seen.counts.items()]),
+            *family("bursar_record_oldest_seconds", "gauge", "Since when the oldest is in its state.", ages),
+            *family("bursar_alerts", "gauge", "Not acknowledged.", seen.alerts),
+        ]
+
+    async def _look(self) -> Seen:
+        now = self._runtime.ports.monotonic()
+        if self._seen is None or now - self._seen.at > COUNTED_S:
+            read = self._runtime.bursar.store.read
+            counts = await read.records.open_counts(self._waiting())
+            rung = Counter(alert.severity for alert in await read.alerts.open())
+            self._seen = Seen(
+                at=now,
+                counts={_state(*key): counted for key, counted in counts.items()},
+                alerts=[(f'{{severity="{severity}"}}', count) for severity, count in sorted(rung.items())],
+            )
+        return self._seen
+
+    def _waiting(self) -> list[tuple[str, str]]:
+        """States in which a record waits for somebody to speak, so that nobody drives it. Few."""
+        machines = [flow.machine for engine in self._runtime.engines for flow in engine.flows.values()]
+        return [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
 
 
-def _cores(runtime: Runtime) -> Iterable[str]:
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted, and when."""
+
+    at: float
+    counts: dict[str, tuple[int, int]]
+    alerts: list[tuple[str, int]]
+
+
+def _state(flow: str, state: str) -> str:
+    return f'{{flow="{flow}",state="{state}"}}'
+
+
+def _here(runtime: Runtime) -> Iterable[str]:
+    """What this process knows by itself."""
+    driven = sum(engine.in_hand for engine in runtime.engines)
+    settled = [(_state(*key), count) for engine in runtime.engines for key, count in sorted(engine.settled.items())]
     up = [(f'{{core="{kind.value}"}}', int(client.is_connected)) for kind, client in runtime.cores.items()]
-    return family("bursar_core_up", "gauge", "Whether there is a connection.", up)
+    return [
+        *family("bursar_driven", "gauge", "Records that are being driven here.", [("", driven)]),
+        *family("bursar_settled_total", "counter", "Records that came to an end here.", settled),
+        *family("bursar_core_up", "gauge", "Whether there is a connection.", up),
+    ]

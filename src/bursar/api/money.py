@@ -147,13 +147,12 @@ def _runtime(request: Asked) -> Runtime:
 async def _in_flight(runtime: Runtime, user: int) -> dict[AccountType, Sums]:
     """What has left each account and is not at an end, by the states of the user's transfers."""
     found: dict[AccountType, Sums] = defaultdict(lambda: defaultdict(int))
-    flying = [state.name for state in MACHINE.states if state.in_flight]
     transfers = runtime.transfers
+    flying = tuple(state.name for state in MACHINE.states if state.in_flight)
     records = runtime.bursar.store.read.records
-    for state in flying:
-        for record in await records.list(transfers.flow.name, owner=str(user), state=state, limit=IN_FLIGHT_MAX):
-            body = transfers.flow.item(record).body
-            found[body.source][body.asset] += body.minor
+    for record in await records.list(transfers.flow.name, owner=str(user), states=flying, limit=IN_FLIGHT_MAX):
+        body = transfers.flow.item(record).body
+        found[body.source][body.asset] += body.minor
     return found
 
 

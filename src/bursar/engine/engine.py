@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,7 +66,7 @@ class Engine:
         self.lease_us = int(lease_s * 1e6)
         self.paused: frozenset[tuple[str, str]] = frozenset()  # (kind, name)
         self._pauses_read_s = -PAUSES_S
-        self.settled = 0  # records that reached an end here, for those who watch
+        self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self._driving: dict[int, asyncio.Task[Record]] = {}
 
     # --- starting ----------------------------------------------------------------------------------------------
@@ -376,7 +377,7 @@ class Engine:
     def _done(self, record: Record, move: Move, done: Done) -> Record:
         after = self._after(record, move, done.records[0], done.postings[0])
         if self.flows[after.flow].machine.state(after.state).kind is Kind.TERMINAL:
-            self.settled += 1
+            self.settled[after.flow, after.state] += 1
         return after
 
     async def _late(self, item: Item[Any], record: Record, answer: Answer) -> None:

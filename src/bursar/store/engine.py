@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from bursar.model.records import Alert, Pause, Record, Remembered, Transition
 from bursar.store.rows import Row, record_of, remembered_of, transition_of
 from bursar.store.session import Table
 
 NEWEST = 2**63 - 1
+LOOKED_MAX = 10_000  # rows that one page looks at
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which records of a flow. Nothing said: all of them."""
+
+    owner: str = ""
+    states: tuple[str, ...] = ()
+    facts: dict[str, str] = {}  # what the body says, by name
+    since_us: int = 0  # created then or later
+    until_us: int = NEWEST  # created before
+
+    @property
+    def is_all_of_one(self) -> bool:
+        """Whether every row of an owner fits, so that none is looked at in vain."""
+        narrows = self.states or self.facts or self.since_us > 0 or self.until_us < NEWEST
+        return bool(self.owner) and not narrows
+
+    @property
+    def way(self) -> tuple[str, tuple[Any, ...]]:
+        """Along which index: of the owner, of states, or of all; and what is looked up there."""
+        if self.owner:
+            return "records_of", (self.owner,)
+        return ("records_in", (list(self.states),)) if self.states else ("records", ())
 
 
 class Records(Table):
@@ -25,14 +52,49 @@ class Records(Table):
         return record_of(rows[0]) if rows else None
 
     async def list(
-        self, flow: str, *, owner: str = "", state: str = "", before: int = NEWEST, limit: int = 100
-    ) -> list[Record]:
+        self, flow: str, *, owner: str = "", states: tuple[str, ...] = (), before: int = NEWEST, limit: int = 100
+    ) -> Sequence[Record]:
         """Records of a flow, newest first."""
-        return [record_of(row) for row in await self._s.rows("list_records", flow, owner, state, before, limit)]
+        return await self._rows(flow, Wanted(owner=owner, states=states), 0, before, limit)
+
+    async def page(
+        self, flow: str, wanted: Wanted, *, before: int = NEWEST, limit: int = 100, looked_max: int = LOOKED_MAX
+    ) -> tuple[Sequence[Record], int]:
+        """What is wanted of a flow, newest first, and the number below which it goes on; 0: that was all.
+
+        At most so many rows are looked at: a page may be short, or empty, and there may still be more.
+        """
+        floor = 0 if wanted.is_all_of_one else await self._floor(flow, wanted, before, looked_max - 1)
+        found = await self._rows(flow, wanted, floor, before, limit + 1)
+        if len(found) > limit:
+            return found[:limit], found[limit - 1].number
+        return found, floor
+
+    async def _rows(self, flow: str, wanted: Wanted, floor: int, before: int, limit: int) -> Sequence[Record]:
+        name, who = wanted.way
+        states = [list(wanted.states)] if name != "records_in" else []
+        facts = (list(wanted.facts), list(wanted.facts.values()))
+        args = (flow, *who, *states, wanted.since_us, wanted.until_us, *facts, floor, before, limit)
+        return [record_of(row) for row in await self._s.rows(f"list_{name}", *args)]
+
+    async def _floor(self, flow: str, wanted: Wanted, before: int, skipped: int) -> int:
+        name, who = wanted.way
+        args = (flow, *who) if who else ()
+        return int(await self._one(f"floor_{name}", *args, before, skipped) or 0)
 
     async def counts(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(flow, state) → how many, and when the oldest of them last moved."""
+        """(flow, state) → how many, and when the oldest of them came there. Reads all that there ever was."""
         return {(row[0], row[1]): (row[2], row[3]) for row in await self._s.rows("count_records")}
+
+    async def open_counts(self, waiting: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[int, int]]:
+        """The same of records that have not ended: all that are driven, and those in these (flow, state) that wait."""
+        found = {(row[0], row[1]): (row[2], row[3]) for row in await self._s.rows("count_driven")}
+        for key in waiting:
+            count, since_us = (await self._s.rows("count_resting", *key))[0]
+            if count:
+                driven, oldest_us = found.get(key, (0, since_us))
+                found[key] = (driven + count, min(oldest_us, since_us))
+        return found
 
     async def history(self, number: int) -> Sequence[Transition]:
         """Every passage of a record, oldest first."""

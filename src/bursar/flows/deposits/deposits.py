@@ -108,7 +108,7 @@ class Deposits:
 
     async def waiting(self, limit: int = 100) -> list[DepositView]:
         """Those that wait for a second person, newest first."""
-        found = await self.ledger.store.read.records.list(self.flow.name, state=ASKED, limit=limit)
+        found = await self.ledger.store.read.records.list(self.flow.name, states=(ASKED,), limit=limit)
         bodies = [self.flow.item(record).body for record in found]
         assets = await self.ledger.assets()
         return [_view(body, ASKED, assets[body.asset]) for body in bodies]

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -49,6 +50,7 @@ from bursar.model.records import Record
 from bursar.model.retry import USUAL_RETRY, Alarm, Retry
 from bursar.rails.trading import TradingClient
 from bursar.rails.trading.words import PREFIX
+from bursar.store.engine import Wanted
 from bursar.writer import Limit, Remember
 
 ASSETS_S = 0.5
@@ -58,7 +60,11 @@ NEWEST = 2**63 - 1
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 CREATE = "create"
 NEW_TRANSFERS = ("flow", "new transfers")  # as a pause: none are started, those under way go on
+PENDING = "PENDING"
+OPEN = tuple(state.name for state in MACHINE.states if state.kind is not Kind.TERMINAL)
 TERMINAL = {state.name for state in MACHINE.states if state.kind is Kind.TERMINAL}
+
+log = logging.getLogger("bursar.transfers")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +95,29 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> str:
         """The state where it is an end, else PENDING (T18)."""
-        return self.fsm_state if self.fsm_state in TERMINAL else "PENDING"
+        return self.fsm_state if self.fsm_state in TERMINAL else PENDING
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which transfers are to be listed. Nothing said: all."""
+
+    state: str = ""  # PENDING, or an exact one
+    asset: str = ""
+    source: AccountType | None = None
+    target: AccountType | None = None
+    since_us: int = 0  # created then or later
+    until_us: int = NEWEST  # created before
+
+    def of(self, owner: str) -> Wanted:
+        """As the store asks for it."""
+        said = {"asset": self.asset, "source": self.source, "target": self.target}
+        return Wanted(
+            owner=owner,
+            states=OPEN if self.state == PENDING else (self.state,) if self.state else (),
+            facts={name: str(value) for name, value in said.items() if value},
+            since_us=self.since_us,
+            until_us=self.until_us,
+        )
 
 
 class Transfers:
@@ -167,12 +195,25 @@ class Transfers:
             raise TransferRefused(Code.TRANSFER_NOT_FOUND, f"you have no transfer {req_id[:64]}")
         return await self._view(record)
 
-    async def list(self, user: int | None, *, state: str = "", before: int = NEWEST, limit: int = 50) -> list[View]:
+    async def list(self, user: int | None, *, state: str = "", before: int = NEWEST, limit: int = 50) -> Sequence[View]:
         """A user's transfers, newest first. Without a user, everybody's."""
-        records = self.ledger.store.read.records
+        found: list[View] = []
+        while before and len(found) < limit:
+            more, before = await self.page(user, Filter(state=state), before=before, limit=limit - len(found))
+            found += more
+        return found
+
+    async def page(
+        self, user: int | None, wanted: Filter, *, before: int = NEWEST, limit: int = 50
+    ) -> tuple[Sequence[View], int]:
+        """Some of a user's transfers (or everybody's), newest first, and the number below which to go on; 0: all seen.
+
+        One page looks at a bounded number of rows: it may be short, even empty, and there may still be more.
+        """
         owner = "" if user is None else str(user)
-        found = await records.list(self.flow.name, owner=owner, state=state, before=before, limit=limit)
-        return [await self._view(record) for record in found]
+        records = self.ledger.store.read.records
+        found, below = await records.page(self.flow.name, wanted.of(owner), before=before, limit=limit)
+        return await self._views(found), below
 
     async def _assets_now(self) -> Mapping[str, Asset]:
         """All assets, and whether new transfers are stopped, at most a moment old: another process may change both."""
@@ -258,22 +299,36 @@ class Transfers:
 
     async def _view(self, record: Record, *, replayed: bool = False) -> View:
         transfer = self.flow.item(record).body
-        assets = await self.ledger.known_assets(transfer.asset)
-        return View(
-            transfer_id=record.number,
-            req_id=record.id,
-            user=transfer.user,
-            source=transfer.source,
-            target=transfer.target,
-            asset=transfer.asset,
-            amount=str(assets[transfer.asset].of_minor(transfer.minor)),
-            fsm_state=record.state,
-            error=record.error,
-            created_us=record.created_us,
-            updated_us=record.updated_us,
-            client_order_id=transfer.client_order_id,
-            replayed=replayed,
-        )
+        return _view(record, transfer, await self.ledger.known_assets(transfer.asset), replayed)
+
+    async def _views(self, records: Sequence[Record]) -> Sequence[View]:
+        """All at once. A body that can't be read is left out: it must not hide the others."""
+        readable: list[tuple[Record, Transfer]] = []
+        for record in records:
+            try:
+                readable.append((record, self.flow.item(record).body))
+            except (msgspec.MsgspecError, UnicodeError) as error:
+                log.error("transfer %s can't be read: %s", record.id, error)
+        assets = await self.ledger.known_assets(*{transfer.asset for _, transfer in readable})
+        return [_view(record, transfer, assets) for record, transfer in readable]
+
+
+def _view(record: Record, transfer: Transfer, assets: Mapping[str, Asset], replayed: bool = False) -> View:
+    return View(
+        transfer_id=record.number,
+        req_id=record.id,
+        user=transfer.user,
+        source=transfer.source,
+        target=transfer.target,
+        asset=transfer.asset,
+        amount=str(assets[transfer.asset].of_minor(transfer.minor)),
+        fsm_state=record.state,
+        error=record.error,
+        created_us=record.created_us,
+        updated_us=record.updated_us,
+        client_order_id=transfer.client_order_id,
+        replayed=replayed,
+    )
 
 
 def _orders(user: int) -> str:

@@ -72,20 +72,6 @@ SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch
     (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
 FROM bursar.records WHERE number = $1
 
--- name: list_records
--- Records of a flow, newest first, below a number; of one owner and in one state, unless those are empty.
-SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
-    worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
-FROM bursar.records
-WHERE flow = $1 AND ($2::text = '' OR owner = $2) AND ($3::text = '' OR state = $3) AND number < $4
-ORDER BY number DESC LIMIT $5
-
--- name: count_records
--- How many records are in each state of each flow, and since when the oldest of them is there.
-SELECT flow, state, count(*), (extract(epoch FROM min(since)) * 1000000)::bigint FROM bursar.records GROUP BY flow,
-    state ORDER BY flow, state
-
 -- name: transitions_of
 -- A record's history.
 SELECT record, version, source, event, target, attempt, actor, evidence::text,

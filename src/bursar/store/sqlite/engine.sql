@@ -66,17 +66,6 @@ SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, C
     since, created_at, updated_at
 FROM records WHERE number = ?
 
--- name: list_records
--- Records of a flow, newest first, below a number; of one owner and in one state, unless those are empty.
-SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB), CAST(error AS BLOB),
-    since, created_at, updated_at
-FROM records
-WHERE flow = ?1 AND (?2 = '' OR owner = ?2) AND (?3 = '' OR state = ?3) AND number < ?4 ORDER BY number DESC LIMIT ?5
-
--- name: count_records
--- How many records are in each state of each flow, and since when the oldest of them is there.
-SELECT flow, state, count(*), min(since) FROM records GROUP BY flow, state ORDER BY flow, state
-
 -- name: transitions_of
 -- A record's history.
 SELECT record, version, source, event, target, attempt, actor, evidence, at FROM transitions WHERE record = ?
