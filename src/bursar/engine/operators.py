@@ -112,10 +112,15 @@ class Operators:
         """Workers go on calling meanwhile, and each call without an answer moves the record's version under us."""
         for _ in range(TRIES):
             after = await self._engine.take(record, answer, actor=actor)
-            if after is None or after.state != record.state or not answer.outcome.is_known:
+            if after is None or not answer.outcome.is_known or await self._left(record):
                 return record if after is None else after
             record = after
         raise Conflict(f"record {record.id} is being driven", TRIES)
+
+    async def _left(self, record: Record) -> bool:
+        """Whether it has left the state in which we saw it. It may be there again: that is another call's answer."""
+        history = await self._engine.store.read.records.history(record.number)
+        return any(passage.version > record.version and passage.source != passage.target for passage in history)
 
     async def _asked(self, record: Record, event: str, actor: str) -> bool:
         """Whether somebody else has asked for the same since it came into this state."""
