@@ -141,11 +141,11 @@ def _own(place: int, name: str, arguments: object) -> OwnCall:
     try:
         text = msgspec.json.encode(dict(arguments))
         found = msgspec.json.decode(text, type=dict[str, Any])
-        same = msgspec.json.encode(found) == text
+        same = found == arguments
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise StepRefused(INVALID_ARGUMENTS, f"its arguments are not JSON: {error}", place) from None
-    if not same:  # a number that JSON readers would round: the step would see another one than was asked for
-        raise StepRefused(INVALID_ARGUMENTS, "its arguments would not be read as they were written", place)
+    if not same:  # a date, a tuple, NaN: the step would see something else than was asked for
+        raise StepRefused(INVALID_ARGUMENTS, "its arguments are more than JSON can say", place)
     if len(text) > ARGUMENTS_BYTES_MAX:
         why = f"its arguments have {len(text)} bytes, at most {ARGUMENTS_BYTES_MAX} are allowed"
         raise StepRefused(INVALID_ARGUMENTS, why, place)
