@@ -56,7 +56,7 @@ class Sequences:
         call_timeout_s: float = CALL_TIMEOUT_S,
         worker: str = "local",
         lease_s: float = LEASE_S,
-        bell: Bell | None = None,
+        bell: Bell | None = None,  # tells people of alerts while the context is open; without it the rows wait
     ) -> None:
         self.ledger = ledger
         self.own: dict[str, OwnStep] = dict(own or {})
@@ -67,10 +67,13 @@ class Sequences:
         self._bell = bell
         self._worker: Worker | None = None
         self._working: asyncio.Task[None] | None = None
+        self._ringing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._worker = Worker(self.engine, bell=self._bell)
+        self._worker = Worker(self.engine)
         self._working = asyncio.create_task(self._worker.run(), name="bursar-sequences")
+        if self._bell is not None:
+            self._ringing = asyncio.create_task(self._bell.run(), name="bursar-alerts")
         return self
 
     async def __aexit__(
@@ -80,6 +83,9 @@ class Sequences:
         self._worker.stop()
         await self._working
         await self.engine.finish(PARTING_S)
+        if self._ringing is not None:
+            self._ringing.cancel()
+            await asyncio.gather(self._ringing, return_exceptions=True)
 
     # --- callers -----------------------------------------------------------------------------------------------
 
@@ -123,7 +129,8 @@ class Sequences:
     ) -> list[SequenceView]:
         """Sequences, newest first: everybody's, or an owner's; in any state, or in one."""
         records = self.ledger.store.read.records
-        found = await records.list(self.flow.name, owner=owner, state=state, before=before, limit=limit)
+        states = (state,) if state else ()
+        found = await records.list(self.flow.name, owner=owner, states=states, before=before, limit=limit)
         return [await self._view(record) for record in found]
 
     # --- people ------------------------------------------------------------------------------------------------
