@@ -165,6 +165,11 @@ class World:
         )
 
 
+def waits(record: Record) -> bool:
+    """Whether nobody drives it, and nobody looks at it before its alarm (five minutes) would ring."""
+    return record.worker == "" and record.due_us is not None and abs(record.due_us - record.since_us - 300e6) < 5e6
+
+
 @dataclass(frozen=True)
 class Program:
     """One process: an engine on a database, and what goes with it."""

@@ -231,6 +231,9 @@ class Config:
     retry_backoff_max_ms: int = setting(60_000, _whole(1, 60 * MINUTE_MS), "What it doubles to at most.")
     alert_threshold: int = setting(10, _whole(1, 1_000_000), "Calls without an answer before people are told.")
     alert_after_s: int = setting(300, _whole(1, 86_400), "Seconds in one state before people are told.")
+    alert_waiting_s: int = setting(
+        3_600, _whole(1, 30 * 86_400), "Seconds that a deposit may wait for a second person before people are told."
+    )
     alert_webhook: str = setting("", _webhook, "Where alerts are POSTed to, beside the log. Empty: nowhere.")
     alert_webhook_secret_file: str = setting(
         "", _text, f"File with the secret that they are signed with, at least {WEBHOOK_SECRET_BYTES_MIN} bytes."

@@ -28,6 +28,7 @@ from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
 from bursar.rails.trading import TradingClient
 
+WAITING_S = 2.0  # between two looks at what waits for people
 MARKS_S = 1.0  # between two writes of how far the cores are
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
             worker=name,
         )
         await transfers.prepare()
-        deposits = Deposits(transfers, confirm_above=config.deposit_confirm_above)
+        deposits = Deposits(transfers, confirm_above=config.deposit_confirm_above, waits_s=config.alert_waiting_s)
         worker = Worker(
             transfers.engine,
             driven_max=config.driven_max,
@@ -127,7 +128,9 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
     """The same, and a worker that drives whatever is due, and a bell that tells people."""
     told = sinks(config, ports)  # wrong settings are refused before anything is opened
     async with opened(config, ports, role) as runtime:
-        task = asyncio.create_task(runtime.worker.run(), name="bursar-worker")
+        waiting = Worker(runtime.deposits.engine, scan_s=WAITING_S)
+        workers = {"bursar-worker": runtime.worker, "bursar-waiting": waiting}
+        tasks = [asyncio.create_task(worker.run(), name=name) for name, worker in workers.items()]
         beside = [
             asyncio.create_task(_watch(runtime), name="bursar-watch"),
             asyncio.create_task(Bell(runtime.bursar.store, told).run(), name="bursar-alerts"),
@@ -135,10 +138,11 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
         try:
             yield runtime
         finally:
-            runtime.worker.stop()
+            for worker in workers.values():
+                worker.stop()
             for other in beside:
                 other.cancel()
-            await asyncio.gather(task, *beside, return_exceptions=True)
+            await asyncio.gather(*tasks, *beside, return_exceptions=True)
 
 
 async def _watch(runtime: Runtime) -> None:

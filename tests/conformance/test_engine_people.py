@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.builders import Place, outcome, scenario, seed
-from tests.toy import Program, World, program
+from tests.toy import Program, World, program, waits
 
 from bursar.engine import Worker
 from bursar.model.errors import InvalidName, NotPossible, RecordMoved, UnknownFlow, UnknownRecord
@@ -86,7 +86,7 @@ async def test_where_people_can_do_nothing(place: Place) -> None:
         assert isinstance(await outcome(people.tell("orders", "waiting", "GO", **WHY)), NotPossible)
         waiting = await p.engine.get("orders", "waiting")
         assert waiting is not None
-        assert (waiting.state, waiting.due_us, waiting.version) == ("ASKING", None, 2)
+        assert (waiting.state, waits(waiting), waiting.version) == ("ASKING", True, 2)
 
 
 @pytest.mark.parametrize("who", [("", "why"), ("  ", "why"), ("ann", ""), ("ann", " \n"), ("ann", "x" * 1001)])
@@ -171,7 +171,7 @@ async def test_telling_moves_what_waits(place: Place, event: str, end: str) -> N
         worker = Worker(p.engine)
         await worker.look()
         record = await p.now(await p.order("o-1", ask=True))
-        assert (record.state, record.due_us) == ("ASKING", None)
+        assert (record.state, waits(record)) == ("ASKING", True)
         told = await p.people.tell("orders", "o-1", event, **WHY)
         assert told == await p.at(told) or told.version == (await p.at(told)).version
         await worker.look()  # due at once: nobody waits for a lease

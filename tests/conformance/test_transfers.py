@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,15 +26,18 @@ from bursar.audit import audit
 from bursar.engine import Answer, Item, Operators, Worker
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.conservation import conservation, watch
+from bursar.flows.transfers.flow import ALARMS
 from bursar.flows.transfers.transfers import ASSETS_S
 from bursar.model.errors import AccountNotEmpty, Conflict
 from bursar.model.outcome import UNKNOWNS, Outcome
-from bursar.model.retry import Retry
+from bursar.model.records import Alert
+from bursar.model.retry import Alarm, Retry
 from bursar.rails.trading import Status
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
 ALICE = 1001
+SOON = Retry(first_s=0.01, cap_s=0.05)
 FUNDING, SPOT = "FUNDING", "SPOT"
 
 
@@ -102,7 +106,13 @@ class Exchange:
 
 @asynccontextmanager
 async def exchange(
-    place: Place, folder: Path, *, funds: str = "100", limits: Limits | None = None
+    place: Place,
+    folder: Path,
+    *,
+    funds: str = "100",
+    limits: Limits | None = None,
+    retry: Retry = SOON,
+    alarms: tuple[Alarm, ...] = ALARMS,
 ) -> AsyncIterator[Exchange]:
     async with place.bursar() as bursar, desk(folder) as core:
         client = await core.client()
@@ -110,7 +120,8 @@ async def exchange(
             bursar.ledger,
             {AccountType.SPOT: client},
             limits=limits or Limits(per_second=None, per_day=None),
-            retry=Retry(first_s=0.01, cap_s=0.05),
+            retry=retry,
+            alarms=alarms,
         )
         await transfers.prepare()
         if funds:
@@ -400,6 +411,56 @@ async def test_forcing_back_asks_the_rail_first(place: Place, tmp_path: Path) ->
                         assert getattr(error, "code", "") == "RECORD_MOVED", error
             await here.until(view, end)
         assert await here.standing() == ("90.000000", 10_000_000)
+
+
+# --- watch ---------------------------------------------------------------------------------------------------------
+
+
+async def alerted(here: Exchange, view: View) -> dict[str, Alert]:
+    """Open alerts of a transfer, by reason."""
+    return {a.reason: a for a in await here.bursar.store.read.alerts.open() if a.record == view.transfer_id}
+
+
+async def until_alerted(here: Exchange, view: View, reason: str) -> Alert:
+    async with asyncio.timeout(20):
+        while reason not in (found := await alerted(here, view)):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return found[reason]
+
+
+@scenario
+async def test_target_pending_over_a_minute(place: Place, tmp_path: Path) -> None:
+    """Watch: it is told when it is that old, not when its back-off is over; once, and not of other states.
+
+    A minute is told here as 0.4 s; the source may be pending as long.
+    """
+    [minute] = [alarm for alarm in ALARMS if alarm.state == "TARGET_PENDING"]
+    assert (minute.seconds, minute.severity) == (60, "warning")
+    alarms = (dataclasses.replace(minute, seconds=0.4),)
+    async with exchange(place, tmp_path, retry=Retry(first_s=0.1, factor=100, cap_s=500), alarms=alarms) as here:
+        here.break_rail(AccountType.SPOT, "deposit", *[Outcome.TIMEOUT] * 1_000)
+        view = await here.move(FUNDING, SPOT, "1")
+        alert = await until_alerted(here, view, "target pending")
+        record = await here.transfers.engine.get("transfers", view.req_id)
+        assert record is not None
+        assert (record.state, record.attempt) == ("TARGET_PENDING", 3)
+        assert 0.4e6 <= alert.raised_us - record.since_us < 10e6
+        here.break_rail(AccountType.FUNDING, "withdraw", Outcome.TIMEOUT, Outcome.TIMEOUT)
+        source = await here.move(FUNDING, SPOT, "1")
+        assert await alerted(here, source) == {}
+
+
+@scenario
+async def test_three_failed_refunds_are_critical_and_told_once(place: Place, tmp_path: Path) -> None:
+    """Watch, T21: two are not told, three are; it stays COMPENSATING and goes on, with one alert however often."""
+    async with exchange(place, tmp_path) as here:
+        for refusals, reasons in ((2, []), (9, ["critical"])):
+            here.break_rail(AccountType.SPOT, "deposit", Outcome.EXPLICIT_FAIL)
+            here.break_rail(AccountType.FUNDING, "refund", *[Outcome.EXPLICIT_FAIL] * refusals)
+            view = await here.until(await here.move(FUNDING, SPOT, "1"), "ROLLED_BACK")
+            assert [alert.severity for alert in (await alerted(here, view)).values()] == reasons
+            assert (await here.path(view)).count("COMPENSATING") == refusals + 1
+        assert await here.standing() == ("100.000000", 0)
 
 
 # --- audit -----------------------------------------------------------------------------------------------------------

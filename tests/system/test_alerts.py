@@ -31,9 +31,12 @@ class Pager:
         self.url = ""
 
     def stuck(self, status: int) -> list[dict[str, Any]]:
-        """What it was sent of stuck transfers, and answered so."""
+        return self.sent(status, "stuck")
+
+    def sent(self, status: int, reason: str) -> list[dict[str, Any]]:
+        """What it was sent for this reason, and answered so."""
         alerts = [json.loads(body) for _, body, said in self.got if said == status]
-        return [alert for alert in alerts if alert["reason"] == "stuck"]
+        return [alert for alert in alerts if alert["reason"] == reason]
 
 
 @contextmanager
@@ -77,11 +80,16 @@ def test_a_stuck_transfer_is_told_once(tmp_path: Path) -> None:
             "BURSAR_CORE_TIMEOUT_MS": "200",
             "BURSAR_RETRY_BACKOFF_MAX_MS": "200",
             "BURSAR_AUDIT_INTERVAL_S": "0",
+            "BURSAR_DEPOSIT_CONFIRM_ABOVE": "USDT=500000000",
+            "BURSAR_ALERT_WAITING_S": "1",
         }
         with serve(tmp_path / "data", **environ) as here:
             fact = here.start()
             here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
             here.fund("100", "wire-1")
+            large = {"user_id": 1001, "asset": "USDT", "amount": "1000", "reference": "wire-2"}
+            assert here.send("POST", "/api/v1/deposits", large, who="anna", role="operator").status_code == 202
+            until(lambda: [alert["record_id"] for alert in hook.sent(200, "waiting")] == ["wire-2"])
             assert here.transfer("FUNDING", "SPOT", "10", "first").json()["state"] == "COMMITTED"
             core = here.core()
             moved = freeze_between(here, core)

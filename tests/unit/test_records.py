@@ -26,7 +26,7 @@ from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
 from bursar.model.records import Remembered, Taken
-from bursar.model.retry import CAP_MAX_S, Alarm, Retry
+from bursar.model.retry import CAP_MAX_S, Alarm, Retry, until_alarm_us
 from bursar.store.group import Heads, Known, RecordsKnown, Rows
 from bursar.writer import Change, Done, Limit, Move, Passage, Remember
 from bursar.writer.decide import GroupJob
@@ -430,3 +430,19 @@ def test_an_answer_says_in_a_line_what_it_was() -> None:
     assert Answer(outcome=Outcome.TIMEOUT).error == "TIMEOUT"
     assert len(Answer(outcome=Outcome.UNKNOWN, message="x" * 10_000).error) == 500
     assert "\x00" not in Answer(outcome=Outcome.UNKNOWN, message="a\x00\ud800").error
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "left_s"),
+    [("A", 0, 5), ("A", 4.5, 0.5), ("A", 5, 15), ("A", 19, 1), ("A", 20, None), ("B", 0, 20), ("B", 99, None)],
+)
+def test_how_long_until_the_next_alarm(state: str, age_s: float, left_s: float | None) -> None:
+    """Of age alone: those that want a number of calls or an answer ring when that comes."""
+    alarms = (
+        Alarm(reason="a", state="A", seconds=5, tries=3),
+        Alarm(reason="any", seconds=20),
+        Alarm(reason="tries", tries=1),
+        Alarm(reason="answer", seconds=1, outcome=Outcome.TIMEOUT),
+    )
+    left_us = until_alarm_us(alarms, state, int(age_s * 1e6))
+    assert left_us == (None if left_s is None else left_s * 1e6)

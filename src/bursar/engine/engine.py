@@ -22,12 +22,14 @@ from typing import Any
 
 import msgspec
 
+from bursar.engine import late, waiting
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRefused, Item, storable
 from bursar.model.entries import check_key
 from bursar.model.errors import BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, ImpossibleEvent, Kind, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
+from bursar.model.retry import until_alarm_us
 from bursar.store import Store
 from bursar.writer import Change, Done, Limit, Move, Passage, Remember, Writer
 
@@ -201,6 +203,8 @@ class Engine:
         flow = self.require(record.flow)
         state = flow.machine.state(record.state)
         if state.kind in (Kind.TERMINAL, Kind.WAIT):
+            if state.kind is Kind.WAIT and record.worker:
+                await waiting.look(self, flow, record)
             return None
         item = flow.item(record)
         if state.kind is Kind.REST:
@@ -313,6 +317,8 @@ class Engine:
         """No answer, or one that leaves it where it is: call again later."""
         record = item.record
         attempt = record.attempt + 1
+        age_us = self.ports.now_us() - record.since_us
+        delay_us = flow.retry.delay_us(attempt, self.ports.random())
         move = Move(
             flow=record.flow,
             id=record.id,
@@ -321,7 +327,8 @@ class Engine:
             passages=(Passage(record.state, str(arrow.event), record.state, answer.as_json()),),
             actor=actor or self.worker,
             attempt=attempt,
-            delay_us=flow.retry.delay_us(attempt, self.ports.random()),
+            # Not past an alarm: a call is made when it is due to ring, or it would ring a whole back-off late.
+            delay_us=min(delay_us, until_alarm_us(flow.alarms, record.state, age_us) or delay_us),
             transit=record.transit,
             error=answer.error,
         )
@@ -330,7 +337,6 @@ class Engine:
         after = await self._write(item, Change(moves=(move,)), move, answer)
         if after is None:
             return None
-        age_us = self.ports.now_us() - record.since_us
         for alarm in flow.alarms:
             if alarm.rings(record.state, attempt, age_us, answer.outcome):
                 message = f"{record.flow} {record.id} is {record.state} after {attempt} calls: {answer.error}"
@@ -370,7 +376,7 @@ class Engine:
         except RecordMoved:
             record = await self.store.read.records.by_number(item.record.number)
             if record is not None and answer is not None and answer.outcome.is_known:
-                await self._late(item, record, answer)
+                await late.hear(self, item, record, answer)
             return record
         return self._done(item.record, move, done)
 
@@ -379,40 +385,6 @@ class Engine:
         if self.flows[after.flow].machine.state(after.state).kind is Kind.TERMINAL:
             self.settled[after.flow, after.state] += 1
         return after
-
-    async def _late(self, item: Item[Any], record: Record, answer: Answer) -> None:
-        """A known answer whose compare-and-set was lost: harmless if the winner heard the same, an alarm if not."""
-        machine = self.require(record.flow).machine
-        left = item.record.state
-        for passage in await self.store.read.records.history(record.number):
-            # A passage that stays is a call without an answer, or a note: it says nothing.
-            if passage.version > item.record.version and passage.source == left != passage.target:
-                heard = machine.arrow(left, passage.event)
-                meant = machine.arrow(left, answer.event or answer.outcome.value)
-                if (heard.answer, heard.target) == (meant.answer, meant.target):
-                    return
-                break
-        else:
-            return  # it has not left that state: whoever drives it will hear the same
-        late = Move(
-            flow=record.flow,
-            id=record.id,
-            number=record.number,
-            version=record.version,
-            passages=(Passage(record.state, f"LATE {answer.outcome.value}", record.state, answer.as_json()),),
-            actor=self.worker,
-            attempt=record.attempt,
-            delay_us=-1,
-            worker=record.worker,
-            transit=record.transit,
-            error=record.error,
-        )
-        message = f"{record.flow} {record.id} left {left}, and then {answer.outcome.value} was heard of it"
-        await self.alert(record, "contradiction", "critical", message)
-        try:
-            await self.writer.apply(Change(moves=(late,)))
-        except RecordMoved:
-            log.warning("%s %s moved again; the alert carries what was heard", record.flow, record.id)
 
     # --- the small parts ---------------------------------------------------------------------------------------
 
@@ -431,6 +403,10 @@ class Engine:
         self, record: Record, passages: tuple[Passage, ...], actor: str, state: State, *, body: str | None, **more: Any
     ) -> Move:
         ends = state.kind in (Kind.TERMINAL, Kind.WAIT)
+        delay_us: int | None = self.lease_us
+        if ends:
+            is_wait = state.kind is Kind.WAIT
+            delay_us = waiting.next_look_us(self.flows[record.flow], state.name, 0) if is_wait else None
         return Move(
             flow=record.flow,
             id=record.id,
@@ -438,7 +414,7 @@ class Engine:
             version=record.version,
             passages=passages,
             actor=actor,
-            delay_us=None if ends else self.lease_us,
+            delay_us=delay_us,
             worker="" if ends else self.worker,
             body=body,
             owner=record.owner,

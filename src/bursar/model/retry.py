@@ -5,6 +5,7 @@ Back-off is exponential with jitter and a cap, and never gives up: only evidence
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bursar.model.outcome import Outcome
@@ -40,7 +41,7 @@ class Alarm:
 
     reason: str
     severity: str = "warning"  # or "critical"
-    state: str = ""  # "": any that is not terminal
+    state: str = ""  # "": any that is not terminal, also one in which nobody is called
     tries: int | None = None
     seconds: float | None = None
     outcome: Outcome | None = None  # only if the last call said this
@@ -51,6 +52,16 @@ class Alarm:
             return False
         tried = self.tries is not None and attempt >= self.tries
         return tried or (self.seconds is not None and age_us >= self.seconds * 1e6)
+
+
+def until_alarm_us(alarms: Iterable[Alarm], state: str, age_us: int) -> int | None:
+    """How long until the next alarm rings for its age alone; None if no further one does."""
+    ages_us = [
+        int(a.seconds * 1e6)
+        for a in alarms
+        if a.seconds is not None and a.outcome is None and a.state in ("", state) and a.seconds * 1e6 > age_us
+    ]
+    return min(ages_us) - age_us if ages_us else None
 
 
 USUAL_RETRY = Retry()

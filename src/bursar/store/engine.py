@@ -118,6 +118,10 @@ class Records(Table):
         """Make it due now."""
         return await self._one("wake_record", flow, id_) is not None
 
+    async def look_again(self, record: Record, delay_us: int | None) -> None:
+        """Somebody has looked at a record that only waits, and moved nothing; when the next one should."""
+        await self._s.rows("look_again", record.number, record.version, delay_us)
+
 
 class Outcomes(Table):
     """What operations were answered."""

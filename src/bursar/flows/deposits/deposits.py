@@ -32,8 +32,10 @@ from bursar.model.errors import (
 from bursar.model.machine import ImpossibleEvent
 from bursar.model.money import Asset
 from bursar.model.records import Record
+from bursar.model.retry import Alarm
 
 USER_MAX = 2**63 - 1
+WAITS_S = 3_600.0  # for a second person, before people are told
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
 
@@ -61,10 +63,11 @@ class DepositView(msgspec.Struct, frozen=True, kw_only=True):
 class Deposits:
     """External deposits."""
 
-    def __init__(self, transfers: Transfers, *, confirm_above: Mapping[str, int]) -> None:
+    def __init__(self, transfers: Transfers, *, confirm_above: Mapping[str, int], waits_s: float = WAITS_S) -> None:
         self.ledger = transfers.ledger
         self.confirm_above = confirm_above  # asset → smallest units
-        self.flow: Flow[Deposit] = Flow(machine=MACHINE, body=Deposit, actions={}, book=_book, alarms=())
+        alarm = Alarm(reason="waiting", state=ASKED, seconds=waits_s)
+        self.flow: Flow[Deposit] = Flow(machine=MACHINE, body=Deposit, actions={}, book=_book, alarms=(alarm,))
         self.engine = Engine(self.ledger.store, self.ledger.writer, [self.flow], worker=transfers.engine.worker)
 
     async def ask(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:

@@ -115,6 +115,11 @@ RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.tran
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
 UPDATE bursar.records SET due = now(), worker = '' WHERE flow = $1 AND id = $2 AND due IS NOT NULL RETURNING number
 
+-- name: look_again
+-- After so long, or not before somebody speaks; unless it has moved meanwhile. Arguments: number, version, delay.
+UPDATE bursar.records SET due = now() + $3::bigint * interval '1 microsecond', worker = ''
+WHERE number = $1 AND version = $2
+
 -- name: raise_alert
 -- An alert; once per record and reason until it is acknowledged.
 INSERT INTO bursar.alerts AS a (record, reason, severity, message) VALUES ($1, $2, $3, $4)

@@ -105,6 +105,10 @@ RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
 UPDATE records SET due = now_us(), worker = '' WHERE flow = ? AND id = ? AND due IS NOT NULL RETURNING number
 
+-- name: look_again
+-- After so long, or not before somebody speaks; unless it has moved meanwhile. Arguments: number, version, delay.
+UPDATE records SET due = now_us() + ?3, worker = '' WHERE number = ?1 AND version = ?2
+
 -- name: raise_alert
 -- An alert; once per record and reason until it is acknowledged.
 INSERT INTO alerts (record, reason, severity, message, raised_at) VALUES (?1, ?2, ?3, ?4, now_us())
