@@ -531,6 +531,48 @@ async def test_core_and_ledger_agree_while_both_work(place: Place, tmp_path: Pat
         assert "USDT" in finding.broken[0]
 
 
+@pytest.mark.parametrize("gap", ["between the two lists", "visible late"])
+@scenario
+async def test_a_transfer_that_slips_between_two_looks_is_no_loss(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: str
+) -> None:
+    """Started while open transfers are listed, or visible after one with a higher number; it ends after the core's
+    total was taken and before the ledger is looked at."""
+    async with exchange(place, tmp_path) as here:
+        client = await here.core.client()
+        records = here.bursar.store.read.records
+        real_list, real_totals = records.list, client.totals
+        reached: list[str] = []
+        on = asyncio.Event()
+        going: list[asyncio.Task[View]] = []
+
+        async def newest(flow: str, **more: Any) -> Any:
+            if gap == "visible late":
+                found = await real_list(flow, **more)
+                return [msgspec.structs.replace(found[0], number=found[0].number + 1_000)]
+            if not going:
+                hold_after(here, AccountType.FUNDING, "withdraw", on, reached)
+                going.append(asyncio.create_task(here.move(FUNDING, SPOT, "1")))
+                while not reached:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            return await real_list(flow, **more)
+
+        async def totals() -> Any:
+            found = await real_totals()
+            on.set()
+            if not going:
+                going.append(asyncio.create_task(here.move(FUNDING, SPOT, "1")))
+            assert (await going[0]).state == "COMMITTED"
+            monkeypatch.setattr(records, "list", real_list)
+            return found
+
+        await here.move(FUNDING, SPOT, "10")
+        monkeypatch.setattr(records, "list", newest)
+        monkeypatch.setattr(client, "totals", totals)
+        finding = await conservation(here.transfers, AccountType.SPOT, client)
+        assert (finding.broken, finding.judged, len(going)) == ([], True, 1)
+
+
 @scenario
 async def test_broken_conservation_stops_new_transfers_and_not_refunds(place: Place, tmp_path: Path) -> None:
     """Conservation broken behind our back: critical, new transfers stop, refunds go on; one alert, not one per look."""
