@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export PYTHONHASHSEED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test torture lint format bench clean
 
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ demo: setup ## the ledger at work, crashing and recovering (DEMO_SECONDS=20 for 
 # By file: a file's tests share one worker, and each worker starts one PostgreSQL.
 test: setup ## every test
 	@$(BIN)/pytest -n 2 --dist loadfile
+
+TORTURE_SECONDS ?= 600
+TORTURE_STORE ?= both
+
+torture: setup ## kill -9 of everything at random under load (TORTURE_SECONDS=600 TORTURE_STORE=both TORTURE_SEED=)
+	@$(BIN)/bursar torture --seconds $(TORTURE_SECONDS) --store $(TORTURE_STORE) $(if $(TORTURE_SEED),--seed $(TORTURE_SEED))
 
 lint: setup ## style, types and the direction of imports
 	@$(BIN)/ruff check

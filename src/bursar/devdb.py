@@ -179,6 +179,11 @@ class ThrowawayPostgres:
         """The URL of another database in this cluster; the caller creates it."""
         return f"postgresql://{SUPERUSER}@/{quote(database)}?host={quote(str(self._root), safe='/')}&port={PORT}"
 
+    @property
+    def pid(self) -> int:
+        """The server's process id; 0 while there is none."""
+        return 0 if self._server is None else self._server.pid
+
     def start(self) -> None:
         """Start the server and return when it takes connections, after crash recovery if there is any to do."""
         if self._server is not None:

@@ -42,6 +42,7 @@ COMMANDS = [
     "recover",
     "rebuild",
     "migrate",
+    "torture",
     "demo",
 ]
 

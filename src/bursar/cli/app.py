@@ -41,6 +41,7 @@ COMMANDS = {
     "core": ("bursar.cli.commands.core:core", "The trading core: run it, or inspect its log and snapshots."),
     "sim": ("bursar.cli.commands.sim:command", "Run a scenario on the simulator, crashing it everywhere."),
     "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
+    "torture": ("bursar.cli.commands.torture:torture", "Kill everything at random under load; nothing may be lost."),
     "demo": ("bursar.cli.commands.demo:demo", "A day of traffic, killed in the middle, and nothing is lost."),
 }
 

@@ -275,3 +275,5 @@ def _log_to_stderr(level: str) -> None:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+    # It tells with a whole traceback, again and again, that the database is away, which we say in one line.
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)

@@ -1,0 +1,150 @@
+"""`bursar torture`: kill everything at random under load, and see whether anything is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.commands.audit import draw_findings, finding_json
+from bursar.cli.output import Output, table
+from bursar.cli.state import Command, State
+
+if TYPE_CHECKING:
+    from bursar.torture import Report
+
+STORES = ("sqlite", "postgres")
+LINE_EVERY_S = 5.0  # where there is no bar
+
+Watch = Callable[["Report"], None]
+
+
+@click.command(
+    cls=Command,
+    examples="""
+    bursar torture --seconds 600
+    bursar torture --store postgres --seconds 3600 --seed 7
+    """,
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=60, show_default=True, help="How long things die, per store."
+)
+@click.option(
+    "--store", type=click.Choice([*STORES, "both"]), default="both", show_default=True, help="On which database."
+)
+@click.option("--seed", type=int, help="Who is hit when, and what is asked for. Default: the time.")
+@click.pass_obj
+def torture(state: State, seconds: float, store: str, seed: int | None) -> int:
+    """The whole system as real processes under load, killed at random; then healed, and judged from outside.
+
+    SQLite: `bursar serve` and its core. PostgreSQL: two `bursar serve`, a worker, two cores, and a throw-away database.
+    Any of them gets kill -9 or is held still, at any moment, several at once too. Clients repeat their requests until
+    they know. In the end: nothing lost, nothing twice, every transfer at its end, and what anybody was told is true.
+
+    Exit code 0 only then. If not, the folder with all logs and files is kept.
+    """
+    from bursar.torture import torture as run
+
+    out = Output(as_json=state.json)
+    seed = int(time.time()) if seed is None else seed
+    reports = []
+    for name in STORES if store == "both" else (store,):
+        out.say(f"{name}: {seconds:g} s, seed {seed}")
+        with _watched(out, seconds) as watch:
+            reports.append(run(name, seconds=seconds, seed=seed, say=watch))
+        if not out.as_json:
+            _tell(out, reports[-1])
+    out.show([report_json(report) for report in reports], lambda: _verdict(reports))
+    return 0 if all(report.ok for report in reports) else 1
+
+
+@contextlib.contextmanager
+def _watched(out: Output, seconds: float) -> Iterator[Watch]:
+    """A bar in a terminal, a line every few seconds elsewhere."""
+    if out.as_json:
+        yield lambda _report: None
+    elif out.console.is_terminal:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=out.console, transient=True) as progress:
+            task = progress.add_task("starting", total=seconds)
+            yield lambda r: progress.update(task, completed=min(r.elapsed, seconds), description=_line(r))
+    else:
+        told, phase = float("-inf"), ""
+
+        def line(r: Report) -> None:
+            nonlocal told, phase
+            if r.phase != phase or time.monotonic() - told > LINE_EVERY_S:
+                told, phase = time.monotonic(), r.phase
+                out.line({}, f"{r.elapsed:5.0f} s  {_line(r)}")
+
+        yield line
+
+
+def _line(r: Report) -> str:
+    words = f"{r.asked:,} asked, {sum(r.lost.values()):,} lost answers, {sum(r.kills.values())} kills"
+    return f"{r.phase}: {words}" + (f", last {r.last}" if r.last and r.phase == "striking" else "")
+
+
+def _tell(out: Output, r: Report) -> None:
+    rows: list[tuple[str, Any]] = [
+        ("killed (kill -9)", _counts(r.kills)),
+        ("held still", _counts(r.pauses)),
+        ("ended because the database was away", f"{r.restarts:,}"),
+        ("requests", f"{r.requests:,}"),
+        ("without a useful answer", _counts(r.lost)),
+        ("wishes (client_order_id)", f"{r.asked:,}"),
+        ("transfers in the database", _counts(r.ends)),
+        ("refused, nothing written", _counts(r.refusals)),
+        ("accounts frozen for a moment", f"{r.frozen:,}"),
+        ("all at their end after", f"{r.drain_s:.1f} s"),
+    ]
+    out.console.print(table("", r.store, rows=rows), "")
+    if r.findings:
+        out.console.print(draw_findings(r.findings), "")
+    for text in r.wrong:
+        out.console.print(f"WRONG: {text}", style="red", markup=False)
+    if r.folder:
+        out.say(f"Logs, database and the cores' files are kept in {r.folder}")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    total = sum(counts.values())
+    parts = ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items(), key=lambda pair: -pair[1]))
+    return f"{total:,} ({parts})" if parts else "0"
+
+
+def _verdict(reports: list[Report]) -> str:
+    bad = [report.store for report in reports if not report.ok]
+    if bad:
+        return f"NOT well: {' and '.join(bad)}; see above."
+    moved = sum(sum(report.ends.values()) for report in reports)
+    kills = sum(sum(report.kills.values()) for report in reports)
+    return f"All is well: {kills} kills, {moved:,} transfers, nothing lost, nothing twice, all at their end."
+
+
+def report_json(r: Report) -> dict[str, Any]:
+    """A report for programs."""
+    return {
+        "ok": r.ok,
+        "store": r.store,
+        "seed": r.seed,
+        "seconds": round(r.elapsed, 3),
+        "kills": dict(r.kills),
+        "pauses": dict(r.pauses),
+        "restarts": r.restarts,
+        "requests": r.requests,
+        "lost": dict(r.lost),
+        "asked": r.asked,
+        "transfers": dict(r.ends),
+        "refusals": dict(r.refusals),
+        "frozen": r.frozen,
+        "drain_s": round(r.drain_s, 3),
+        "wrong": r.wrong,
+        "audit": [finding_json(f) for f in r.findings],
+        "folder": r.folder,
+    }

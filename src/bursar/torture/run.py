@@ -1,0 +1,201 @@
+"""One torture from beginning to end: start, load, strike, heal, wait, judge."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bursar.audit import Finding
+from bursar.staging import Guard
+from bursar.torture.load import Load
+from bursar.torture.look import audited, create_assets, look, open_transfers, trouble
+from bursar.torture.model import Kind, judge
+from bursar.torture.people import People
+from bursar.torture.scene import DATABASE_AWAY, Scene, Victim, until
+
+USERS = 12
+HEAL_S = 90.0
+DRAIN_S = 90.0
+SETTLE_S = 60.0
+REPEATED = 100  # accepted wishes that are sent once more in the end
+FOLDERS = (Path("/var/tmp"), Path("/tmp"))
+
+Say = Callable[["Report"], None]
+
+
+@dataclass
+class Report:
+    """What happened, and everything that is wrong with it."""
+
+    store: str
+    seed: int
+    seconds: float
+    phase: str = "starting"
+    elapsed: float = 0.0  # of the time in which things die
+    last: str = ""  # what was done last, in words
+    kills: Counter[str] = field(default_factory=Counter)
+    pauses: Counter[str] = field(default_factory=Counter)
+    restarts: int = 0  # of programs that ended by themselves, because the database was away
+    asked: int = 0
+    requests: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    deposits: int = 0
+    frozen: int = 0
+    drain_s: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    folder: str = ""  # kept, if something is wrong
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is well: nothing wrong, and every invariant judged and found to hold."""
+        return not self.wrong and bool(self.findings) and all(f.ok and f.judged for f in self.findings)
+
+
+def torture(store: str, *, seconds: float, seed: int, say: Say, users: int = USERS) -> Report:
+    """Torture the system on one store. The folder with its logs is kept if something is wrong."""
+    report = Report(store, seed, seconds)
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)  # that the database is away is no news here
+    parent = next((path for path in FOLDERS if path.is_dir()), None)  # short: a socket lies in it
+    folder = Path(tempfile.mkdtemp(prefix="bursar-torture-", dir=parent))
+    guard = Guard("")
+    try:
+        scene = Scene(store, folder, guard)
+        with scene.running():
+            _Session(scene, report, say, users).run()
+        if report.ok:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            report.folder = str(folder)
+    finally:
+        guard.close()
+    return report
+
+
+class _Session:
+    """One torture, while everything runs."""
+
+    def __init__(self, scene: Scene, report: Report, say: Say, users: int) -> None:
+        self.scene = scene
+        self.report = report
+        self.rng = random.Random(report.seed)
+        self._say = say
+        self.load = Load(scene, report.seed, users)
+        self.people = People(scene.config, self.load.users, report.seed)
+
+    def run(self) -> None:
+        """All of it."""
+        asyncio.run(create_assets(self.scene.config))
+        self.load.open()
+        self.load.start()
+        self.people.start()
+        self._strike()
+        self._heal()
+        self._judge()
+
+    def say(self, phase: str, last: str = "") -> None:
+        """Tell whoever watches."""
+        report, tally = self.report, self.load.tally
+        report.phase, report.last = phase, last or report.last
+        report.asked, report.requests = len(self.load.asks), tally.requests
+        report.lost, report.refusals = tally.lost, tally.refusals
+        report.frozen = self.people.frozen
+        self._say(report)
+
+    def _strike(self) -> None:
+        began = time.monotonic()
+        while (elapsed := time.monotonic() - began) < self.report.seconds:
+            self.report.elapsed = elapsed
+            # Mostly when all of it works again; but what is just coming up must survive a blow, too.
+            if self.rng.random() < 0.7:
+                until(lambda: all(v.is_ready for v in self.scene.victims), HEAL_S)
+            self._wait(self.rng.uniform(0.2, 1.5), "striking")
+            self._blow()
+        self.report.elapsed = time.monotonic() - began
+
+    def _blow(self) -> None:
+        many = self.rng.random()
+        count = 1 if many < 0.75 else 2 if many < 0.9 else len(self.scene.victims)
+        victims = self.rng.sample(self.scene.victims, count)
+        names = " and ".join(victim.name for victim in victims)
+        if self.rng.random() < 0.85:
+            for victim in victims:
+                victim.kill()
+            self.report.kills.update(victim.name for victim in victims)
+            self._wait(self.rng.choice([0.0, self.rng.uniform(0, 1.5)]), "striking", f"kill -9 {names}")
+            self._revive(victims)
+        else:
+            for victim in victims:
+                victim.pause()
+            self.report.pauses.update(victim.name for victim in victims)
+            self._wait(self.rng.uniform(0.3, 3.0), "striking", f"pause {names}")
+            for victim in victims:
+                victim.resume()
+
+    def _revive(self, victims: list[Victim]) -> None:
+        for victim in victims:
+            victim.revive()
+
+    def _wait(self, seconds: float, phase: str, last: str = "") -> None:
+        self.say(phase, last)
+        time.sleep(seconds)  # the time between two blows is part of the torture
+
+    def _heal(self) -> None:
+        self.say("healing")
+        if thawed := self.people.stop():
+            self.report.wrong.append(thawed)
+        if not self.scene.until_ready(HEAL_S):
+            down = [victim.name for victim in self.scene.victims if not victim.is_ready]
+            self.report.wrong.append(f"does not come up again: {', '.join(down)}")
+        self.load.finish(HEAL_S)
+        # In good order, once: whatever a server still had in hand is at its end, or parked, before we ask again.
+        for hired in self.scene.hired:
+            code = hired.dismiss()
+            if code != 0:
+                self.report.wrong.append(f"{hired.name} ended with {code} on SIGTERM")
+        for hired in self.scene.hired:
+            hired.revive()
+        self.scene.until_ready(HEAL_S)
+        self.say("settling")
+        self.load.settle(SETTLE_S, REPEATED)
+        self.say("draining")
+        began = time.monotonic()
+        until(lambda: self._open() == 0, DRAIN_S)
+        self.report.drain_s = time.monotonic() - began
+
+    def _open(self) -> int:
+        try:
+            return open_transfers(self.scene.config)
+        except Exception as error:
+            if not trouble(error):
+                raise
+            return -1
+
+    def _judge(self) -> None:
+        self.say("judging")
+        report = self.report
+        found = look(self.scene.config, self.load.users)
+        report.wrong += judge(self.load.asks, self.load.deposits, found)
+        report.wrong += [f"unexpected: {text}" for text in self.load.tally.unexpected[:10]]
+        report.ends = Counter(row.state for row in found.rows)
+        report.deposits = sum(self.load.deposits.values())
+        report.findings = asyncio.run(audited(self.scene.config))
+        report.wrong += [f"{f.invariant}: {text}" for f in report.findings for text in f.broken]
+        for hired in self.scene.hired:
+            report.restarts += hired.ended[DATABASE_AWAY]
+            others = {code: n for code, n in hired.ended.items() if code != DATABASE_AWAY}
+            report.wrong += [f"{hired.name} ended by itself with {code}, {n} times" for code, n in others.items()]
+        report.wrong += [f"a traceback: {text}" for text in self.scene.traces()[:10]]
+        if not any(ask.was(Kind.ACCEPTED) for ask in self.load.asks):
+            report.wrong.append("no transfer was accepted: nothing is proved")
+        self.say("judged")
