@@ -153,13 +153,13 @@ class World:
         return call
 
     def flow(self) -> Flow[Order]:
-        options = {"retry": SOON, "book": book, **self.flow_options}
+        rails = {"charge": "card", "ship": "shop", "refund": "card"}
+        options = {"retry": SOON, "book": book, "rails": rails, **self.flow_options}
         return Flow(
             machine=MACHINE,
             body=Order,
             actions={name: self.action(name) for name in ("charge", "ship", "refund")},
             cancels={name: self.cancel(name) for name in ("charge", "ship")},
-            rails={"charge": "card", "ship": "shop", "refund": "card"},
             choose=choose,
             **options,
         )

@@ -74,6 +74,21 @@ def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any) -> Non
     assert operate("transfer", "retry", req_id, "--actor", "anna", *why).code == 1
 
 
+def test_a_rail_is_paused_and_resumed(operate: Any) -> None:
+    why = ("--actor", "anna", "--reason", "the core moves")
+    assert "rail spot is paused" in operate("transfer", "pause", "rail", "spot", *why).out
+    assert "was paused before" in operate("transfer", "pause", "rail", "spot", *why).out
+    [pause] = operate("--json", "transfer", "pauses").json
+    assert (pause["kind"], pause["name"], pause["actor"], pause["reason"]) == ("rail", "spot", "anna", "the core moves")
+    create = ("transfer", "create", "--user", str(ALICE), "--from", "FUNDING", "--to", "SPOT", "USDT", "1")
+    assert "no new transfers from or to spot" in operate(*create).err
+    wrong = operate("transfer", "pause", "rail", "spott", *why)
+    assert (wrong.code, "rails: funding, spot" in wrong.err) == (1, True)
+    assert "is resumed" in operate("transfer", "resume", "rail", "spot", *why).out
+    assert "was not paused" in operate("transfer", "resume", "rail", "spot", *why).out
+    assert operate("transfer", "pause", "flow", "transfers", *why).code == 0
+
+
 def test_a_core_that_is_away_and_a_transfer_that_is_not_there(operate: Any) -> None:
     words = ("transfer", "create", "--user", str(ALICE), "--from", "FUNDING", "--to", "SPOT", "USDT", "1")
     ran = operate(*words)

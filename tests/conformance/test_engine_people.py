@@ -153,6 +153,48 @@ async def test_a_paused_rail_stops_only_its_own_calls(place: Place) -> None:
         await running
 
 
+@scenario
+async def test_a_paused_rail_still_gives_money_back(place: Place) -> None:
+    """W15: `card` is charged no more, and refunds go on; a paused flow makes neither."""
+    world = World(ship=[Outcome.EXPLICIT_FAIL] * 2)
+    async with program(place, world) as p:
+        shipping = await p.order("o-1")
+        await p.engine.step(shipping)
+        await p.people.pause("rail", "card", **WHY)
+        await p.engine.read_pauses()
+        assert (await p.now(await p.at(shipping))).state == "FAILED"
+        assert (await p.now(await p.order("o-2"))).state == "CHARGING"
+        assert world.calls == {"charge": 1, "ship": 1, "refund": 1}
+        await p.people.resume("rail", "card", **WHY)
+        third = await p.order("o-3")
+        await p.engine.read_pauses()
+        await p.engine.step(third)
+        await p.engine.step(await p.at(third))
+        assert (await p.at(third)).state == "REFUNDING"
+        await p.people.pause("flow", "orders", **WHY)
+        await p.engine.read_pauses()
+        assert (await p.now(await p.at(third))).state == "REFUNDING"
+        assert world.calls["refund"] == 1
+
+
+@scenario
+async def test_a_rail_that_depends_on_the_record(place: Place) -> None:
+    """Given a flow that says per record whom it calls, then pausing one stops those records and no others."""
+    world = World()
+    world.flow_options |= {
+        "rails": {"ship": lambda item: f"shop-{item.body.what}"},
+        "rail_names": frozenset({"shop-book", "shop-pen"}),
+    }
+    async with program(place, world) as p:
+        await p.people.pause("rail", "shop-pen", **WHY)
+        refused = await outcome(p.people.pause("rail", "shop-ink", **WHY))
+        assert isinstance(refused, InvalidName)
+        assert "shop-book, shop-pen" in str(refused)
+        assert (await p.now(await p.order(what="pen"))).state == "SHIPPING"
+        assert (await p.now(await p.order(what="book"))).state == "DONE"
+        assert world.calls["ship"] == 1
+
+
 @pytest.mark.parametrize(("kind", "name"), [("flow", "ordres"), ("rail", "shoop"), ("rial", "shop"), ("", "")])
 @scenario
 async def test_a_pause_of_nothing_is_refused(place: Place, kind: str, name: str) -> None:

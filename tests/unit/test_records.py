@@ -401,6 +401,7 @@ ACTIONS = dict.fromkeys(("charge", "ship", "refund"), call)
         ({"actions": ACTIONS | {"shpi": call}}, "no call state names shpi"),
         ({"cancels": {"chrage": call}}, "no call state names chrage"),
         ({"rails": {"shop": "ship"}}, "no call state names shop"),
+        ({"rails": {"ship": lambda _: "shop"}}, "say with `rail_names` which there are"),
         ({"choose": None}, "NEW has several ways on"),
         ({"alarms": (Alarm(reason="x", state="NOWHERE", tries=1),)}, "NOWHERE, which is no state"),
     ],

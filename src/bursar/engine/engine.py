@@ -213,10 +213,16 @@ class Engine:
         action = state.action or ""
         if self.ports.monotonic() - self._pauses_read_s >= PAUSES_S:
             await self.read_pauses()
-        if ("flow", flow.name) in self.paused or ("rail", flow.rails.get(action, "")) in self.paused:
+        if self.paused and self._is_paused(flow, state, item):
             return None
         answer = self._believe(flow, state, await self.call(flow, flow.actions[action], item))
         return await self._settle(flow, item, state, answer)
+
+    def _is_paused(self, flow: Flow[Any], state: State, item: Item[Any]) -> bool:
+        """Whether people have switched this call off. A rail's pause spares what gives money back (W15)."""
+        if ("flow", flow.name) in self.paused:
+            return True
+        return not state.gives_back and ("rail", flow.rail(item, state.action or "")) in self.paused
 
     async def read_pauses(self) -> None:
         """Learn what is switched off. A process without a worker has to obey people, too."""

@@ -125,7 +125,10 @@ class Flow(Generic[B]):
     after: Callable[[Item[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
     choose: Callable[[Item[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
     cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
-    rails: Mapping[str, str] = field(default_factory=dict)  # per action: the rail it calls, to be paused by name
+    # Per action: the rail it calls, to be paused by name; where that depends on the record, a function (pure), and then
+    # `rail_names` says which names there are.
+    rails: Mapping[str, str | Callable[[Item[Any]], str]] = field(default_factory=dict)
+    rail_names: frozenset[str] = frozenset()
     second_person: frozenset[str] = frozenset()  # what only two people together can tell a waiting record
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS
@@ -140,6 +143,8 @@ class Flow(Generic[B]):
         for state in self.machine.states:
             if state.kind is Kind.REST and len(self.machine.arrows_from(state.name)) > 1 and self.choose is None:
                 raise FlowRefused(self.name, f"rest state {state.name} has several ways on; say which with `choose`")
+        if not self.rail_names and any(callable(rail) for rail in self.rails.values()):
+            raise FlowRefused(self.name, "a rail that depends on the record: say with `rail_names` which there are")
         if stray := sorted(self.second_person - set(self.machine.events)):
             raise FlowRefused(self.name, f"{', '.join(stray)} needs two people, but is no event")
         states = {state.name for state in self.machine.states}
@@ -150,6 +155,16 @@ class Flow(Generic[B]):
     def name(self) -> str:
         """The machine's name: how records and pauses name the flow."""
         return self.machine.name
+
+    @property
+    def known_rails(self) -> frozenset[str]:
+        """All rails that can be paused."""
+        return self.rail_names | {rail for rail in self.rails.values() if isinstance(rail, str)}
+
+    def rail(self, item: Item[B], action: str) -> str:
+        """The rail that an action calls for this record; "" if it has no name."""
+        rail = self.rails.get(action, "")
+        return rail if isinstance(rail, str) else rail(item)
 
     def item(self, record: Record) -> Item[B]:
         """A record with its body decoded."""

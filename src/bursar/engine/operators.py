@@ -42,7 +42,11 @@ class Operators:
         return await self._note(record, RETRY_ASKED, actor, {"reason": reason}, delay_us=0)
 
     async def pause(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
-        """Switch a flow or a rail off: no new calls. Whether it was on."""
+        """Switch a flow or a rail off. Whether it was on.
+
+        A rail: nothing is called there any more but what gives money back; what is under way waits. A flow: nothing of
+        it is called, at whatever rail.
+        """
         _check(actor, reason)
         self._require(kind, name)
         return await self._engine.store.single().pauses.add(kind, name, actor, reason)
@@ -144,7 +148,7 @@ class Operators:
     def _require(self, kind: str, name: str) -> None:
         """A pause with a typing error would pause nothing, and nobody would notice."""
         flows = self._engine.flows
-        known = {"flow": set(flows), "rail": {rail for flow in flows.values() for rail in flow.rails.values()}}
+        known = {"flow": set(flows), "rail": {rail for flow in flows.values() for rail in flow.known_rails}}
         if name not in known.get(kind, ()):
             text = "; ".join(f"{what}s: {', '.join(sorted(names))}" for what, names in known.items())
             raise InvalidName(kind, name, f"nothing of that name can be paused here. Known {text}")

@@ -32,7 +32,7 @@ reason_option = click.option("--reason", metavar="TEXT", required=True, help="Wh
 @data_option
 @click.pass_context
 def transfer(ctx: click.Context, file: str | None, data: str | None) -> None:
-    """Transfers between funding and trading accounts: create, list, show, retry, force; alerts."""
+    """Transfers between funding and trading accounts: create, list, show, retry, force; alerts; pauses."""
     ctx.meta["config"] = configured(ctx, file, data=data)
 
 
@@ -186,6 +186,69 @@ def acknowledge(ctx: click.Context, record: int, reason: str, actor: str) -> Non
         was_open = await Operators(runtime.transfers.engine).acknowledge(record, reason, actor=actor)
         words = "acknowledged" if was_open else "there is no such alert that is open"
         out.show({"acknowledged": was_open}, lambda: words)
+
+    _run(ctx, work)
+
+
+kind_argument = click.argument("kind", type=click.Choice(["flow", "rail"]))
+
+
+@transfer.command(
+    examples="""
+    bursar transfer pause rail spot --actor anna --reason "the core moves"
+    bursar transfer pause flow transfers --actor anna --reason "ticket 17"
+    """
+)
+@kind_argument
+@click.argument("name")
+@actor_option
+@reason_option
+@click.pass_context
+def pause(ctx: click.Context, kind: str, name: str, actor: str, reason: str) -> None:
+    """Call nobody at a rail (funding, spot, …), or nobody at all for a flow, on any host.
+
+    A rail: no new transfers from or to it; those under way wait where they would call it, but for refunds, which go on.
+    A flow: nothing of it is called, refunds neither; new transfers are written down and wait.
+    """
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.engine import Operators
+
+        was_on = await Operators(runtime.transfers.engine).pause(kind, name, actor=actor, reason=reason)
+        words = f"{kind} {name} is paused" if was_on else f"{kind} {name} was paused before"
+        out.show({"paused": was_on}, lambda: words)
+
+    _run(ctx, work)
+
+
+@transfer.command(examples='bursar transfer resume rail spot --actor anna --reason "the core is back"')
+@kind_argument
+@click.argument("name")
+@actor_option
+@reason_option
+@click.pass_context
+def resume(ctx: click.Context, kind: str, name: str, actor: str, reason: str) -> None:
+    """Call them again. What waited goes on within half a minute; `retry` makes one of them due at once."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.engine import Operators
+
+        was_off = await Operators(runtime.transfers.engine).resume(kind, name, actor=actor, reason=reason)
+        words = f"{kind} {name} is resumed" if was_off else f"{kind} {name} was not paused"
+        out.show({"resumed": was_off}, lambda: words)
+
+    _run(ctx, work)
+
+
+@transfer.command(examples="bursar transfer pauses")
+@click.pass_context
+def pauses(ctx: click.Context) -> None:
+    """What is switched off, by whom and why."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        found = await runtime.bursar.store.read.pauses.list()
+        rows = [(one.kind, one.name, one.actor, one.reason) for one in found]
+        out.show(found, lambda: table("kind", "name", "by", "reason", rows=rows))
 
     _run(ctx, work)
 

@@ -61,12 +61,27 @@ def transfers_flow(
         machine=MACHINE,
         body=Transfer,
         actions={"withdraw": withdraw, "deposit": deposit, "refund": refund},
+        rails={"withdraw": _source, "deposit": _target, "refund": _source},
+        rail_names=frozenset(rail_name(kind) for kind in rails),
         cancels={"withdraw": cancel_withdraw, "deposit": cancel_deposit},
         book=book,
         retry=retry,
         alarms=alarms,
         call_timeout_s=call_timeout_s,
     )
+
+
+def rail_name(kind: AccountType) -> str:
+    """How people name an end when they pause it: `funding`, `spot`, …"""
+    return kind.value.lower()
+
+
+def _source(item: Item[Transfer]) -> str:
+    return rail_name(item.body.source)
+
+
+def _target(item: Item[Transfer]) -> str:
+    return rail_name(item.body.target)
 
 
 def book(item: Item[Transfer], event: str, answer: Answer) -> Booking:

@@ -27,7 +27,7 @@ from bursar.flows.transfers.checks import (
     check_request,
     check_sides,
 )
-from bursar.flows.transfers.flow import ALARMS, SCOPE, transfers_flow
+from bursar.flows.transfers.flow import ALARMS, SCOPE, rail_name, transfers_flow
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail
 from bursar.flows.transfers.request import (
@@ -138,13 +138,13 @@ class Transfers:
         self.limits = Limits() if limits is None else limits
         self.safety_factor = safety_factor
         self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: FundingRail(ledger.store, ledger.writer)}
-        self.rails |= {kind: TradingRail(client, kind.value.lower()) for kind, client in cores.items()}
+        self.rails |= {kind: TradingRail(client, rail_name(kind)) for kind, client in cores.items()}
         self.flow: Flow[Transfer] = transfers_flow(self.rails, retry=retry, alarms=alarms)
         self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
         self._ids = Snowflakes(ledger.store)
         self._assets: Mapping[str, Asset] = {}
         self._assets_read = float("-inf")
-        self._stopped = False
+        self._paused: frozenset[tuple[str, str]] = frozenset()
 
     async def prepare(self) -> None:
         """The accounts of ours that transfers need. Twice is once."""
@@ -166,11 +166,14 @@ class Transfers:
         if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
             return first
         assets = await self._assets_now()
-        if self._stopped:
+        if NEW_TRANSFERS in self._paused:
             raise TransferRefused(
                 Code.TRANSFERS_PAUSED, "no new transfers for now; those under way go on, try again later"
             )
         transfer = check_request(request, assets, self.rails.keys(), self.safety_factor)
+        for name in (rail_name(transfer.source), rail_name(transfer.target)):
+            if ("rail", name) in self._paused:  # it would be taken at one end, and wait for the other
+                raise TransferRefused(Code.TRANSFERS_PAUSED, f"no new transfers from or to {name} for now")
         source, target = await asyncio.gather(
             self.rails[transfer.source].look(transfer), self.rails[transfer.target].look(transfer)
         )
@@ -216,12 +219,12 @@ class Transfers:
         return await self._views(found), below
 
     async def _assets_now(self) -> Mapping[str, Asset]:
-        """All assets, and whether new transfers are stopped, at most a moment old: another process may change both."""
+        """All assets, and what is paused, at most a moment old: another process may change both."""
         now = self.ledger.store.ports.monotonic()
         if now - self._assets_read > ASSETS_S:
             self._assets = await self.ledger.assets()
             paused = await self.ledger.store.read.pauses.list()
-            self._stopped = NEW_TRANSFERS in {(pause.kind, pause.name) for pause in paused}
+            self._paused = frozenset((pause.kind, pause.name) for pause in paused)
             self._assets_read = now
         return self._assets
 
