@@ -37,6 +37,16 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture
 def fresh_postgres(postgres_url: str) -> Iterator[str]:
     """A database of the test's own, empty, dropped afterwards with whoever is still connected."""
+    yield from _database(postgres_url)
+
+
+@pytest.fixture(scope="module")
+def module_postgres(postgres_url: str) -> Iterator[str]:
+    """The same for all tests of a module."""
+    yield from _database(postgres_url)
+
+
+def _database(postgres_url: str) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     asyncio.run(_execute(postgres_url, f"CREATE DATABASE {name}"))
     yield urlunsplit(urlsplit(postgres_url)._replace(path=f"/{name}"))

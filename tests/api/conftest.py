@@ -1,10 +1,20 @@
-"""Databases for the API's tests: an empty SQLite file; or, where a test asks for `either`, PostgreSQL too."""
+"""Databases for the API's tests: an empty SQLite file; or, where a test asks for `either`, PostgreSQL too.
+
+`served` is the API on a real socket, for fuzzers.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.api.office import ALICE, office
+
+from bursar.cli.commands.serve import _uvicorn
 
 
 @pytest.fixture
@@ -17,3 +27,33 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return str(request.getfixturevalue("fresh_postgres"))
     return f"sqlite:///{tmp_path}/bursar.db"
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API on a socket, run by a thread of its own, with a user who has some money."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    url = f"sqlite:///{folder}/bursar.db"
+    if request.param == "postgres":
+        url = str(request.getfixturevalue("module_postgres"))
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    ready, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with office(url, folder, deposit_confirm_above={"USDT": 10**9}) as here:
+            await here.fund(ALICE, "100")
+            server = _uvicorn(here.app, 5)
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            ready.set()
+            while not stop.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            server.should_exit = True
+            await task
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(30)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    stop.set()
+    thread.join()

@@ -3,11 +3,8 @@ the server on a real socket, finds no 5xx and no answer that it does not documen
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
-import threading
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +19,14 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.api.office import ALICE, bearer, office, token
+from tests.api.office import ALICE, bearer, token
 
 from bursar.api import description
 from bursar.api.problems import STATUSES
-from bursar.cli.commands.serve import _uvicorn
 
 FILE = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
-EXAMPLES = 25
+EXAMPLES = int(os.environ.get("BURSAR_FUZZ_EXAMPLES", "20"))  # per route; several hundred find no more so far
+STAFF = [bearer(token(name, name)) for name in ("viewer", "operator", "approver", "admin")]
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # What a fuzzer would hardly ever guess, and without which it gets no further than the first check.
 LIKELY: dict[str, list[Any]] = {
@@ -56,42 +53,15 @@ def test_the_description_in_the_repository_is_current() -> None:
     assert json.loads(FILE.read_text()) == description()
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The API on a socket, run by a thread of its own, with a user who has some money."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    ready, stop = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with office(f"sqlite:///{folder}/bursar.db", folder, deposit_confirm_above={"USDT": 10**9}) as here:
-            await here.fund(ALICE, "100")
-            server = _uvicorn(here.app, 5)
-            task = asyncio.create_task(server.serve(sockets=[listener]))
-            ready.set()
-            while not stop.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            server.should_exit = True
-            await task
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(30)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    stop.set()
-    thread.join()
-
-
 @pytest.mark.parametrize(
     ("path", "method", "mode"), OPERATIONS, ids=[f"{mode.value} {method} {path}" for path, method, mode in OPERATIONS]
 )
 def test_no_request_gets_an_answer_that_is_not_documented(
     served: str, path: str, method: str, mode: GenerationMode
 ) -> None:
-    """As the description allows, and as it does not; as a user, as staff, and as nobody."""
+    """As the description allows, and as it does not; in every role, and as nobody."""
     operation = schemathesis.openapi.from_dict(description())[path][method.upper()]
-    callers: list[dict[str, str]] = [bearer(token(ALICE)), bearer(token("admin", "admin")), {}]
+    callers: list[dict[str, str]] = [bearer(token(ALICE)), *STAFF, {}]
     strategy = operation.as_strategy(generation_mode=mode)
 
     @settings(
@@ -107,9 +77,8 @@ def test_no_request_gets_an_answer_that_is_not_documented(
         if isinstance(case.body, dict) and data.draw(st.booleans()):
             likely = {name: data.draw(st.sampled_from(LIKELY[name])) for name in case.body if name in LIKELY}
             case.body = {**case.body, **likely}
-        for headers in callers:
-            response = case.call(base_url=served, headers=headers)
-            case.validate_response(response, checks=CHECKS)
+        response = case.call(base_url=served, headers=data.draw(st.sampled_from(callers)))
+        case.validate_response(response, checks=CHECKS)
 
     ask()
 

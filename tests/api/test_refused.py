@@ -170,6 +170,66 @@ async def test_what_can_not_be_read(url: str, tmp_path: Path) -> None:
             assert refusal(await here.get(f"{TRANSFERS}?{query}", by=token(ALICE))) == bad, query
 
 
+# a field in place of user_id, as it stands in the body
+NO_NUMBERS = ['"1001"', "1001.0", "1.001e3", "true", "[1001]", '""', "9223372036854775808", "9" * 400, "-1001"]
+
+
+@scenario
+async def test_a_number_is_a_number_and_a_field_is_given_once(either: str, tmp_path: Path) -> None:
+    """Text for a number, a field twice, NUL, bytes that are no UTF-8, halves of characters: 4xx, and nothing moves."""
+    async with office(either, tmp_path) as here:
+        await here.fund(ALICE, "100")
+        as_json = bearer(token(ALICE)) | {"Content-Type": "application/json"}
+        good = b'{"from":"FUNDING","to":"SPOT","asset":"USDT","amount":"1"'
+
+        async def post(content: bytes, path: str = TRANSFERS, by: dict[str, str] = as_json) -> tuple[int, str]:
+            return refusal(await here.http.post(path, content=content, headers=by))
+
+        bad = (400, "INVALID_REQUEST")
+        for number in NO_NUMBERS:
+            assert await post(good + f',"user_id":{number}}}'.encode()) == bad, number
+        kind = {"Content-Type": "application/json"}
+        staff, ben = bearer(token("anna", "operator")) | kind, bearer(token("ben", "approver")) | kind
+        for number in NO_NUMBERS:
+            deposit = f'{{"user_id":{number},"asset":"USDT","amount":"1","reference":"wire-9"}}'.encode()
+            assert await post(deposit, "/api/v1/deposits", staff) == bad, number
+        for more in (b',"amount":"1"}', b',"amount":"2"}', b',"from":"SPOT"}'):
+            assert await post(good + more) == bad, more
+        for broken in (
+            b'"client_order_id":"\xff"',
+            b'"client_order_id":"\\ud800"',
+            b'"\xff":1',
+            b'"client_order_id":"a\\u0000"',
+        ):
+            assert await post(good + b"," + broken + b"}") == bad, broken
+        nul = good.replace(b"USDT", b"US\\u0000DT") + b"}"
+        assert await post(nul) == (422, "INVALID_ASSET")
+        assert await post(good.replace(b'"1"', b'"1\\u0000"') + b"}") == (422, "INVALID_AMOUNT")
+        assert await post(b"\xef\xbb\xbf" + good + b"}") == bad
+        assert await post(good + b"}", f"{TRANSFERS}?limit=1") == bad
+        assert await post(b'{"note":"x"}', "/api/v1/deposits/wire-9/reject", ben) == bad
+        assert await here.balances(ALICE) == {F: "100.000000"}
+        assert (await here.http.post(TRANSFERS, content=good + b',"user_id":1001}', headers=as_json)).status_code == 200
+
+
+@scenario
+async def test_a_parameter_that_nobody_knows_is_refused(either: str, tmp_path: Path) -> None:
+    """A filter that is misspelt, or given twice, must not answer with what was not asked for."""
+    async with office(either, tmp_path) as here:
+        bad = (400, "INVALID_REQUEST")
+        for path, query in (
+            (TRANSFERS, "asssset=USDT"),
+            (TRANSFERS, "limit=1&limit=2"),
+            (TRANSFERS, "%00=1"),
+            ("/api/v1/balances", "user=1001"),
+            ("/api/v1/assets", "x"),
+            (f"{TRANSFERS}/sr-1", "x=1"),
+        ):
+            assert refusal(await here.get(f"{path}?{query}", by=token(ALICE))) == bad, query
+        assert (await here.get(f"{TRANSFERS}?asset=%00", by=token(ALICE))).json()["transfers"] == []
+        assert (await here.get("/healthz?probe=1")).status_code == 200
+
+
 @scenario
 async def test_limits_are_429_and_say_until_when(url: str, tmp_path: Path) -> None:
     """Last allowed, first refused, and a repeated request that was accepted is not counted."""

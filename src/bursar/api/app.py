@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from litestar import Litestar, Request
+from litestar import Litestar
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.openapi import OpenAPIConfig
@@ -21,7 +21,8 @@ from litestar.openapi.spec import Components, License, SecurityScheme
 from bursar.api import health, money, transfers
 from bursar.api.auth import Keys
 from bursar.api.gate import Gate, Traffic
-from bursar.api.problems import UNSUPPORTED_MEDIA_TYPE, Problem, answer
+from bursar.api.problems import answer
+from bursar.api.strict import QueryNames, StrictRequest, check_request
 from bursar.runtime import Runtime
 
 ROUTES = (
@@ -40,7 +41,6 @@ ROUTES = (
     health.readyz,
     health.metrics,
 )
-TAKES_BODY = frozenset({"POST", "PUT", "PATCH"})
 ABOUT = """Money between funding and trading accounts, never lost and never duplicated.
 
 Refusals are `application/problem+json` with a stable `code`. Amounts are text in units of the asset. Repeat a request
@@ -60,6 +60,7 @@ def application(runtime: Runtime, keys: Keys) -> Gate:
         }
     )
     app = _litestar(state, runtime.config.body_bytes_max)
+    app.state["query_names"] = _query_names(app)
     return Gate(app, runtime.ports, traffic, requests_max=runtime.config.requests_max)
 
 
@@ -68,13 +69,24 @@ def description() -> dict[str, Any]:
     return _litestar(State({}), 1).openapi_schema.to_schema()
 
 
+def _query_names(app: Litestar) -> QueryNames:
+    """Method and route → the parameters that it knows, as the description has them."""
+    return {
+        (method.upper(), path): frozenset(one["name"] for one in said.get("parameters", ()) if one["in"] == "query")
+        for path, methods in app.openapi_schema.to_schema()["paths"].items()
+        for method, said in methods.items()
+        if path.startswith("/api/")  # who asks for health may add what he likes
+    }
+
+
 def _litestar(state: State, body_bytes_max: int) -> Litestar:
     return Litestar(
         route_handlers=list(ROUTES),
         state=state,
         debug=False,
         logging_config=None,
-        before_request=_check_media_type,
+        request_class=StrictRequest,
+        before_request=check_request,
         exception_handlers={HTTPException: answer, Exception: answer},
         request_max_body_size=body_bytes_max,
         openapi_config=OpenAPIConfig(
@@ -91,13 +103,3 @@ def _litestar(state: State, body_bytes_max: int) -> Litestar:
             use_handler_docstrings=True,
         ),
     )
-
-
-async def _check_media_type(request: Request[Any, Any, Any]) -> None:
-    """A body is JSON, or refused: no form of another site's page gets through."""
-    if request.method not in TAKES_BODY:
-        return
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
-    if kind != "application/json" and not (is_empty and not kind):
-        raise Problem(UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")

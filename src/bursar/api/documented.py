@@ -21,8 +21,8 @@ WORDS = {
     500: "Unexpected; `id` is in the log.",
     503: "Not now: too many requests, or the database or a core is away. `Retry-After` says when to try again.",
 }
-BODY = (400, 413, 415)  # what a route that takes a body may answer
-ALL = (401, 403, 500, 503)  # what any route that asks for a token may answer
+BODY = (413, 415)  # what a route to which something is posted may answer
+ALL = (400, 401, 403, 500, 503)  # what any route that asks for a token may answer
 
 
 def problems(*statuses: int) -> dict[int, ResponseSpec]:

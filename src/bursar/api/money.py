@@ -57,7 +57,7 @@ async def list_assets(request: Asked) -> list[AssetAnswer]:
     "/api/v1/balances",
     guards=[allow(*EVERYBODY)],
     summary="What a user has, per account",
-    responses=problems(400),
+    responses=problems(),
     tags=["money"],
 )
 async def show_balances(
@@ -118,7 +118,7 @@ async def confirm_deposit(request: Asked, reference: FromPath[str], data: JSONBo
     status_code=200,
     guards=[allow(Role.APPROVER, Role.ADMIN)],
     summary="Reject a deposit that waits",
-    responses=problems(400, 404, 409),
+    responses=problems(*BODY, 404, 409),
     tags=["deposits"],
 )
 async def reject_deposit(request: Asked, reference: FromPath[str]) -> DepositAnswer:

@@ -14,6 +14,7 @@ from bursar.model.money import Asset, format_minor
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UserNumber = Annotated[int, Meta(ge=1, le=2**63 - 1, description="A user's number.")]
+OwnNumber = Annotated[int, Meta(ge=1, le=2**63 - 1, description="The token's user; anything else is FORBIDDEN.")]
 AmountText = Annotated[str, Meta(description="In units of the asset, as plain digits: `100.00`.")]
 
 
@@ -38,7 +39,7 @@ class CreateTransfer(In, frozen=True):
     client_order_id: (
         Annotated[str, Meta(min_length=1, description="Chosen by the caller: repeating it repeats nothing.")] | None
     ) = None
-    user_id: Annotated[int, Meta(description="The token's user; anything else is FORBIDDEN.")] | None = None
+    user_id: OwnNumber | None = None
 
 
 class TransferAnswer(Out, frozen=True):
@@ -122,7 +123,7 @@ class CreateTransfer1(In, frozen=True):
     target: Annotated[str, Meta(description="As `from`.")] = field(name="to")
     asset: str
     amount: AmountText
-    user_id: Annotated[int, Meta(description="The token's user; anything else is FORBIDDEN.")] | None = None
+    user_id: OwnNumber | None = None
 
 
 class TransferAnswer1(Out, frozen=True):

@@ -88,7 +88,7 @@ async def show_transfer(request: Asked, req_id: FromPath[str]) -> TransferDetail
     "/api/v1/internal_transfer",
     guards=[allow(*EVERYBODY)],
     summary="Transfers, newest first",
-    responses=problems(400),
+    responses=problems(),
     tags=["transfers"],
 )
 async def list_transfers(
