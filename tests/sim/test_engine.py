@@ -16,7 +16,7 @@ from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
 from bursar.engine import Answer, Booking, Engine, Item, Worker
 from bursar.engine import engine as engine_module
 from bursar.model.outcome import Outcome
-from bursar.sim import CrashAt, Moment, SimDisk, engine, orders
+from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, orders
 from bursar.sim.oracle import Violation
 
 SEEDS = int(os.environ.get("BURSAR_ENGINE_SEEDS", "200"))
@@ -124,7 +124,7 @@ def test_a_worker_that_finds_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
         return 0
 
     monkeypatch.setattr(Worker, "look", look)
-    monkeypatch.setattr(engine, "HEALED_S", 10.0)
+    monkeypatch.setattr(duo, "HEALED_S", 10.0)
     assert any("not at its end in time" in error for error in broken(3))
 
 
@@ -154,8 +154,8 @@ TAMPERING = {
 def test_the_oracle_notices(what: str) -> None:
     """Given a sound database, when a row is changed behind the oracle's back, then it says so."""
     disk = SimDisk()
-    disk.install(engine.PATH, engine.beginning()[0])
-    connection = disk.open(engine.PATH)
+    disk.install(duo.PATH, engine.beginning()[0])
+    connection = disk.open(duo.PATH)
     for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
     connection.execute(

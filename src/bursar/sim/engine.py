@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from bursar.engine import Engine, Operators, Worker
@@ -23,30 +21,19 @@ from bursar.model.accounts import ExternalAccount, SystemAccount
 from bursar.model.entries import deposit
 from bursar.model.errors import Conflict, LimitExceeded, Refusal
 from bursar.sim.disk import SimDisk
-from bursar.sim.kernel import CrashAt, CrashSwarm, Kernel, Run, run
+from bursar.sim.duo import LEASE_S, PATH, SCAN_S, Client, Duo, WatchedStore, play_out
+from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.ledger import Size
 from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.orders import MACHINE, SHOP, TRANSIT, Order, OrderOracle, Rail
 from bursar.sim.process import Process
 from bursar.store import connect
-from bursar.store.group import Job
-from bursar.store.sqlite.store import SqliteStore
 from bursar.writer import Limit, Remember
 
-PATH: Final = "funds.db"
 PROCESSES: Final = ("engine", "engine-2")
 USERS: Final = 4
 ORDERS_EACH: Final = 3
 LIMIT: Final = 3  # orders per user; some users want more
-LEASE_S: Final = 2.0
-SCAN_S: Final = 0.25
-LOOK_S: Final = 0.1
-CHAOS_S: Final = 6.0
-HEALED_S: Final = 60.0  # within which everything must be at its end
-RESTART_S_MAX: Final = 0.5
-JUMP_SHARE: Final = 0.1  # of the restarts find another time
-JUMPS_S: Final = (-36_000, -3_600, -5, 5, 3_600, 36_000)  # far enough to count as a jump, or too near to matter
-SWARM: Final = CrashSwarm(probability=0.012, budget=6)
 FOREVER_US: Final = 2**60
 
 
@@ -61,89 +48,25 @@ class Outcome:
     checks: int
 
 
-@dataclass
-class Client:
-    """One who orders. Outlives every process."""
-
-    user: str
-    wants: dict[str, int]  # key → amount
-    told: dict[str, str] = field(default_factory=dict)  # key → the order's id, or "" if it was refused
+OPEN: Final = "SELECT id, state, attempt, worker, error FROM records WHERE state NOT IN ('DONE', 'FAILED')"
 
 
-class WatchedStore(SqliteStore):
-    """A store whose every commit is looked at."""
-
-    watch: Callable[[], None]
-
-    async def group(self, job: Job, connection: object = None) -> None:
-        """Write a group, then judge."""
-        await super().group(job)
-        self.watch()
-
-
-class Scenario:
+class Scenario(Duo[Outcome]):
     """One run."""
 
-    def __init__(self, kernel: Kernel, disk: SimDisk, size: Size) -> None:
-        self.kernel = kernel
-        self.disk = disk
-        self.rng = kernel.rng
-        self.ahead_us = 0
-        self.violations: list[Violation] = []
-        self.rail = Rail(kernel, random.Random(f"{kernel.seed} rail"))
-        self.oracle = OrderOracle(disk.open(PATH), self.rail, beginning()[1])
-        self.clients = [self._client(n, size.entries_each) for n in range(size.callers)]
+    processes = PROCESSES
+    open = OPEN
 
-    def _client(self, number: int, orders: int) -> Client:
-        count = orders + self.rng.randrange(2)
+    def make_rail(self) -> Rail:
+        return Rail(self.kernel, random.Random(f"{self.kernel.seed} rail"))
+
+    def make_oracle(self) -> OrderOracle:
+        return OrderOracle(self.disk.open(PATH), self.rail, beginning()[1])
+
+    def make_client(self, number: int, how_many: int) -> Client:
+        count = how_many + self.rng.randrange(2)
         wants = {f"c{number}-{n}": self.rng.randrange(1, 3000) for n in range(count)}
         return Client(f"user:{number % USERS}", wants)
-
-    async def play(self) -> Outcome:
-        """Chaos, healing, judgement."""
-        self.kernel.on_crash = self.crashed
-        for name in PROCESSES:
-            self.boot(name)
-        if not await self.over_by(CHAOS_S):
-            self.kernel.calm()
-            self.rail.trouble = 0.0
-            if not await self.over_by(CHAOS_S + HEALED_S):
-                raise Violation(f"not at its end in time: {self.oracle.db.execute(OPEN).fetchall()}")
-        return self.judge()
-
-    def watch(self) -> None:
-        """Look, and keep what is wrong: raised here, it would be one more error that an engine survives."""
-        try:
-            self.oracle.look()
-        except Violation as violation:
-            self.violations.append(violation)
-
-    async def over_by(self, deadline_s: float) -> bool:
-        """Whether, by then, everybody was told and every order is at its end."""
-        db, loop = self.oracle.db, self.kernel.loop
-        while loop.now < deadline_s:
-            later: asyncio.Future[None] = loop.create_future()
-            loop.call_later(LOOK_S, later.set_result, None)  # we are no process, and have no ports
-            await later
-            if self.violations:
-                raise self.violations[0]
-            told = all(client.told.keys() == client.wants.keys() for client in self.clients)
-            if told and not db.in_transaction and not db.execute(OPEN).fetchall():
-                return True
-        return False
-
-    def boot(self, name: str) -> None:
-        process = self.kernel.start(name, disk=self.disk)
-        if self.rng.random() < JUMP_SHARE:
-            self.ahead_us += self.rng.choice(JUMPS_S) * 1_000_000
-        for each in self.kernel.processes.values():
-            each.clock_offset_us = self.ahead_us  # one machine, one clock
-        process.spawn(self.serve(process), name="serve")
-
-    def crashed(self, process: Process) -> None:
-        self.oracle.everything()
-        self.oracle.records()
-        self.kernel.loop.call_later(self.rng.random() * RESTART_S_MAX, self.boot, process.name)
 
     async def serve(self, process: Process) -> None:
         """One life of a process."""
@@ -210,9 +133,6 @@ class Scenario:
         return Outcome(commits=commits, orders=len(told), refused=refused, calls=self.rail.calls, checks=oracle.checks)
 
 
-OPEN: Final = "SELECT id, state, attempt, worker, error FROM records WHERE state NOT IN ('DONE', 'FAILED')"
-
-
 # --- the beginning of every seed -----------------------------------------------------------------------------------
 
 
@@ -247,17 +167,6 @@ async def furnish(ledger: Ledger) -> None:
         await ledger.commit(deposit("external:bank", f"user:{n}", "USD", "500.00", key=f"seed-{n}"))
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The engine says a lot about calls without an answer, and here they are the point."""
-    log = logging.getLogger("bursar.engine")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
 def play(
     seed: int,
     *,
@@ -267,18 +176,5 @@ def play(
     verbose: bool = False,
 ) -> Run[Outcome]:
     """Run one seed. Without `crashes`, a swarm of them falls anywhere."""
-    if split:
-        raise ValueError("records need a store with real units: there is no split mode here")
-    disk = SimDisk()
-    disk.install(PATH, beginning()[0])
     wanted = size or Size(callers=USERS, entries_each=ORDERS_EACH)
-
-    async def main(kernel: Kernel) -> Outcome:
-        return await Scenario(kernel, disk, wanted).play()
-
-    try:
-        with _quiet():
-            swarm = SWARM if crashes is None else None
-            return run(main, seed, crashes=crashes or (), swarm=swarm, verbose=verbose)
-    finally:
-        disk.close()
+    return play_out(Scenario, beginning()[0], wanted, seed, crashes, split=split, verbose=verbose)

@@ -5,8 +5,8 @@ transit, and from there to the shop or back. The rail is idempotent: it remember
 it can't do is answer reliably: requests and replies get lost, some are slow, some happen long after their caller has
 given up.
 
-`OrderOracle` adds to the ledger's oracle what must be true of records after every commit: each transition once and
-legal by the machine, entries exactly where a transition asks for them, and in transit exactly what records say.
+`OrderOracle` knows what must be true of orders after every commit: entries exactly where a transition asks for them,
+and in transit exactly what records say.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import msgspec
 from bursar.engine import Answer, Booking, Flow, Item
 from bursar.model.entries import Intent, Leg
 from bursar.model.entries import Kind as EntryKind
-from bursar.model.machine import Arrow, ImpossibleEvent, Kind, Machine, State
-from bursar.model.outcome import UNKNOWNS, Outcome
+from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.model.outcome import Outcome
 from bursar.model.retry import Retry
 from bursar.sim.oracle import Oracle, Violation
+from bursar.sim.records import RecordOracle
 
 if TYPE_CHECKING:
     from bursar.sim.kernel import Kernel
@@ -151,31 +152,24 @@ class Rail:
         return known
 
 
-class OrderOracle(Oracle):
-    """The ledger's oracle, and what must be true of records."""
+class OrderOracle(RecordOracle):
+    """What must be true of orders."""
+
+    machine = MACHINE
 
     def __init__(self, connection: sqlite3.Connection, rail: Rail, past: Oracle | None = None) -> None:
         super().__init__(connection, past)
         self._rail = rail
-        self._history: dict[int, list[tuple[object, ...]]] = {}
         (self._transit,) = self.db.execute("SELECT id FROM accounts WHERE path = ?", (TRANSIT,)).fetchone()
-
-    def look(self, *, others: bool = True) -> None:
-        """After every commit of any process."""
-        if not self.db.in_transaction:
-            super().look(others=others)
-            self.records()
 
     def records(self) -> None:
         """Every record is where its history says, and its money is where it says."""
         read = self.db.execute
         rows = read("SELECT number, id, state, version, transit, body FROM records ORDER BY number").fetchall()
-        steps: dict[int, list[tuple[object, ...]]] = {row[0]: [] for row in rows}
-        for step in read("SELECT record, version, source, event, target FROM transitions ORDER BY record, version"):
-            steps[step[0]].append(step[1:])
+        steps = self.steps()
         booked, in_transit = set(), {}
         for number, id, state, version, transit, body in rows:
-            self._legal(number, id, steps[number], state, version)
+            self.legal(number, id, steps[number], state, version)
             booked |= {f"{id}:{s}" for _, s, event, target in steps[number] if event == "SUCCESS" and s != target}
             if MACHINE.state(state).in_flight != (transit != 0):
                 raise Violation(f"I4: order {id} is {state} and owns posting {transit}")
@@ -187,23 +181,6 @@ class OrderOracle(Oracle):
         live = {n: p.amount for n, p in self._values.items() if p.account == self._transit and n not in self.spent}
         if live != in_transit:
             raise Violation(f"I4: in transit are {live}, records say {in_transit}")
-
-    def _legal(self, number: int, id: str, steps: list[tuple[object, ...]], state: str, version: int) -> None:
-        before = self._history.get(number, [])
-        if steps[: len(before)] != before:
-            raise Violation(f"the history of order {id} was changed")
-        self._history[number] = steps
-        place = ""
-        for expected, (at, source, event, target) in enumerate(steps, start=1):
-            if at != expected or source != place:
-                raise Violation(f"order {id} has no unbroken history: {steps}")
-            place = str(target)
-            if source == target and event in (*UNKNOWNS, "RETRY ASKED"):
-                continue
-            if source and not _arrow(str(source), str(event), place):
-                raise Violation(f"order {id} went from {source} to {target} on {event}")
-        if (place, len(steps)) != (state, version):
-            raise Violation(f"order {id} is {state} at version {version}, its history says {place}, {len(steps)}")
 
     def ended(self) -> None:
         """Every order is at its end, and that end is what the rail did."""
@@ -217,10 +194,3 @@ class OrderOracle(Oracle):
         alerts = self.db.execute("SELECT reason, message FROM alerts WHERE severity = 'critical'").fetchall()
         if alerts:
             raise Violation(f"people were told of {alerts}")
-
-
-def _arrow(source: str, event: str, target: str) -> bool:
-    try:
-        return MACHINE.arrow(source, event).target == target
-    except ImpossibleEvent:
-        return False

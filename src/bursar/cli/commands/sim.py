@@ -22,11 +22,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bursar.sim import engine, ledger, transfers
+from bursar.sim import engine, ledger, sequence, transfers
 from bursar.sim.kernel import CrashAt
 from bursar.sim.process import Moment
 
-SCENARIOS: dict[str, Any] = {"ledger": ledger, "engine": engine, "transfers": transfers}
+SCENARIOS: dict[str, Any] = {"ledger": ledger, "engine": engine, "sequence": sequence, "transfers": transfers}
 CHUNK = 25
 TRACE_LINES = 40
 FAILURES_SHOWN = 5
@@ -179,6 +179,7 @@ def command(
       bursar sim ledger --seed 17 --every-crash
       bursar sim transfers --seeds 500
       bursar sim engine --seeds 500
+      bursar sim sequence --seeds 500
       bursar sim ledger --seed 17 --crash-at 40:after --verbose
     """
     as_json = as_json or bool((context.obj or {}).get("json") if isinstance(context.obj, dict) else False)

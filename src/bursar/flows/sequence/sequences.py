@@ -98,14 +98,14 @@ class Sequences:
         if owner:
             check_key(owner)
         wanted = define(steps, await self.ledger.assets())
-        fingerprint = hashlib.sha256(msgspec.json.encode(wanted, order="deterministic")).hexdigest()
-        record = await self._first(owner, key, fingerprint) if key else None
+        same = fingerprint(wanted)
+        record = await self._first(owner, key, same) if key else None
         replayed = record is not None
         if record is None:
             await self._check_ground(wanted)
             remember = None
             if key:
-                remember = Remember(scope=_scope(owner), id=key, op=CREATE, fingerprint=fingerprint)
+                remember = Remember(scope=_scope(owner), id=key, op=CREATE, fingerprint=same)
             body = Sequence(key=key, steps=wanted)
             started = await self.engine.start(self.flow.name, body, owner=owner, remember=remember)
             record, replayed = started.record, started.replayed
@@ -158,12 +158,12 @@ class Sequences:
         still = MACHINE.state(record.state).kind in (Kind.TERMINAL, Kind.WAIT)
         return record if still or wait_s <= 0 else await self.engine.process_now(record, wait_s)
 
-    async def _first(self, owner: str, key: str, fingerprint: str) -> Record | None:
+    async def _first(self, owner: str, key: str, same: str) -> Record | None:
         """The sequence that this key stands for already."""
         answer = await self.ledger.store.read.outcomes.get(_scope(owner), key, CREATE)
         if answer is None:
             return None
-        if answer.fingerprint != fingerprint:
+        if answer.fingerprint != same:
             raise OtherRequest(_scope(owner), key, CREATE)
         return await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
 
@@ -187,6 +187,11 @@ class Sequences:
 
     async def _alert(self, record: Record | None, reason: str, severity: str, message: str) -> None:
         await self.engine.alert(record, reason, severity, message)
+
+
+def fingerprint(steps: tuple[StoredStep, ...]) -> str:
+    """Two sequences are the same if their steps are."""
+    return hashlib.sha256(msgspec.json.encode(steps, order="deterministic")).hexdigest()
 
 
 def _scope(owner: str) -> str:

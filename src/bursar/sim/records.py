@@ -1,0 +1,72 @@
+"""What must be true of the records of any flow after every commit: each transition once, and legal by the machine."""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from typing import Final
+
+from bursar.model.machine import ImpossibleEvent, Machine
+from bursar.model.outcome import UNKNOWNS
+from bursar.sim.oracle import Oracle, Violation
+
+NOTES: Final = ("RETRY ASKED", "FORCE ASKED", "TELL ASKED")  # what people have said, and moved nothing
+
+
+class RecordOracle(Oracle, ABC):
+    """The ledger's oracle, and what must be true of the records of any flow."""
+
+    machine: Machine
+
+    def __init__(self, connection: sqlite3.Connection, past: Oracle | None = None) -> None:
+        super().__init__(connection, past)
+        self._history: dict[int, list[tuple[object, ...]]] = {}
+
+    def look(self, *, others: bool = True) -> None:
+        """After every commit of any process."""
+        if not self.db.in_transaction:
+            super().look(others=others)
+            self.records()
+
+    @abstractmethod
+    def records(self) -> None:
+        """Every record is where its history says, and so is its money."""
+
+    @abstractmethod
+    def ended(self) -> None:
+        """Nothing breaks any more: every record is where it may stay."""
+
+    def steps(self) -> dict[int, list[tuple[object, ...]]]:
+        """The history of every record: version, source, event, target."""
+        read = self.db.execute
+        found: dict[int, list[tuple[object, ...]]] = defaultdict(list)
+        for step in read("SELECT record, version, source, event, target FROM transitions ORDER BY record, version"):
+            found[step[0]].append(step[1:])
+        return found
+
+    def legal(self, number: int, id: str, steps: list[tuple[object, ...]], state: str, version: int) -> None:
+        """Its history is unbroken, only ever grows, follows the machine's arrows, and leads to where it is."""
+        before = self._history.get(number, [])
+        if steps[: len(before)] != before:
+            raise Violation(f"the history of {self.machine.name} {id} was changed")
+        self._history[number] = steps
+        place = ""
+        for expected, (at, source, event, target) in enumerate(steps, start=1):
+            if at != expected or source != place:
+                raise Violation(f"{self.machine.name} {id} has no unbroken history: {steps}")
+            place = str(target)
+            if source == target and event in (*UNKNOWNS, *NOTES):
+                continue
+            if source and not self._arrow(str(source), str(event), place):
+                raise Violation(f"{self.machine.name} {id} went from {source} to {target} on {event}")
+        if (place, len(steps)) != (state, version):
+            raise Violation(
+                f"{self.machine.name} {id} is {state} at version {version}, its history says {place}, {len(steps)}"
+            )
+
+    def _arrow(self, source: str, event: str, target: str) -> bool:
+        try:
+            return self.machine.arrow(source, event).target == target
+        except ImpossibleEvent:
+            return False
