@@ -237,32 +237,118 @@ def test_sigterm_finishes_what_is_in_hand(tmp_path: Path) -> None:
         assert here.stop() == 0
 
 
+class CoreProcess:
+    """A `bursar core` of its own, which can be killed and started again at the same address."""
+
+    def __init__(self, folder: Path, name: str = "spot") -> None:
+        self.name = name
+        self.data = folder / name
+        self.address = f"unix:{folder}/{name}.sock"
+        self.secret = folder / f"{name}.secret"
+        self.secret.write_bytes(b"s" * 32)
+        self.secret.chmod(0o600)
+        self.start()
+
+    def start(self) -> None:
+        words = ["--data", str(self.data), "--listen", self.address, "--secret-file", str(self.secret)]
+        command = [*COMMAND, "--json", "core", *words, "--name", self.name]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert json.loads(self.process.stdout.readline())["listen"] == self.address
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The settings by which a server finds it."""
+        which = f"BURSAR_CORE_{self.name.upper()}"
+        return {which: self.address, f"{which}_SECRET_FILE": str(self.secret)}
+
+
 @pytest.fixture
-def core_process(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """A `bursar core` of its own: address and secret file."""
-    secret = tmp_path / "spot.secret"
-    secret.write_bytes(b"s" * 32)
-    secret.chmod(0o600)
-    words = ["--data", str(tmp_path / "spot"), "--listen", "tcp:127.0.0.1:0", "--secret-file", str(secret)]
-    command = [*COMMAND, "--json", "core", *words, "--name", "spot"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield json.loads(process.stdout.readline())["listen"], str(secret)
-    process.terminate()
-    process.wait(WAIT_S)
+def core_process(tmp_path: Path) -> Iterator[CoreProcess]:
+    core = CoreProcess(tmp_path)
+    yield core
+    core.kill()
 
 
-def test_two_hosts_and_a_worker_on_postgres(tmp_path: Path, fresh_postgres: str, core_process: tuple[str, str]) -> None:
-    """The same command twice, and a worker beside it; one is killed, and the others go on."""
-    key = tmp_path / "jwt.key"
+def on_postgres(folder: Path, url: str, *cores: CoreProcess) -> dict[str, str]:
+    """Settings of all hosts that share a database."""
+    key = folder / "jwt.key"
     key.write_bytes(b"j" * 48)
     key.chmod(0o600)
-    environ = {
-        "BURSAR_CORE_SPOT": core_process[0],
-        "BURSAR_CORE_SPOT_SECRET_FILE": core_process[1],
-        "BURSAR_JWT_KEY_FILE": str(key),
-        "BURSAR_DATABASE": fresh_postgres,
-    }
+    found = {"BURSAR_JWT_KEY_FILE": str(key), "BURSAR_DATABASE": url}
+    for core in cores:
+        found |= core.environ
+    return found
+
+
+def test_killed_in_flight_on_postgres(tmp_path: Path, fresh_postgres: str, core_process: CoreProcess) -> None:
+    """kill -9 of a server, and of the core, while money is seen to be on its way; the other host goes on alone.
+
+    The core is stopped first, so that there are transfers which have left one side and not arrived at the other.
+    """
+    environ = on_postgres(tmp_path, fresh_postgres, core_process)
+    with serve(tmp_path / "a", **environ) as one, serve(tmp_path / "b", **environ) as two:
+        one.run("asset", "create", "USDT", "--precision", "6")
+        one.start()
+        two.start()
+        one.fund("1000", "wire-1")
+        two.token(str(ALICE), "user")
+        assert one.transfer("FUNDING", "SPOT", "500", "first").json()["state"] == "COMMITTED"
+        answered: dict[str, str] = {}
+
+        def move(host: Serve, number: int) -> None:
+            ways = ("FUNDING", "SPOT") if number % 2 else ("SPOT", "FUNDING")
+
+            def accepted() -> str:
+                answer = host.transfer(*ways, "1", f"order-{number}")
+                return answer.json()["req_id"] if answer.status_code in (200, 202) else ""
+
+            answered[f"order-{number}"] = until(accepted)
+
+        in_flight = []
+        for turn in range(3):
+            with ThreadPoolExecutor(16) as pool:
+                futures = [pool.submit(move, (one, two)[n % 2], turn * 100 + n) for n in range(100)]
+                until(lambda turn=turn: len(answered) > turn * 100 + 10)  # type: ignore[misc]
+                for _ in range(50):
+                    core_process.signal(signal.SIGSTOP)
+                    if _in_flight(two) or len(answered) > turn * 100 + 80:
+                        break
+                    core_process.signal(signal.SIGCONT)
+                one.kill()
+                in_flight.append(_in_flight(two))
+                core_process.kill()
+                core_process.start()
+                one.start()
+                for future in futures:
+                    future.result()
+        assert sum(found > 0 for found in in_flight) >= 1, in_flight
+        until(lambda: two.pending() == [])
+        assert len(set(answered.values())) == len(answered) == 300
+        for order, req_id in list(answered.items())[::20]:
+            seen = two.send("GET", f"{TRANSFERS}/{req_id}").json()
+            assert seen["state"] == "COMMITTED", (order, seen)
+        assert two.balances() == {"FUNDING": 500, "SPOT": 500}
+        assert one.stop() == two.stop() == 0
+        two.run("--database", fresh_postgres, "audit")
+
+
+def _in_flight(host: Serve) -> int:
+    """Transfers whose money has left one side and has not arrived at the other."""
+    flying = ("SOURCE_DONE", "TARGET_PENDING", "COMPENSATING")
+    return sum(len(host.send("GET", f"{TRANSFERS}?state={state}&limit=200").json()["transfers"]) for state in flying)
+
+
+def test_two_hosts_and_a_worker_on_postgres(tmp_path: Path, fresh_postgres: str, core_process: CoreProcess) -> None:
+    """The same command twice, and a worker beside it; one is killed, and the others go on."""
+    environ = on_postgres(tmp_path, fresh_postgres, core_process)
     with serve(tmp_path / "a", **environ) as one, serve(tmp_path / "b", **environ) as two:
         one.run("asset", "create", "USDT", "--precision", "6")
         assert one.start()["listen"] != two.start()["listen"]
