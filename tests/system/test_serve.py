@@ -237,6 +237,30 @@ def test_sigterm_finishes_what_is_in_hand(tmp_path: Path) -> None:
         assert here.stop() == 0
 
 
+def test_more_cores_by_configuration(tmp_path: Path) -> None:
+    """FUTURE is a core like SPOT once it is switched on; MARGIN, which is not, is refused."""
+    with serve(tmp_path / "data", BURSAR_CORE_FUTURE="child") as here:
+        fact = here.start()
+        here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
+        here.fund("100", "wire-1")
+        ways = [
+            ("FUNDING", "FUTURE", "40"),
+            ("FUTURE", "SPOT", "15"),
+            ("SPOT", "FUTURE", "5"),
+            ("FUTURE", "FUNDING", "1"),
+        ]
+        for number, way in enumerate(ways):
+            assert here.transfer(*way, f"order-{number}").json()["state"] == "COMMITTED", way
+        refused = here.transfer("FUNDING", "MARGIN", "1", "margin")
+        assert (refused.status_code, refused.json()["code"]) == (422, "UNSUPPORTED_ACCOUNT_TYPE")
+        assert here.balances() == {"FUNDING": 61, "SPOT": 10, "FUTURE": 29}
+        assert here.send("GET", "/readyz").json()["cores"] == {"SPOT": "ok", "FUTURE": "ok"}
+        assert here.stop() == 0
+        here.start()
+        assert here.balances() == {"FUNDING": 61, "SPOT": 10, "FUTURE": 29}
+        assert here.stop() == 0
+
+
 class CoreProcess:
     """A `bursar core` of its own, which can be killed and started again at the same address."""
 

@@ -105,9 +105,10 @@ class Desk:
     log: list[str] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     clients: list[TradingClient] = field(default_factory=list)
+    name: str = NAME
 
     async def client(self, **options: Any) -> TradingClient:
-        settings: dict[str, Any] = {"name": NAME, "secret": SECRET, "timeout_s": WAIT_S} | options
+        settings: dict[str, Any] = {"name": self.name, "secret": SECRET, "timeout_s": WAIT_S} | options
         client = TradingClient(self.ports, self.address, **settings)
         client.start()
         self.clients.append(client)
@@ -122,16 +123,16 @@ class Desk:
 
 @asynccontextmanager
 async def desk(
-    folder: Path, *, ports: SystemPorts | None = None, limits: Limits | None = None, **sizes: int
+    folder: Path, *, ports: SystemPorts | None = None, limits: Limits | None = None, name: str = NAME, **sizes: int
 ) -> AsyncIterator[Desk]:
     """A core on a folder, served at a Unix socket in it; stopped and closed at the end."""
     ports = ports or SystemPorts()
-    core = await Core.open(ports, str(folder / "data"), NAME, **sizes)
+    core = await Core.open(ports, str(folder / "data"), name, **sizes)
     log: list[str] = []
     server = Server(ports, core, SECRET, limits=limits, log=log.append)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(server.run(f"unix:{folder}/core.sock", ready.set_result))
-    made = Desk(ports, core, server, await ready, log, task)
+    made = Desk(ports, core, server, await ready, log, task, name=name)
     try:
         yield made
     finally:
