@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.builders import Place, balance, check_sound, outcome, scenario, seed
-from tests.shop import LATER, THREE, Program, Shop, program, states
+from tests.shop import LATER, PATIENCE_S, THREE, Program, Shop, program, states
 
 from bursar import pay
 from bursar.audit import audit
@@ -355,12 +355,13 @@ async def test_a_compensation_that_is_refused_waits_for_a_person_and_wakes_one(p
         (alert,) = await p.ledger.store.read.alerts.open()
         assert f"sequence {id}: step 0 (pay 10.000000 USDT from alice to bob) can't be undone" in alert.message
         assert [found.id for found in await p.sequences.queue()] == [id]
-        record = await p.sequences.engine.get("sequence", id)
-        assert record is not None
-        assert record.due_us is None  # nobody tries again by himself
-        worker = Worker(p.sequences.engine)
-        assert await worker.look() == 0
+        before = await p.evidence(id)
+        await seed(p.ledger, "bob", "7")  # it would be possible now, but nobody tries it again by himself
+        await Worker(p.sequences.engine).look()
+        await p.sequences.engine.finish(PATIENCE_S)
         assert (await p.sequences.wait(id)).state == "COMPENSATION_FAILED"
+        assert await p.evidence(id) == before
+        await p.ledger.commit(pay("bob", "bank", "USDT", "7", key="away"))
         assert await p.balances() == ["0", "3", "7"]
         await check_books(p)
 
@@ -485,6 +486,19 @@ async def test_an_entry_is_forced_by_booking_it_or_by_never_booking_it(place: Pl
         assert [(await p.sequences.get(view.id)).state for view in (done, failed)] == ["COMPLETED", "FAILED"]
         assert await p.balances() == ["6", "4", "0"]
         await check_books(p)
+
+
+@scenario
+async def test_an_own_step_can_be_paused_by_its_name(place: Place) -> None:
+    """As any rail: it is not called, others are, and what it did is undone all the same."""
+    shop = Shop()
+    async with program(place, shop) as p:
+        await p.sequences.people.pause("rail", "ship", **ANN)
+        view = await p.start([Own("room"), Own("ship")])
+        assert (view.state, states(view), shop.effects) == ("RUNNING", ["done", "running"], {"room_do": 1})
+        await p.sequences.people.resume("rail", "ship", **ANN)
+        await p.sequences.engine.read_pauses()
+        assert (await p.sequences.wait(view.id)).state == "COMPLETED"
 
 
 # --- resuming ------------------------------------------------------------------------------------------------------

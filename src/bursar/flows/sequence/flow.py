@@ -89,6 +89,8 @@ def sequence_flow(
         book=book,
         after=after,
         choose=choose,
+        rails={"run": _rail} if own else {},
+        rail_names=frozenset(own),
         second_person=frozenset({SKIP}),
         retry=retry,
         alarms=alarms,
@@ -241,6 +243,12 @@ def kept(evidence: dict[str, Any]) -> dict[str, Any]:
         return {"cut": text[:RESULT_LENGTH_MAX]}
     found: dict[str, Any] = msgspec.json.decode(text)
     return {name: value for name, value in found.items() if name in evidence or name == "cut"}
+
+
+def _rail(item: Item[Sequence]) -> str:
+    """Own steps can be paused by name; the ledger can't."""
+    step = item.body.steps[item.body.index]
+    return step.name if isinstance(step, OwnCall) else ""
 
 
 def _note(id: str, step: int) -> str:
