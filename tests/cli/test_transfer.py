@@ -30,7 +30,9 @@ def operate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             async def silent(_item: Any) -> Answer:
                 return Answer(outcome=Outcome.TIMEOUT, message="no answer")
 
-            monkeypatch.setattr(here.runtime.transfers.rails[AccountType.FUNDING], "withdraw", silent)
+            rail = here.runtime.transfers.rails[AccountType.FUNDING]
+            monkeypatch.setattr(rail, "rides", False)
+            monkeypatch.setattr(rail, "withdraw", silent)
             answer = await here.transfer(ALICE, "FUNDING", "SPOT", "10")
             assert answer.json()["fsm_state"] == "SOURCE_PENDING"
 

@@ -130,7 +130,7 @@ async def test_a_full_queue_loses_nothing(place: Place, queue_max: int, driven_m
 @scenario
 async def test_one_that_hangs_does_not_delay_the_others(place: Place) -> None:
     world = World()
-    async with program(place, world, lease_s=0.1) as p:
+    async with program(place, world, lease_s=0.5) as p:  # those who queue for longer would be called again
         hanging = await p.order("hangs")
         world.hangs["hangs"] = asyncio.Event()
         others = [await p.order(f"o-{n}") for n in range(20)]

@@ -19,8 +19,8 @@ from bursar.model.postings import Posting
 from bursar.model.records import Taken
 from bursar.ports import SystemPorts
 from bursar.store.group import Decided, Known, Lost
-from bursar.writer import Change, Writer
-from bursar.writer.decide import GroupJob
+from bursar.writer import Change, Remember, Writer
+from bursar.writer.decide import Delta, GroupJob
 
 PATHS = ("a", "b", "c")
 
@@ -113,3 +113,20 @@ async def lose_the_first(second: list[str]) -> None:
         assert isinstance(others["again"].exception(), InsufficientFunds)  # no receipt for what never was
     if "small" in others:
         assert others["small"].result().receipts[0].envelope in {taken.seq for taken in store.taken.values()}
+
+
+def test_a_refusal_of_records_is_not_decided_beside_another_group() -> None:
+    """Nothing it writes would notice that the group before has answered the operation: it must wait for that one."""
+    store = OverlappingStore()
+    refused = Change(
+        (Intent(scope="s", key="k:pay", legs=(Leg("a", "b", "USD", 500),)),),
+        remember=Remember(scope="s", id="k", op="pay", fingerprint="x"),
+    )
+    beside = GroupJob(Writer(store).heads, [refused], Delta(frozenset(), {}, {}, {}))  # type: ignore[arg-type]
+    with pytest.raises(Lost, match="just writing"):
+        store.rows(beside)
+    assert beside.ask().look is None  # what is looked up now is not what will be there
+    alone = GroupJob(Writer(store).heads, [refused])  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):  # not decided yet: it wants to look first
+        store.rows(alone)
+    assert alone.ask().look is not None

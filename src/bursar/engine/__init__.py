@@ -2,7 +2,7 @@
 
 from bursar.engine.alerts import Bell, Notice, Sink, to_log
 from bursar.engine.engine import Engine, Started
-from bursar.engine.flow import SUCCESS, Answer, Booking, Flow, FlowRefused, Item
+from bursar.engine.flow import SUCCESS, Answer, Booking, Flow, FlowRefused, Item, Ride
 from bursar.engine.operators import Operators
 from bursar.engine.sinks import NotTold, Program, Webhook
 from bursar.engine.snowflake import Snowflakes
@@ -21,6 +21,7 @@ __all__ = [
     "Notice",
     "Operators",
     "Program",
+    "Ride",
     "Sink",
     "Snowflakes",
     "Started",

@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 
 from bursar.engine import late, waiting
-from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRefused, Item, storable
+from bursar.engine.arrows import onward, ridden
+from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRefused, Item, Ride, storable
 from bursar.model.entries import check_key
 from bursar.model.errors import BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, ImpossibleEvent, Kind, State
@@ -113,22 +114,32 @@ class Engine:
             created_us=now_us,
             updated_us=now_us,
         )
-        first = Passage("", CREATED, record.state)
-        passages = (first, *self._onward(driven, Item(record, body)))
-        state = driven.machine.state(passages[-1].target)
-        move = self._move(record, passages, actor or self.worker, state, body=text)
+        passages = (Passage("", CREATED, record.state), *onward(driven, Item(record, body)))
+        there = Item(msgspec.structs.replace(record, state=passages[-1].target), body)
+        ride = await self._ride(driven, there, NOTHING)
+        if ride is not None:
+            move = self._move(
+                record, (*passages, *ridden(driven, there, ride)), actor, body=text, keeps=ride.booking.keeps
+            )
+            change = Change(ride.booking.intents, (move,), remember, limits, ride.operations)
+            with contextlib.suppress(Refusal):  # whatever it is, it is told again below, or by whoever is called
+                return await self._started(record, move, change)
+        move = self._move(record, passages, actor, body=text)
         try:
-            done = await self.writer.apply(Change(moves=(move,), remember=remember, limits=limits))
+            return await self._started(record, move, Change(moves=(move,), remember=remember, limits=limits))
         except RecordMoved:
             if id is not None:
                 raise
             # Nobody else knows the name: it is ours, and the reply to its COMMIT was lost (L18).
             return Started(await self._written(flow, name))
+
+    async def _started(self, record: Record, move: Move, change: Change) -> Started:
+        done = await self.writer.apply(change)
         if not done.records:
             assert done.remembered is not None  # the only other way for a change to end
             first = msgspec.json.decode(done.remembered.detail)["record"]
-            return Started(await self._written(flow, first), replayed=first != name)
-        return Started(self._after(record, move, done.records[0], 0))
+            return Started(await self._written(record.flow, first), replayed=first != record.id)
+        return Started(self._done(record, move, done))
 
     async def _written(self, flow: str, id: str) -> Record:
         found = await self.get(flow, id)
@@ -208,20 +219,19 @@ class Engine:
             return None
         item = flow.item(record)
         if state.kind is Kind.REST:
-            move = self._apply(flow, item, self._onward(flow, item), NOTHING, None)
+            move = self._apply(item, onward(flow, item), NOTHING, None)
             return await self._write(item, Change(moves=(move,)), move, None)
-        action = state.action or ""
-        if self.ports.monotonic() - self._pauses_read_s >= PAUSES_S:
-            await self.read_pauses()
-        if self.paused and self._is_paused(flow, state, item):
+        if await self._is_paused(flow, state, item):
             return None
-        answer = self._believe(flow, state, await self.call(flow, flow.actions[action], item))
+        answer = self._believe(flow, state, await self.call(flow, flow.actions[state.action or ""], item))
         return await self._settle(flow, item, state, answer)
 
-    def _is_paused(self, flow: Flow[Any], state: State, item: Item[Any]) -> bool:
+    async def _is_paused(self, flow: Flow[Any], state: State, item: Item[Any]) -> bool:
         """Whether people have switched this call off. A rail's pause spares what gives money back (W15)."""
-        if ("flow", flow.name) in self.paused:
-            return True
+        if self.ports.monotonic() - self._pauses_read_s >= PAUSES_S:
+            await self.read_pauses()
+        if not self.paused or ("flow", flow.name) in self.paused:
+            return bool(self.paused)
         return not state.gives_back and ("rail", flow.rail(item, state.action or "")) in self.paused
 
     async def read_pauses(self) -> None:
@@ -274,11 +284,9 @@ class Engine:
         answer = msgspec.structs.replace(answer, body=flow.after(item, event, answer))
         body = item.body if answer.body is None else answer.body
         told = Passage(record.state, event, target, answer.as_json())
-        passages = (told, *self._onward(flow, Item(msgspec.structs.replace(record, state=target), body)))
+        passages = (told, *onward(flow, Item(msgspec.structs.replace(record, state=target), body)))
         booking = flow.book(item, event, answer)
-        move = self._apply(flow, item, passages, booking, answer, actor=actor)
-        if move.delay_us is not None:
-            move = msgspec.structs.replace(move, delay_us=0, worker="")
+        move = self._apply(item, passages, booking, answer, actor=actor)
         done = await self.writer.apply(Change(intents=booking.intents, moves=(move,)))
         return self._done(record, move, done)
 
@@ -299,10 +307,17 @@ class Engine:
         body = item.body if answer.body is None else answer.body
         told = Passage(state.name, event, arrow.target, answer.as_json())
         there = msgspec.structs.replace(item.record, state=arrow.target)
-        passages = (told, *self._onward(flow, Item(there, body)))
-        move = self._apply(flow, item, passages, booking, answer, actor=actor)
-        if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
-            move = msgspec.structs.replace(move, delay_us=0, worker="")
+        passages = (told, *onward(flow, Item(there, body)))
+        transit = item.record.transit if answer.transit is None else answer.transit
+        landed = Item(msgspec.structs.replace(there, state=passages[-1].target, transit=transit), body)
+        ride = await self._ride(flow, landed, booking)
+        if ride is not None:
+            move = self._apply(item, (*passages, *ridden(flow, landed, ride)), ride.booking, answer, actor=actor)
+            move = msgspec.structs.replace(move, error=ride.answer.error)
+            change = Change(ride.booking.intents, (move,), operations=ride.operations)
+            with contextlib.suppress(Refusal):  # the call is made later, by itself, and hears it
+                return await self._write(item, change, move, answer if fact else None)
+        move = self._apply(item, passages, booking, answer, actor=actor)
         try:
             heard = answer if fact else None
             return await self._write(item, Change(intents=booking.intents, moves=(move,)), move, heard)
@@ -349,9 +364,15 @@ class Engine:
                 await self.alert(record, alarm.reason, alarm.severity, message)
         return after
 
+    async def _ride(self, flow: Flow[Any], item: Item[Any], booking: Booking) -> Ride | None:
+        """What the call of the state it comes to amounts to, if that can be part of the unit."""
+        state = flow.machine.state(item.record.state)
+        if state.kind is not Kind.CALL or await self._is_paused(flow, state, item):
+            return None
+        return flow.ride(item, booking)
+
     def _apply(
         self,
-        flow: Flow[Any],
         item: Item[Any],
         passages: tuple[Passage, ...],
         booking: Booking,
@@ -361,19 +382,20 @@ class Engine:
     ) -> Move:
         """The move along some arrows, with what a booking does to the posting in transit."""
         record = item.record
-        state = flow.machine.state(passages[-1].target)
         body = None if answer is None or answer.body is None else msgspec.json.encode(answer.body).decode()
         transit = record.transit if answer is None or answer.transit is None else answer.transit
-        return self._move(
+        move = self._move(
             record,
             passages,
-            actor or self.worker,
-            state,
+            actor,
             body=body,
             transit=0 if booking.drops else transit,
             keeps=booking.keeps,
             error="" if answer is None else answer.error,
         )
+        if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
+            return msgspec.structs.replace(move, delay_us=0, worker="")
+        return move
 
     async def _write(self, item: Item[Any], change: Change, move: Move, answer: Answer | None) -> Record | None:
         """The compare-and-set. Lost: somebody else moved it, and what we heard must not be forgotten (T34)."""
@@ -394,20 +416,10 @@ class Engine:
 
     # --- the small parts ---------------------------------------------------------------------------------------
 
-    def _onward(self, flow: Flow[Any], item: Item[Any]) -> tuple[Passage, ...]:
-        """The arrows out of rest states, which are taken in the unit that reaches them (both rows are written)."""
-        passages: list[Passage] = []
-        record = item.record
-        while flow.machine.state(record.state).kind is Kind.REST:
-            event = flow.way_on(Item(record, item.body))
-            target = flow.machine.arrow(record.state, event).target
-            passages.append(Passage(record.state, event, target))
-            record = msgspec.structs.replace(record, state=target)
-        return tuple(passages)
-
     def _move(
-        self, record: Record, passages: tuple[Passage, ...], actor: str, state: State, *, body: str | None, **more: Any
+        self, record: Record, passages: tuple[Passage, ...], actor: str, *, body: str | None, **more: Any
     ) -> Move:
+        state = self.flows[record.flow].machine.state(passages[-1].target)
         ends = state.kind in (Kind.TERMINAL, Kind.WAIT)
         delay_us: int | None = self.lease_us
         if ends:
@@ -419,7 +431,7 @@ class Engine:
             number=record.number,
             version=record.version,
             passages=passages,
-            actor=actor,
+            actor=actor or self.worker,
             delay_us=delay_us,
             worker="" if ends else self.worker,
             body=body,

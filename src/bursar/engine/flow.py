@@ -20,6 +20,7 @@ from bursar.model.machine import Kind, Machine, MachineError
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
+from bursar.writer import Remember
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -101,8 +102,20 @@ class Booking(msgspec.Struct, frozen=True):
     refused: Mapping[str, Outcome] = {}
 
 
+class Ride(msgspec.Struct, frozen=True):
+    """A call that is nothing but rows of this database: it is made in the unit that reaches its state (ADR 14)."""
+
+    answer: Answer  # what it says, if nothing is refused
+    operations: tuple[Remember, ...]  # answered once and for all, as if somebody had called
+    booking: Booking  # its entries, and those of the arrow that leads to its state
+
+
 NOTHING = Booking()
 Action = Callable[[Item[Any]], Awaitable[Answer]]
+
+
+def _rides_nothing(_item: Item[Any], _booking: Booking) -> Ride | None:
+    return None
 
 
 def _books_nothing(_item: Item[Any], _event: str, _answer: Answer) -> Booking:
@@ -123,6 +136,7 @@ class Flow(Generic[B]):
     book: Callable[[Item[Any], str, Answer], Booking] = _books_nothing  # pure
     # The body from an arrow on, whoever's word led along it; None: as it was. Not asked if the answer brings one; pure.
     after: Callable[[Item[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
+    ride: Callable[[Item[Any], Booking], Ride | None] = _rides_nothing  # pure: a call that can be part of the unit
     choose: Callable[[Item[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
     cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
     # Per action: the rail it calls, to be paused by name; where that depends on the record, a function (pure), and then

@@ -365,6 +365,17 @@ class OtherRequest(Refusal):
 
 
 @dataclass(eq=False)
+class OperationAnswered(Refusal):
+    """The operation was answered before, so it can't be part of a new change: ask for it by itself."""
+
+    scope: str
+    id: str
+    op: str
+    code = "OPERATION_ANSWERED"
+    text = "{op} of {id} was answered before"
+
+
+@dataclass(eq=False)
 class LimitExceeded(Refusal):
     """A limit would be exceeded."""
 

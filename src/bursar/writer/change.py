@@ -81,11 +81,12 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     moves: tuple[Move, ...] = ()
     remember: Remember | None = None
     limits: tuple[Limit, ...] = ()
+    operations: tuple[Remember, ...] = ()  # that happen with it; refused if one of them was answered before
 
     @property
     def plain(self) -> bool:
         """Whether it is the ledger's alone."""
-        return not self.moves and self.remember is None and not self.limits
+        return not (self.moves or self.limits or self.operations) and self.remember is None
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):

@@ -22,7 +22,7 @@ from bursar.model.postings import Posting
 from bursar.model.records import HoldRow, Taken
 from bursar.model.resolve import booked_legs, resolve
 from bursar.model.selection import Short
-from bursar.store.group import FIRST_READ, READ_MAX, Ask, Heads, Known, PoolKey, Rows
+from bursar.store.group import FIRST_READ, READ_MAX, Ask, Heads, Known, Lost, PoolKey, Rows
 from bursar.store.rows import envelope_row
 from bursar.writer.change import Change, Done
 from bursar.writer.records import RecordDecision, look
@@ -118,7 +118,11 @@ class GroupJob:
             for move in change.moves:
                 ask.intents += not move.version
         ask.floors = sorted(floors)
-        if (self.heads.wary or self._doubts) and not all(change.plain for change in self.changes):
+        if (
+            self.after is None
+            and (self.heads.wary or self._doubts)
+            and not all(change.plain for change in self.changes)
+        ):
             ask.look = look(self.changes)
         self._ask = ask
         return ask
@@ -196,6 +200,8 @@ class GroupJob:
                 decision.undo(mark)
                 self._read_on(decision, short, known.more)
         if decision.doubts:
+            if self.after is not None:  # what is being written beside it can't be looked up: wait for it
+                raise Lost("a refusal rests on what another group is just writing")
             self._doubts = True
             return None
         self._decision = decision
@@ -276,6 +282,8 @@ class Decision:
             posting = self._made_in(move.keeps, mark) if move.keeps else move.transit
             numbers.append(records.move(move, self.numbers, posting))
             postings.append(posting)
+        for done in change.operations:
+            records.answer(done, self._made_in(done.keeps, mark) if done.keeps else 0)
         answer = None
         if remember is not None:
             answer = records.answer(remember, self._made_in(remember.keeps, mark) if remember.keeps else 0)

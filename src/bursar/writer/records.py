@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from bursar.model.errors import LimitExceeded, OtherRequest, RecordMoved, Refusal
+from bursar.model.errors import LimitExceeded, OperationAnswered, OtherRequest, RecordMoved, Refusal
 from bursar.model.outcome import Outcome
 from bursar.model.records import Remembered
 from bursar.store.group import RecordAsk, RecordRows, RecordsKnown
@@ -32,6 +32,7 @@ def look(changes: Iterable[Change]) -> RecordAsk:
                 ask.made.append((move.flow, move.id))
         if change.remember is not None:
             ask.operations.append((change.remember.scope, change.remember.id, change.remember.op))
+        ask.operations += [(done.scope, done.id, done.op) for done in change.operations]
         ask.counters += [limit.key for limit in change.limits]
     return ask
 
@@ -59,7 +60,7 @@ class RecordDecision:
         return msgspec.structs.replace(before, replayed=True)
 
     def check(self, change: Change) -> None:
-        """Whether limits and moves are possible; changes nothing."""
+        """Whether limits, moves and operations are possible; changes nothing."""
         used: dict[str, tuple[int, int]] = {}  # by this change: it may name a limit more than once
         for limit in change.limits:
             count, amount = used.get(limit.key) or self._used.get(limit.key, (0, 0))
@@ -75,6 +76,9 @@ class RecordDecision:
                 possible = self._versions.get(move.number, expected) == move.version
             if not possible:
                 raise RecordMoved(move.flow, move.id, move.version)
+        for done in change.operations:
+            if (done.scope, done.id, done.op) in self._answered:
+                raise OperationAnswered(done.scope, done.id, done.op)
 
     def refuse(self, remember: Remember, refusal: Refusal) -> Remembered | None:
         """Remember a refusal, if it is one that counts as an answer."""

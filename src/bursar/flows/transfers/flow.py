@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bursar.engine import Answer, Booking, Flow, Item
+from bursar.engine import Answer, Booking, Flow, Item, Ride
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import Rail
 from bursar.flows.transfers.request import TRANSIT, AccountType, Transfer, core_account
@@ -51,6 +51,15 @@ def transfers_flow(
     async def refund(item: Item[Transfer]) -> Answer:
         return await rails[item.body.source].refund(item)
 
+    def ride(item: Item[Transfer], booking: Booking) -> Ride | None:
+        match item.record.state:
+            case "SOURCE_PENDING":
+                return rails[item.body.source].ride(item, "withdraw", booking)
+            case "TARGET_PENDING":
+                return rails[item.body.target].ride(item, "deposit", booking)
+            case _:
+                return rails[item.body.source].ride(item, "refund", booking)
+
     async def cancel_withdraw(item: Item[Transfer]) -> Answer:
         return await rails[item.body.source].cancel(item, "withdraw")
 
@@ -65,6 +74,7 @@ def transfers_flow(
         rail_names=frozenset(rail_name(kind) for kind in rails),
         cancels={"withdraw": cancel_withdraw, "deposit": cancel_deposit},
         book=book,
+        ride=ride,
         retry=retry,
         alarms=alarms,
         call_timeout_s=call_timeout_s,

@@ -9,17 +9,18 @@ that it could as well live in another.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 import msgspec
 
-from bursar.engine import Answer, Item
+from bursar.engine import Answer, Booking, Item, Ride
 from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, Side
 from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
 from bursar.model.accounts import AccountStatus
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
-from bursar.rails.trading import Op, Reply, Status, TradingClient
+from bursar.rails.trading import BalancesReply, Op, Reply, Status, TradingClient
 from bursar.store import Store
 from bursar.writer import Change, Remember, Writer
 
@@ -38,15 +39,20 @@ FUNDING_REFUSALS = frozenset(
 )
 CANCELLED = "CANCELLED"
 STANDINGS_MAX = 512
+STATUSES = {
+    Status.ACTIVE: AccountStatus.ACTIVE,
+    Status.FROZEN: AccountStatus.FROZEN,
+    Status.DISABLED: AccountStatus.CLOSED,
+}
 
-Standing = tuple[AccountStatus, int]
+Look = asyncio.Future[Side] | Coroutine[Any, Any, Side]
 
 
 class Rail(Protocol):
     """One end. Every operation is idempotent under the request's id."""
 
-    async def look(self, transfer: Transfer) -> Side:
-        """How a user's account stands. Never a promise."""
+    def look(self, transfer: Transfer) -> Look:
+        """How a user's account stands: asked at once, together with all who ask now. Never a promise."""
         ...
 
     async def withdraw(self, item: Item[Transfer]) -> Answer:
@@ -61,6 +67,10 @@ class Rail(Protocol):
         """Give back what was taken."""
         ...
 
+    def ride(self, item: Item[Transfer], op: str, booking: Booking) -> Ride | None:
+        """The operation as rows of this database, in place of a call; None if it has to be called."""
+        ...
+
     async def cancel(self, item: Item[Transfer], op: str) -> Answer:
         """Make sure that an operation never happens: `EXPLICIT_FAIL`; or `SUCCESS`: it has happened (T34)."""
         ...
@@ -71,16 +81,16 @@ class Standings:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: list[tuple[tuple[str, int], asyncio.Future[Standing | None]]] = []
+        self._waiting: list[tuple[tuple[str, int], asyncio.Future[Side]]] = []
         self._runner: asyncio.Task[None] | None = None
 
-    async def of(self, path: str, asset: int) -> Standing | None:
-        """Status and what is available; None if there is no such account."""
-        future: asyncio.Future[Standing | None] = asyncio.get_running_loop().create_future()
+    def of(self, path: str, asset: int) -> asyncio.Future[Side]:
+        """Status and what is available."""
+        future: asyncio.Future[Side] = asyncio.get_running_loop().create_future()
         self._waiting.append(((path, asset), future))
         if self._runner is None:
             self._runner = asyncio.get_running_loop().create_task(self._run(), name="bursar-standings")
-        return await future
+        return future
 
     async def _run(self) -> None:
         try:
@@ -90,7 +100,7 @@ class Standings:
         finally:
             self._runner = None
 
-    async def _answer(self, asked: list[tuple[tuple[str, int], asyncio.Future[Standing | None]]]) -> None:
+    async def _answer(self, asked: list[tuple[tuple[str, int], asyncio.Future[Side]]]) -> None:
         try:
             found = await self._store.read.accounts.standings([pair for pair, _ in asked])
         except Exception as error:
@@ -100,22 +110,23 @@ class Standings:
             return
         for place, (_, future) in enumerate(asked):
             if not future.done():
-                future.set_result(found.get(place))
+                future.set_result(Side(exists=False) if place not in found else _side(*found[place]))
 
 
 class FundingRail:
     """Funding accounts in the ledger. In-flight money sits in the transit account, one posting per transfer (T36)."""
 
-    def __init__(self, store: Store, writer: Writer) -> None:
+    def __init__(self, store: Store, writer: Writer, *, rides: bool = True) -> None:
+        """`rides`: as part of the transitions' own units (ADR 14); if not, it is called like any other end."""
         self._standings = Standings(store)
         self._writer = writer
+        self.rides = rides
 
-    async def look(self, transfer: Transfer) -> Side:
-        found = await self._standings.of(funding_account(transfer.user), transfer.asset_id)
-        return Side(exists=False) if found is None else Side(exists=True, status=found[0], available=found[1])
+    def look(self, transfer: Transfer) -> Look:
+        return self._standings.of(funding_account(transfer.user), transfer.asset_id)
 
     async def withdraw(self, item: Item[Transfer]) -> Answer:
-        return await self._operate(item, "withdraw", keeps=TRANSIT)
+        return await self._operate(item, "withdraw")
 
     async def deposit(self, item: Item[Transfer]) -> Answer:
         return await self._operate(item, "deposit")
@@ -136,10 +147,26 @@ class FundingRail:
         )
         return await self._answer(change)
 
-    async def _operate(self, item: Item[Transfer], op: str, *, keeps: str = "") -> Answer:
-        transfer = item.body
-        if not 0 < transfer.minor <= U64_MAX // SAFETY_FACTOR:  # the last line of defence at this end
+    def ride(self, item: Item[Transfer], op: str, booking: Booking) -> Ride | None:
+        """The operation, as rows that go with the transition that leads to it. Booked with it, money never rests."""
+        if not self.rides or not _in_bounds(item.body):
+            return None
+        intent, remember = self._operation(item, op)
+        if booking.intents:  # what a core has just let go of goes to the user, not to transit and from there
+            (come,) = booking.intents[0].legs
+            leg = msgspec.structs.replace(intent.legs[0], source=come.source)
+            intent = msgspec.structs.replace(intent, legs=(leg,), consume=())
+        answer = Answer(outcome=Outcome.SUCCESS, evidence={"rail": FUNDING_SCOPE, "rides": True})
+        return Ride(answer, (remember,), Booking((intent,), keeps=remember.keeps, drops=not remember.keeps))
+
+    async def _operate(self, item: Item[Transfer], op: str) -> Answer:
+        if not _in_bounds(item.body):  # the last line of defence at this end
             return Answer(outcome=Outcome.EXPLICIT_FAIL, code="INVALID_AMOUNT", message="refused before it was tried")
+        intent, remember = self._operation(item, op)
+        return await self._answer(Change(intents=(intent,), remember=remember))
+
+    def _operation(self, item: Item[Transfer], op: str) -> tuple[Intent, Remember]:
+        transfer = item.body
         user = funding_account(transfer.user)
         source, target = (user, TRANSIT) if op == "withdraw" else (TRANSIT, user)
         intent = Intent(
@@ -156,9 +183,9 @@ class FundingRail:
             op=op,
             fingerprint=_fingerprint(transfer),
             refusals=frozenset() if op == "refund" else FUNDING_REFUSALS,
-            keeps=keeps,
+            keeps=TRANSIT if op == "withdraw" else "",
         )
-        return await self._answer(Change(intents=(intent,), remember=remember))
+        return intent, remember
 
     async def _answer(self, change: Change) -> Answer:
         remembered = (await self._writer.apply(change)).remembered
@@ -182,15 +209,17 @@ class TradingRail:
         self._client = client
         self._name = name
 
-    async def look(self, transfer: Transfer) -> Side:
-        found = await self._client.balances(transfer.user)
+    def look(self, transfer: Transfer) -> Look:
+        return self._side(transfer, self._client.ask_balances(transfer.user))
+
+    async def _side(self, transfer: Transfer, asked: asyncio.Future[BalancesReply]) -> Side:
+        found = await asked
         if found.outcome is not Outcome.SUCCESS:
             raise ConnectionError(f"core {self._name}: {found.code} {found.detail}".rstrip())
         balance = found.balances.get(transfer.asset)
-        status = {Status.FROZEN: AccountStatus.FROZEN, Status.DISABLED: AccountStatus.CLOSED}
         return Side(
             exists=bool(found.balances),
-            status=status.get(found.status, AccountStatus.ACTIVE),
+            status=STATUSES[found.status],
             available=0 if balance is None else balance.available,
         )
 
@@ -206,12 +235,36 @@ class TradingRail:
         t = item.body
         return self._told(await self._client.refund(item.id, t.user, t.asset, t.minor))
 
+    def ride(self, item: Item[Transfer], op: str, booking: Booking) -> Ride | None:
+        return None
+
     async def cancel(self, item: Item[Transfer], op: str) -> Answer:
         return self._told(await self._client.cancel(item.id, Op[op.upper()]))
 
     def _told(self, reply: Reply) -> Answer:
         evidence = {"rail": self._name, "sequence": reply.sequence}
         return Answer(outcome=reply.outcome, code=reply.code, message=reply.detail, evidence=evidence)
+
+
+def _side(status: AccountStatus, available: int) -> Side:
+    return Side(exists=True, status=status, available=available)
+
+
+async def both(first: Look, second: Look) -> tuple[Side, Side]:
+    """What two have said that were asked together. If one of them can't be heard, the other need not be."""
+    try:
+        one = await first
+    except BaseException:  # a cancellation, too: nobody is going to wait for the other one
+        if isinstance(second, asyncio.Future):
+            second.cancel()
+        else:
+            second.close()
+        raise
+    return one, await second
+
+
+def _in_bounds(transfer: Transfer) -> bool:
+    return 0 < transfer.minor <= U64_MAX // SAFETY_FACTOR
 
 
 def _fingerprint(transfer: Transfer) -> str:

@@ -29,7 +29,7 @@ from bursar.flows.transfers.checks import (
 )
 from bursar.flows.transfers.flow import ALARMS, SCOPE, rail_name, transfers_flow
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail
+from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
     TRANSIT,
@@ -133,11 +133,14 @@ class Transfers:
         retry: Retry = USUAL_RETRY,
         alarms: tuple[Alarm, ...] = ALARMS,
         worker: str = "local",
+        rides: bool = True,
     ) -> None:
+        """`rides`: the ledger's end happens in the transitions' own units, without a call (ADR 14)."""
         self.ledger = ledger
         self.limits = Limits() if limits is None else limits
         self.safety_factor = safety_factor
-        self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: FundingRail(ledger.store, ledger.writer)}
+        funding = FundingRail(ledger.store, ledger.writer, rides=rides)
+        self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: funding}
         self.rails |= {kind: TradingRail(client, rail_name(kind)) for kind, client in cores.items()}
         self.flow: Flow[Transfer] = transfers_flow(self.rails, retry=retry, alarms=alarms)
         self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
@@ -145,6 +148,7 @@ class Transfers:
         self._assets: Mapping[str, Asset] = {}
         self._assets_read = float("-inf")
         self._paused: frozenset[tuple[str, str]] = frozenset()
+        self._reading: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
         """The accounts of ours that transfers need. Twice is once."""
@@ -174,9 +178,8 @@ class Transfers:
         for name in (rail_name(transfer.source), rail_name(transfer.target)):
             if ("rail", name) in self._paused:  # it would be taken at one end, and wait for the other
                 raise TransferRefused(Code.TRANSFERS_PAUSED, f"no new transfers from or to {name} for now")
-        source, target = await asyncio.gather(
-            self.rails[transfer.source].look(transfer), self.rails[transfer.target].look(transfer)
-        )
+        ends = (self.rails[transfer.source], self.rails[transfer.target])
+        source, target = await both(*[end.look(transfer) for end in ends])
         check_sides(transfer, source, target, assets[transfer.asset])
         record, replayed = await self._start(request, transfer)
         if not replayed:
@@ -220,13 +223,21 @@ class Transfers:
 
     async def _assets_now(self) -> Mapping[str, Asset]:
         """All assets, and what is paused, at most a moment old: another process may change both."""
-        now = self.ledger.store.ports.monotonic()
-        if now - self._assets_read > ASSETS_S:
+        if self.ledger.store.ports.monotonic() - self._assets_read > ASSETS_S:
+            if self._reading is None:  # once for all who ask meanwhile
+                self._reading = asyncio.get_running_loop().create_task(self._read_assets(), name="bursar-assets")
+            await asyncio.shield(self._reading)
+        return self._assets
+
+    async def _read_assets(self) -> None:
+        try:
+            asked = self.ledger.store.ports.monotonic()
             self._assets = await self.ledger.assets()
             paused = await self.ledger.store.read.pauses.list()
             self._paused = frozenset((pause.kind, pause.name) for pause in paused)
-            self._assets_read = now
-        return self._assets
+            self._assets_read = asked
+        finally:
+            self._reading = None
 
     async def _first(self, request: Request) -> View | None:
         """The transfer that this `client_order_id` stands for already."""

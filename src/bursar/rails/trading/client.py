@@ -54,13 +54,16 @@ class Operation(NamedTuple):
 
 
 class _Call:
-    """Somebody who waits: for one operation, or for a request of another kind."""
+    """Somebody who waits: for one operation, for a user's balances, or for a request of another kind."""
 
-    __slots__ = ("future", "item", "request", "timer", "written_at")
+    __slots__ = ("future", "item", "request", "timer", "user", "written_at")
 
-    def __init__(self, item: Named | None, request: Callable[[int], protocol.Request] | None) -> None:
+    def __init__(
+        self, item: Named | None, request: Callable[[int], protocol.Request] | None, user: int | None = None
+    ) -> None:
         self.item = item
         self.request = request
+        self.user = user
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.timer: asyncio.TimerHandle | None = None
         self.written_at: float | None = None
@@ -70,7 +73,7 @@ class _Call:
         if self.timer is not None:
             self.timer.cancel()
         if not self.future.done():
-            self.future.set_result(answer)
+            self.future.set_result(answer if self.user is None else _balances(answer))
 
 
 class TradingClient:
@@ -92,6 +95,7 @@ class TradingClient:
         self.timeout_s = timeout_s
         self._ports = ports
         self._outbox: deque[_Call] = deque()
+        self._looks: list[_Call] = []
         self._inflight: dict[int, list[_Call]] = {}
         self._number = 0
         self._connected: Connected | None = None
@@ -219,14 +223,14 @@ class TradingClient:
                 return QueryReply(trouble.outcome, trouble.code, detail=trouble.detail)
 
     async def balances(self, user_id: int, *, timeout_s: float | None = None) -> BalancesReply:
-        """What a user has available and frozen, per asset."""
-        match answer := await self._ask(lambda number: protocol.Balances(number, user_id), timeout_s):
-            case protocol.Held(_, sequence, status, held):
-                balances = {asset: Balance(available, frozen) for asset, available, frozen in held}
-                return BalancesReply(Outcome.SUCCESS, "OK", sequence, Status(status), balances)
-            case _:
-                trouble = _trouble(answer)
-                return BalancesReply(trouble.outcome, trouble.code, detail=trouble.detail)
+        """What a user has available and frozen, per asset. Those asked for in one turn travel in one frame."""
+        return await self.ask_balances(user_id, timeout_s=timeout_s)
+
+    def ask_balances(self, user_id: int, *, timeout_s: float | None = None) -> asyncio.Future[BalancesReply]:
+        """The same, asked for at once and heard when awaited."""
+        call = _Call(None, None, user_id)
+        self._send([call], timeout_s)
+        return call.future
 
     async def totals(self, *, timeout_s: float | None = None) -> TotalsReply:
         """What all users hold, per asset."""
@@ -292,7 +296,7 @@ class TradingClient:
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         for call in calls:
             call.timer = loop.call_later(wait_s, self._expire, call)
-        self._outbox.extend(calls)
+            (self._outbox if call.user is None else self._looks).append(call)
         if not self._flushing:
             self._flushing = True
             loop.call_soon(self._flush)
@@ -304,7 +308,8 @@ class TradingClient:
         if connected is None:
             return
         now = self._ports.monotonic()
-        while self._outbox and len(self._inflight) < FRAMES_MAX:
+        frames: list[bytes] = []
+        while (self._outbox or self._looks) and len(self._inflight) < FRAMES_MAX:
             calls = self._next_calls()
             if not calls:
                 continue
@@ -313,16 +318,23 @@ class TradingClient:
             self._inflight[self._number] = calls
             for call in calls:
                 call.written_at = now
-            connected.stream.write(protocol.frame(message))
+            frames.append(protocol.frame(message))
+        if frames:
+            connected.stream.write(b"".join(frames))
 
     def _message(self, calls: list[_Call]) -> protocol.Request:
         request = calls[0].request
         if request is not None:
             return request(self._number)
+        if calls[0].user is not None:
+            return protocol.Balances(self._number, [call.user for call in calls if call.user is not None])
         return protocol.Execute(self._number, *indexed(call.item for call in calls if call.item is not None))
 
     def _next_calls(self) -> list[_Call]:
         """The next frame's calls: one request, or operations up to the limit. Those nobody waits for are never sent."""
+        if self._looks:
+            some, self._looks = self._looks[: protocol.USERS_MAX], self._looks[protocol.USERS_MAX :]
+            return [call for call in some if not call.future.done()]
         calls: list[_Call] = []
         assets: set[str] = set()
         while self._outbox and len(calls) < FRAME_ITEMS_MAX:
@@ -397,18 +409,21 @@ class TradingClient:
         if isinstance(answer, protocol.Done) and calls[0].item is not None:
             for call, code, at in zip(calls, answer.codes, answer.sequences, strict=True):
                 call.finish(reply_of(code, at))
+        elif isinstance(answer, protocol.Held):
+            for call, account in zip(calls, answer.accounts, strict=True):
+                call.finish((answer.sequence, account))
         else:
             calls[0].finish(answer)
         if not isinstance(answer, protocol.Gone):
             self.sequence = max(self.sequence, answer.sequence)
-        if self._outbox:
+        if self._outbox or self._looks:
             self._flush()
 
     def _disconnect(self, why: NoConnection) -> None:
         """There is no connection: everybody who waits is told so."""
         self._connected, self._trouble = None, why
         inflight, self._inflight = self._inflight, {}
-        waiting, self._outbox = self._outbox, deque()
+        waiting, self._outbox, self._looks = [*self._outbox, *self._looks], deque(), []
         for calls in inflight.values():
             self._fail(calls, NoConnection(replies.CONNECTION_LOST, why.detail))
         self._fail(waiting, why)
@@ -434,6 +449,16 @@ def _trouble(answer: Any) -> Reply:
     if isinstance(answer, Reply):
         return answer
     return Reply(Outcome.UNKNOWN, replies.CORE_REFUSED, detail=f"an answer of the wrong kind: {type(answer).__name__}")
+
+
+def _balances(answer: Any) -> BalancesReply:
+    match answer:
+        case (int(sequence), (status, held)):
+            balances = {asset: Balance(available, frozen) for asset, available, frozen in held}
+            return BalancesReply(Outcome.SUCCESS, "OK", sequence, Status(status), balances)
+        case _:
+            trouble = _trouble(answer)
+            return BalancesReply(trouble.outcome, trouble.code, detail=trouble.detail)
 
 
 def _noted(answer: Any) -> Reply:

@@ -30,6 +30,7 @@ REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 LOGIN_BYTES_MAX: Final = 1024
 LOOKUPS_MAX: Final = 65_536
+USERS_MAX: Final = 1_024  # whose balances are asked for at once
 BEHIND: Final = "BEHIND"  # why a core refuses: it has forgotten what it acknowledged
 
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack has no larger integers than 2^64 - 1
@@ -109,10 +110,10 @@ class Query(_Message, frozen=True, tag=12):
 
 
 class Balances(_Message, frozen=True, tag=13):
-    """What a user holds."""
+    """What users hold."""
 
     number: U64
-    user: U64
+    users: Annotated[list[U64], msgspec.Meta(max_length=USERS_MAX)]
 
 
 class Totals(_Message, frozen=True, tag=14):
@@ -174,12 +175,11 @@ class Found(_Message, frozen=True, tag=31):
 
 
 class Held(_Message, frozen=True, tag=32):
-    """To Balances: status, and asset, available, frozen of each."""
+    """To Balances, for each user: status, and asset, available, frozen of all that is held."""
 
     number: U64
     sequence: U64
-    status: int
-    balances: list[tuple[str, int, int]]
+    accounts: list[tuple[int, list[tuple[str, int, int]]]]
 
 
 class Summed(_Message, frozen=True, tag=33):

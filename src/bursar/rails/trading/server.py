@@ -244,9 +244,9 @@ class Server:
                 at, row = book.sequence, book.operation(id_, op)
                 found = row and (row.sequence, row.user, book.asset_code(row.asset), row.amount, row.other, row.code)
                 return lambda _: protocol.Found(number, at, found)
-            case protocol.Balances(_, user):
-                at, status, held = book.sequence, book.status(user), book.balances(user)
-                return lambda _: protocol.Held(number, at, status, held)
+            case protocol.Balances(_, users):
+                at, accounts = book.sequence, [(int(book.status(user)), book.balances(user)) for user in users]
+                return lambda _: protocol.Held(number, at, accounts)
             case protocol.Totals():
                 at, totals = book.sequence, [(code, str(total)) for code, total in book.totals()]
                 return lambda _: protocol.Summed(number, at, totals)

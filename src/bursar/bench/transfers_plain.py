@@ -1,0 +1,86 @@
+"""The peer of transfers: what a competent engineer writes in an afternoon.
+
+A table of transfers with a state, a table of balances, a table of operations that makes each end idempotent; one
+statement per transaction over a pool of connections; persisted before each call, retried under the same id. The same
+core, by the same client. No history, no entries, no limits, no checks beyond the balance, and no batching.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from bursar.bench.transfers_load import AMOUNT, ASSET, SEED, USERS, Job
+from bursar.model.outcome import Outcome
+from bursar.rails.trading import TradingClient
+
+POOL = 16  # connections: more than this many gained nothing on two cores
+
+TABLES = """
+CREATE TABLE balances (user_id bigint, asset text, available bigint NOT NULL CHECK (available >= 0),
+    PRIMARY KEY (user_id, asset));
+CREATE TABLE transfers (req_id text PRIMARY KEY, user_id bigint NOT NULL, source text NOT NULL, target text NOT NULL,
+    asset text NOT NULL, amount bigint NOT NULL, state text NOT NULL, created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now());
+CREATE INDEX transfers_open ON transfers (updated_at) WHERE state NOT IN ('COMMITTED', 'FAILED', 'ROLLED_BACK');
+CREATE TABLE operations (req_id text, op text, outcome text NOT NULL, PRIMARY KEY (req_id, op));
+"""
+CREATE = (
+    "INSERT INTO transfers (req_id, user_id, source, target, asset, amount, state) "
+    "VALUES ($1, $2, $3, $4, $5, $6, 'SOURCE_PENDING') ON CONFLICT DO NOTHING"
+)
+# The operation's row and the balance together: the row's key decides who was first, the balance who is too poor.
+DEBIT = (
+    "WITH op AS (INSERT INTO operations SELECT $1, 'withdraw', CASE WHEN available >= $4 THEN 'ok' ELSE 'refused' END "
+    "FROM balances WHERE user_id = $2 AND asset = $3 ON CONFLICT DO NOTHING RETURNING outcome) "
+    "UPDATE balances SET available = available - $4 FROM op WHERE user_id = $2 AND asset = $3 AND op.outcome = 'ok'"
+)
+CREDIT = (
+    "WITH op AS (INSERT INTO operations VALUES ($1, 'deposit', 'ok') ON CONFLICT DO NOTHING RETURNING outcome) "
+    "UPDATE balances SET available = available + $4 FROM op WHERE user_id = $2 AND asset = $3"
+)
+MOVE = "UPDATE transfers SET state = $3, updated_at = now() WHERE req_id = $1 AND state = $2"
+
+
+class PlainTransfers:
+    """Transfers by hand, on PostgreSQL."""
+
+    def __init__(self, pool: asyncpg.Pool, core: TradingClient) -> None:
+        self._pool = pool
+        self._core = core
+
+    @classmethod
+    async def open(cls, address: str, core: TradingClient) -> PlainTransfers:
+        """Make the tables and fill them."""
+        pool = await asyncpg.create_pool(address, min_size=POOL, max_size=POOL)
+        await pool.execute(TABLES)
+        await pool.execute(
+            f"INSERT INTO balances SELECT u, '{ASSET}', {SEED} FROM generate_series(1, {USERS}) AS g (u)"
+        )
+        await pool.execute("ANALYZE")
+        return cls(pool, core)
+
+    async def transfer(self, job: Job) -> None:
+        """One transfer, to its end."""
+        req_id, user, inward = job
+        ends = ("FUNDING", "SPOT") if inward else ("SPOT", "FUNDING")
+        run = self._pool.execute
+        await run(CREATE, req_id, user, *ends, ASSET, AMOUNT)
+        if inward:
+            await run(DEBIT, req_id, user, ASSET, AMOUNT)
+        else:
+            _sure((await self._core.withdraw(req_id, user, ASSET, AMOUNT)).outcome)
+        await run(MOVE, req_id, "SOURCE_PENDING", "TARGET_PENDING")
+        if inward:
+            _sure((await self._core.deposit(req_id, user, ASSET, AMOUNT)).outcome)
+        else:
+            await run(CREDIT, req_id, user, ASSET, AMOUNT)
+        await run(MOVE, req_id, "TARGET_PENDING", "COMMITTED")
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._pool.close()
+
+
+def _sure(outcome: Outcome) -> None:
+    if outcome is not Outcome.SUCCESS:  # the benchmark's load has no other outcome
+        raise RuntimeError(f"the core said {outcome}")

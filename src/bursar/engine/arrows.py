@@ -1,0 +1,32 @@
+"""Which arrows a record takes by itself, and which with a call that is part of the unit. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bursar.engine.flow import Flow, Item, Ride
+from bursar.model.machine import Kind
+from bursar.writer import Passage
+
+
+def onward(flow: Flow[Any], item: Item[Any]) -> tuple[Passage, ...]:
+    """The arrows out of rest states, which are taken in the unit that reaches them (both rows are written)."""
+    passages: list[Passage] = []
+    record = item.record
+    while flow.machine.state(record.state).kind is Kind.REST:
+        event = flow.way_on(Item(record, item.body))
+        target = flow.machine.arrow(record.state, event).target
+        passages.append(Passage(record.state, event, target))
+        record = msgspec.structs.replace(record, state=target)
+    return tuple(passages)
+
+
+def ridden(flow: Flow[Any], item: Item[Any], ride: Ride) -> tuple[Passage, ...]:
+    """The arrows that a call takes which is part of the unit: it happens with all of it, or not at all."""
+    state, answer = item.record.state, ride.answer
+    event = answer.event or answer.outcome.value
+    told = Passage(state, event, flow.machine.arrow(state, event).target, answer.as_json())
+    there = Item(msgspec.structs.replace(item.record, state=told.target), item.body)
+    return (told, *onward(flow, there))

@@ -1,0 +1,208 @@
+"""Operations at the ledger's own end that are part of a transition's unit (ADR 14), on both stores with a real core.
+
+The same money, states and answers as when it is called; fewer units; and whatever can't be part of the unit is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.builders import Place, scenario
+from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, broken, exchange
+
+from bursar.engine import Answer, Item, Operators
+from bursar.flows.transfers import AccountType, Request
+from bursar.flows.transfers.conservation import conservation
+from bursar.flows.transfers.rails import FundingRail
+from bursar.model.errors import AccountFrozen
+from bursar.model.outcome import Outcome
+from bursar.rails.trading import Status
+
+pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
+
+WAYS = [(FUNDING, SPOT), (SPOT, FUNDING)]
+STATES = ["INIT", "SOURCE_PENDING", "SOURCE_DONE", "TARGET_PENDING", "COMMITTED"]
+
+
+def forbid_calls(here: Exchange) -> list[str]:
+    """From now on the ledger's end notes who calls it, before it answers."""
+    called: list[str] = []
+    rail = here.transfers.rails[AccountType.FUNDING]
+    for op in ("withdraw", "deposit", "refund"):
+        real = getattr(rail, op)
+
+        async def noted(item: Item[Any], op: str = op, real: Any = real) -> Answer:
+            called.append(op)
+            return await real(item)  # type: ignore[no-any-return]
+
+        setattr(rail, op, noted)
+    return called
+
+
+async def remembered(here: Exchange, req_id: str) -> dict[str, str]:
+    found = await here.transfers.ledger.store.read.outcomes.of("funding", req_id)
+    return {op: answer.outcome.value for op, answer in found.items()}
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+@scenario
+async def test_two_units_and_every_state_on_record(place: Place, tmp_path: Path, way: tuple[str, str]) -> None:
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "50")
+        called = forbid_calls(here)
+        groups = here.bursar.ledger.writer.groups
+        view = await here.move(*way, "10")
+        assert (view.state, await here.path(view)) == ("COMMITTED", STATES)
+        assert (here.bursar.ledger.writer.groups - groups, called) == (2, [])
+        assert await remembered(here, view.req_id) == {"withdraw" if way[0] == FUNDING else "deposit": "SUCCESS"}
+        assert await here.standing() == (("40.000000", 60_000_000) if way[0] == FUNDING else ("60.000000", 40_000_000))
+        assert await broken(here) == set()
+        client = await here.core.client()
+        assert (await conservation(here.transfers, AccountType.SPOT, client)).ok
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+@scenario
+async def test_a_call_that_comes_late_finds_what_rode(place: Place, tmp_path: Path, way: tuple[str, str]) -> None:
+    """Whoever asks for the operation again gets its answer, and nothing moves twice."""
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "50")
+        view = await here.move(*way, "10")
+        before = await here.standing()
+        record = await here.transfers.engine.get("transfers", view.req_id)
+        assert record is not None
+        rail = here.transfers.rails[AccountType.FUNDING]
+        item = here.transfers.flow.item(record)
+        late = await (rail.withdraw(item) if way[0] == FUNDING else rail.deposit(item))
+        assert (late.outcome, late.evidence["replayed"]) == (Outcome.SUCCESS, True)
+        assert await here.standing() == before
+
+
+@scenario
+async def test_a_refusal_of_the_target_gives_back_in_its_own_unit(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path) as here:
+        called = forbid_calls(here)
+        here.break_rail(AccountType.SPOT, "deposit", Outcome.EXPLICIT_FAIL)
+        groups = here.bursar.ledger.writer.groups
+        view = await here.move(FUNDING, SPOT, "10")
+        assert (view.state, view.error, await here.path(view)) == (
+            "ROLLED_BACK",
+            "",
+            [*STATES[:-1], "COMPENSATING", "ROLLED_BACK"],
+        )
+        assert (here.bursar.ledger.writer.groups - groups, called) == (2, [])
+        assert await remembered(here, view.req_id) == {"withdraw": "SUCCESS", "refund": "SUCCESS"}
+        assert await here.standing() == ("100.000000", 0)
+        assert await broken(here) == set()
+
+
+@scenario
+async def test_a_frozen_target_is_called_refuses_and_the_core_takes_back(place: Place, tmp_path: Path) -> None:
+    """The ledger refuses what would ride: then the end is called, its refusal is remembered, and compensated."""
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "50")
+        called = forbid_calls(here)
+        rail = here.transfers.rails[AccountType.SPOT]
+        real = rail.withdraw
+
+        async def freeze_first(item: Item[Any]) -> Answer:
+            await here.bursar.ledger.freeze(f"user:{ALICE}:funding")
+            return await real(item)
+
+        rail.withdraw = freeze_first  # type: ignore[method-assign]
+        view = await here.move(SPOT, FUNDING, "10")
+        assert (view.state, called) == ("ROLLED_BACK", ["deposit"])
+        assert await remembered(here, view.req_id) == {"deposit": "EXPLICIT_FAIL"}
+        assert await here.standing() == ("50.000000", 50_000_000)
+        assert await broken(here) == set()
+
+
+@scenario
+async def test_a_cancelled_operation_never_rides(place: Place, tmp_path: Path) -> None:
+    """A refusal that was installed on purpose (T34) stands, though what comes later could be booked."""
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "50")
+        rail = here.transfers.rails[AccountType.SPOT]
+        real = rail.withdraw
+
+        async def cancel_first(item: Item[Any]) -> Answer:
+            assert (await here.transfers.rails[AccountType.FUNDING].cancel(item, "deposit")).code == "CANCELLED"
+            return await real(item)
+
+        rail.withdraw = cancel_first  # type: ignore[method-assign]
+        view = await here.move(SPOT, FUNDING, "10")
+        assert (view.state, await here.standing()) == ("ROLLED_BACK", ("50.000000", 50_000_000))
+        assert await broken(here) == set()
+
+
+@scenario
+async def test_what_is_paused_does_not_ride(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path) as here:
+        people = Operators(here.transfers.engine)
+        await people.pause("flow", "transfers", actor="ann", reason="looking into it")
+        await here.transfers.engine.read_pauses()  # or it takes a moment to be known here
+        request = Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="10")
+        view = await here.transfers.create(request, deadline_s=0.2)
+        assert (view.fsm_state, await here.funding()) == ("SOURCE_PENDING", "100.000000")
+        await people.resume("flow", "transfers", actor="ann", reason="all is well")
+        await people.retry_now("transfers", view.req_id, actor="ann", reason="not in half a minute")
+        await here.until(view, "COMMITTED")
+        assert await here.standing() == ("90.000000", 10_000_000)
+
+
+@scenario
+async def test_racers_for_the_last_coin(place: Place, tmp_path: Path) -> None:
+    """Twenty at once for what ten can have: ten arrive, ten are refused or fail, nobody is left in between."""
+    async with exchange(place, tmp_path, funds="10") as here:
+
+        async def one() -> str:
+            try:
+                return (await here.move(FUNDING, SPOT, "1")).state
+            except Exception as error:
+                return str(getattr(error, "reason", error))
+
+        ends = await asyncio.gather(*[one() for _ in range(20)])
+        assert ends.count("COMMITTED") == 10
+        assert set(ends) <= {"COMMITTED", "FAILED", "INSUFFICIENT_BALANCE"}
+        assert await here.standing() == ("0.000000", 10_000_000)
+        assert await broken(here) == set()
+
+
+@scenario
+async def test_it_is_called_where_it_is_told_to_be(place: Place, tmp_path: Path) -> None:
+    """Switched off, the ledger's end is one like any other: units of its own, the same result."""
+    async with exchange(place, tmp_path) as here:
+        rail = here.transfers.rails[AccountType.FUNDING]
+        assert isinstance(rail, FundingRail)
+        rail.rides = False
+        called = forbid_calls(here)
+        groups = here.bursar.ledger.writer.groups
+        view = await here.move(FUNDING, SPOT, "10")
+        assert (view.state, await here.path(view)) == ("COMMITTED", STATES)
+        assert (here.bursar.ledger.writer.groups - groups, called) == (4, ["withdraw"])
+        assert await here.standing() == ("90.000000", 10_000_000)
+
+
+@scenario
+async def test_nothing_rides_from_a_frozen_source(place: Place, tmp_path: Path) -> None:
+    """The same code as from a call, and nothing written but the refusal."""
+    async with exchange(place, tmp_path) as here:
+        core = await here.core.client()
+        assert (await core.balances(ALICE)).status is Status.ACTIVE
+        rail = here.transfers.rails[AccountType.FUNDING]
+        real = rail.look
+        rail.look = lambda transfer: _then_freeze(here, real(transfer))  # type: ignore[method-assign]
+        view = await here.move(FUNDING, SPOT, "10")
+        assert (view.state, view.error.partition(":")[0]) == ("FAILED", AccountFrozen.code)
+        assert await remembered(here, view.req_id) == {"withdraw": "EXPLICIT_FAIL"}
+        await here.bursar.ledger.unfreeze(f"user:{ALICE}:funding")
+        assert await here.standing() == ("100.000000", 0)
+
+
+async def _then_freeze(here: Exchange, asked: Any) -> Any:
+    found = await asked
+    await here.bursar.ledger.freeze(f"user:{ALICE}:funding")
+    return found
