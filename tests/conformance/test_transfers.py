@@ -116,7 +116,9 @@ async def exchange(
     limits: Limits | None = None,
     retry: Retry = SOON,
     alarms: tuple[Alarm, ...] = ALARMS,
+    works: bool = True,
 ) -> AsyncIterator[Exchange]:
+    """A running exchange; without a worker if it does not work, so that only requests drive."""
     async with place.bursar() as bursar, desk(folder) as core:
         client = await core.client()
         transfers = Transfers(
@@ -130,6 +132,8 @@ async def exchange(
         if funds:
             await transfers.fund(ALICE, "USDT", funds, reference="seed")
         worker = Worker(transfers.engine, scan_s=0.02)
+        if not works:
+            worker.stop()
         running = asyncio.create_task(worker.run())
         try:
             yield Exchange(bursar, core, transfers)

@@ -2,7 +2,7 @@
 
 from bursar.engine.alerts import Bell, Notice, Sink, to_log
 from bursar.engine.engine import Engine, Started
-from bursar.engine.flow import SUCCESS, Answer, Booking, Flow, FlowRefused, Item, Ride
+from bursar.engine.flow import SUCCESS, Answer, Booking, Dispute, Flow, FlowRefused, Item, Ride
 from bursar.engine.operators import Operators
 from bursar.engine.sinks import NotTold, Program, Webhook
 from bursar.engine.snowflake import Snowflakes
@@ -13,6 +13,7 @@ __all__ = [
     "Answer",
     "Bell",
     "Booking",
+    "Dispute",
     "Engine",
     "Flow",
     "FlowRefused",

@@ -402,10 +402,9 @@ class Engine:
         try:
             done = await self.writer.apply(change)
         except RecordMoved:
-            record = await self.store.read.records.by_number(item.record.number)
-            if record is not None and answer is not None and answer.outcome.is_known:
-                await late.hear(self, item, record, answer)
-            return record
+            if answer is not None and answer.outcome.is_known:
+                await late.hear(self, item, answer)
+            return await self.store.read.records.by_number(item.record.number)
         return self._done(item.record, move, done)
 
     def _done(self, record: Record, move: Move, done: Done) -> Record:

@@ -122,6 +122,20 @@ def _books_nothing(_item: Item[Any], _event: str, _answer: Answer) -> Booking:
     return NOTHING
 
 
+class Dispute(msgspec.Struct, frozen=True):
+    """What accompanies a contradiction: entries that put the books right, and the body from then on."""
+
+    intents: tuple[Intent, ...] = ()
+    body: msgspec.Struct | None = None
+
+
+UNDISPUTED = Dispute()
+
+
+def _disputes_nothing(_called: Item[Any], _now: Item[Any], _answer: Answer) -> Dispute:
+    return UNDISPUTED
+
+
 def _changes_nothing(_item: Item[Any], _event: str, _answer: Answer) -> None:
     return None
 
@@ -137,12 +151,16 @@ class Flow(Generic[B]):
     # The body from an arrow on, whoever's word led along it; None: as it was. Not asked if the answer brings one; pure.
     after: Callable[[Item[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
     ride: Callable[[Item[Any], Booking], Ride | None] = _rides_nothing  # pure: a call that can be part of the unit
+    # An answer (the third) to the call that the first was making contradicts what was decided; the second is how the
+    # record stands by now. The disputed amount goes to `suspense:{flow}`, so that the books show it (T34); pure.
+    dispute: Callable[[Item[Any], Item[Any], Answer], Dispute] = _disputes_nothing
     choose: Callable[[Item[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
     cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
     # Per action: the rail it calls, to be paused by name; where that depends on the record, a function (pure), and then
     # `rail_names` says which names there are.
     rails: Mapping[str, str | Callable[[Item[Any]], str]] = field(default_factory=dict)
     rail_names: frozenset[str] = frozenset()
+    certain_rails: frozenset[str] = frozenset()  # which can always be asked: nobody's word is taken for theirs
     second_person: frozenset[str] = frozenset()  # what only two people together can tell a waiting record
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS

@@ -1,54 +1,92 @@
 """Answers that come too late: the record has left the state they belong to, and what they say is kept (T34).
 
-Harmless if whoever was faster heard the same. If not, it is a contradiction: a passage, and a critical alert.
+Harmless if it is what is believed already. If not, it is a contradiction: a critical alert, a passage, and in its unit
+the entries that put the books right: the disputed amount goes to `suspense:{flow}`, where people see it. What is
+believed of a call is what the record left its state with, and after a contradiction what that said; so each is booked
+once, however often it is heard, and one that is taken back is booked back.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bursar.engine.flow import Answer, Item
-from bursar.model.errors import RecordMoved
-from bursar.model.records import Record
+import msgspec
+
+from bursar.engine.flow import UNDISPUTED, Answer, Dispute, Flow, Item
+from bursar.model.errors import Conflict, RecordMoved, Refusal
+from bursar.model.records import Record, Transition
 from bursar.writer import Change, Move, Passage
 
 if TYPE_CHECKING:
     from bursar.engine.engine import Engine
 
-log = logging.getLogger("bursar.engine")
+LATE = "LATE"
+TRIES = 20
 
 
-async def hear(engine: Engine, item: Item[Any], record: Record, answer: Answer) -> None:
-    """A known answer to the call that `item` was making, whose compare-and-set was lost; `record`: as it is by now."""
-    machine = engine.require(record.flow).machine
-    left = item.record.state
-    for passage in await engine.store.read.records.history(record.number):
+async def hear(engine: Engine, called: Item[Any], answer: Answer) -> None:
+    """A known answer to the call that `called` was making, whose compare-and-set was lost."""
+    flow = engine.require(called.record.flow)
+    for _ in range(TRIES):
+        record = await engine.store.read.records.by_number(called.record.number)
+        assert record is not None  # records are never deleted
+        if not _contradicts(flow, called.record, answer, await engine.store.read.records.history(record.number)):
+            return
+        left, said = called.record.state, answer.outcome.value
+        message = f"{record.flow} {record.id} left {left}, and then {said} was heard of it"
+        await engine.alert(record, "contradiction", "critical", message)
+        dispute = flow.dispute(called, flow.item(record), answer)
+        try:
+            await _write(engine, called, record, answer, dispute)
+        except RecordMoved:
+            continue  # it goes on meanwhile, or somebody else has heard the same
+        except Refusal as refusal:  # a mistake in the flow or in the ledger's set-up: what was heard is kept at least
+            await engine.alert(record, "booking refused", "critical", f"{message}; its booking is refused: {refusal}")
+            await _write(engine, called, record, answer, UNDISPUTED)
+        return
+    raise Conflict(f"record {called.id} is being driven", TRIES)
+
+
+def _contradicts(flow: Flow[Any], called: Record, answer: Answer, history: Sequence[Transition]) -> bool:
+    """Whether this is not what is believed of that call. Not if the record is there still: it will be asked again."""
+    left, machine = called.state, flow.machine
+    meant = machine.arrow(left, answer.event or answer.outcome.value)
+    if meant.target == left:
+        return False  # a refusal that leaves it there to be tried again is no last word: another call had more luck
+    believed: tuple[object, str] | None = None
+    for passage in history:
         # A passage that stays is a call without an answer, or a note: it says nothing.
-        if passage.version > item.record.version and passage.source == left != passage.target:
-            heard = machine.arrow(left, passage.event)
-            meant = machine.arrow(left, answer.event or answer.outcome.value)
-            if (heard.answer, heard.target) == (meant.answer, meant.target):
-                return
-            break
-    else:
-        return  # it has not left that state: whoever drives it will hear the same
-    late = Move(
+        if passage.version > called.version and passage.source == left != passage.target and believed is None:
+            arrow = machine.arrow(left, passage.event)
+            believed = (arrow.answer, arrow.target)
+        elif passage.event.startswith(LATE) and (late := _late(passage)).get("of") == left:
+            arrow = machine.arrow(left, late.get("event") or passage.event.removeprefix(f"{LATE} "))
+            believed = (arrow.answer, arrow.target)
+    return believed is not None and believed != (meant.answer, meant.target)
+
+
+def _late(passage: Transition) -> dict[str, str]:
+    found: dict[str, Any] = msgspec.json.decode(passage.evidence)
+    return found.get("late") or {}
+
+
+async def _write(engine: Engine, called: Item[Any], record: Record, answer: Answer, dispute: Dispute) -> None:
+    # Beside what was said, which may be cut for its length: what is believed from now on rests on it.
+    told = msgspec.json.decode(answer.as_json()) | {"late": {"of": called.record.state, "event": answer.event}}
+    evidence = msgspec.json.encode(told).decode()
+    move = Move(
         flow=record.flow,
         id=record.id,
         number=record.number,
         version=record.version,
-        passages=(Passage(record.state, f"LATE {answer.outcome.value}", record.state, answer.as_json()),),
+        passages=(Passage(record.state, f"{LATE} {answer.outcome.value}", record.state, evidence),),
         actor=engine.worker,
         attempt=record.attempt,
         delay_us=-1,
         worker=record.worker,
         transit=record.transit,
         error=record.error,
+        body=None if dispute.body is None else msgspec.json.encode(dispute.body).decode(),
     )
-    message = f"{record.flow} {record.id} left {left}, and then {answer.outcome.value} was heard of it"
-    await engine.alert(record, "contradiction", "critical", message)
-    try:
-        await engine.writer.apply(Change(moves=(late,)))
-    except RecordMoved:
-        log.warning("%s %s moved again; the alert carries what was heard", record.flow, record.id)
+    await engine.writer.apply(Change(intents=dispute.intents, moves=(move,)))

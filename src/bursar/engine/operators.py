@@ -96,6 +96,13 @@ class Operators:
             raise NotPossible(flow, id, record.state, str(error)) from None
         if arrow.answer is None or not arrow.answer.is_known or arrow.target == record.state:
             raise NotPossible(flow, id, record.state, f"{event} leads nowhere; force SUCCESS or EXPLICIT_FAIL")
+        if (
+            arrow.answer is Outcome.SUCCESS
+            and driven.rail(driven.item(record), state.action or "") in driven.certain_rails
+        ):
+            raise NotPossible(
+                flow, id, record.state, "its rail can always be asked, and nobody's word counts; retry it"
+            )
         if not await self._asked(record, event, actor):
             note = {"reason": reason, "event": event}
             return await self._note(record, FORCE_ASKED, actor, note, delay_us=-1)

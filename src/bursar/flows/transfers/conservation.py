@@ -114,12 +114,13 @@ def _operations(record: Record, kind: AccountType) -> Iterable[tuple[Record, Op,
     if record.flow != MACHINE.name:
         return  # other flows are driven in the same tables
     transfer = msgspec.json.decode(record.body, type=Transfer)
-    state = record.state
+    state, disputed = record.state, transfer.disputed  # what was booked against suspense is booked, or no more
     if transfer.source is kind:
-        yield record, Op.WITHDRAW, transfer, (-1, state not in ("INIT", "SOURCE_PENDING", "FAILED"))
+        taken = state not in ("INIT", "SOURCE_PENDING", "FAILED")
+        yield record, Op.WITHDRAW, transfer, (-1, taken != ("SOURCE_PENDING" in disputed))
         yield record, Op.REFUND, transfer, (1, state == "ROLLED_BACK")
     if transfer.target is kind:
-        yield record, Op.DEPOSIT, transfer, (1, state == "COMMITTED")
+        yield record, Op.DEPOSIT, transfer, (1, (state == "COMMITTED") != ("TARGET_PENDING" in disputed))
 
 
 async def _open(tables: Tables) -> list[int]:

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bursar.engine import Answer, Booking, Flow, Item, Ride
+import msgspec
+
+from bursar.engine import Answer, Booking, Dispute, Flow, Item, Ride
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import Rail
-from bursar.flows.transfers.request import TRANSIT, AccountType, Transfer, core_account
+from bursar.flows.transfers.request import SUSPENSE, TRANSIT, AccountType, Transfer, core_account
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
@@ -73,8 +75,10 @@ def transfers_flow(
         rails={"withdraw": _source, "deposit": _target, "refund": _source},
         rail_names=frozenset(rail_name(kind) for kind in rails),
         cancels={"withdraw": cancel_withdraw, "deposit": cancel_deposit},
+        certain_rails=frozenset({rail_name(AccountType.FUNDING)}),  # it lives in this database
         book=book,
         ride=ride,
+        dispute=dispute,
         retry=retry,
         alarms=alarms,
         call_timeout_s=call_timeout_s,
@@ -110,6 +114,28 @@ def book(item: Item[Transfer], event: str, answer: Answer) -> Booking:
             return Booking(drops=True)  # the ledger's own end has consumed it
         case _:
             return Booking()
+
+
+def dispute(called: Item[Transfer], now: Item[Transfer], answer: Answer) -> Dispute:
+    """A core did something other than what was decided: book what it did, against suspense. Pure.
+
+    What it has and nobody booked (a deposit that happened after all, a withdrawal that did not) comes out of suspense,
+    which is then below zero: the user has it twice. What it lacks goes there: we owe it to him. A refund is left by
+    success alone, which nothing contradicts (a refusal is never its last word, T31). The funding end can't contradict
+    itself: its answers are rows of this database, and nobody's word is taken for them.
+    """
+    transfer, state = now.body, called.record.state
+    kind = transfer.target if state == "TARGET_PENDING" else transfer.source
+    if kind is AccountType.FUNDING:
+        return Dispute()
+    adds = state == "TARGET_PENDING"  # a deposit; a withdrawal takes
+    has_more = adds is (answer.outcome is Outcome.SUCCESS)
+    ends = (SUSPENSE, core_account(kind)) if has_more else (core_account(kind), SUSPENSE)
+    leg = Leg(*ends, transfer.asset, transfer.minor)
+    key = f"{now.id}:{state}:late:{now.record.version}"
+    disputed = tuple(sorted({state} ^ set(transfer.disputed)))
+    body = msgspec.structs.replace(transfer, disputed=disputed)
+    return Dispute((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN),), body)
 
 
 def _booking(item: Item[Any], source: str, target: str) -> Booking:

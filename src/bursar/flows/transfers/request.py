@@ -37,8 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode([self.source, self.target, self.asset, self.amount]).decode()
 
 
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of a transfer's record: what was asked, checked and in smallest units. It never changes."""
+class Transfer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of a transfer's record: what was asked, checked and in smallest units. That never changes."""
 
     user: int
     source: AccountType
@@ -47,6 +47,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     asset_id: int
     amount: str  # smallest units, as text: JSON numbers end at 2^53 for many readers
     client_order_id: str = ""
+    disputed: tuple[str, ...] = ()  # states whose call ended otherwise than was decided; booked in suspense (T34)
 
     @property
     def minor(self) -> int:
@@ -65,4 +66,5 @@ def core_account(kind: AccountType) -> str:
 
 
 TRANSIT = "transit:transfers"  # money that has left one side and not arrived at the other
+SUSPENSE = "suspense:transfers"  # what a core did and nobody decided: below zero, users have it twice; above, we owe it
 EXTERNAL = "external:deposits"  # where deposits come from

@@ -32,6 +32,7 @@ from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
+    SUSPENSE,
     TRANSIT,
     AccountType,
     Request,
@@ -152,7 +153,7 @@ class Transfers:
 
     async def prepare(self) -> None:
         """The accounts of ours that transfers need. Twice is once."""
-        wanted: dict[str, Policy] = {TRANSIT: SystemAccount(), EXTERNAL: ExternalAccount()}
+        wanted: dict[str, Policy] = {TRANSIT: SystemAccount(), SUSPENSE: SystemAccount(), EXTERNAL: ExternalAccount()}
         wanted |= {core_account(kind): SystemAccount() for kind in self.rails if kind is not AccountType.FUNDING}
         for path, policy in wanted.items():
             with contextlib.suppress(AlreadyExists):
