@@ -33,7 +33,7 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 		$(PIP) install --requirement requirements-postgres.lock; }
 	@touch $@
 
-demo: setup ## the ledger at work, crashing and recovering (DEMO_SECONDS=20 for a length of your own)
+demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: ends by itself after that time)
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 # By file: a file's tests share one worker, and each worker starts one PostgreSQL.

@@ -1,449 +1,358 @@
-"""The demo: a day at a small payments company, killed in the middle on purpose, and nothing is lost.
+"""The demo: all of it on this machine, killed while money is in flight; and every transfer comes to its end, once.
 
-The day's traffic is planned from a seed, so that everybody who needs it can make the same plan. The morning runs in a
-child process with many callers at once; on the way from and to each caller a message takes some milliseconds, as on a
-network. In the middle the child is killed (SIGKILL: nothing of it runs any more). This process then opens the ledger
-again, sends once more everything whose receipt had not arrived, under the same keys, finishes the day, and compares:
-what it knows it asked for and was promised, against what the ledger says.
+A real `bursar serve` (API, worker, SQLite) with its trading core as a child. Users move money between their FUNDING
+account in the ledger and their SPOT account in the core, over HTTP, many at once. Then the core gets kill -9, and later
+the server, each at a moment when money has left one side and not arrived at the other. Callers repeat what was not
+answered, with the same client_order_id. In the end everything they were told is compared with what is there.
 
-The child tells what it does on its standard output, one line before and one after each request; lines written before
-the kill are in the pipe and survive it. Not here: how any of it looks (cli/commands/demo).
+Not here: how it is told (cli/commands/demo).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import random
-import subprocess
-import sys
+import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import msgspec
+from bursar.api.auth import make_token
+from bursar.audit import Finding
+from bursar.config import Config, read
+from bursar.model.errors import DatabaseUnavailable
+from bursar.ports import split_address
+from bursar.staging import Caller, Guard, NoAnswer, Program, children_of, environment
+from bursar.staging.load import OPERATOR, Habits, Load, make_tokens
+from bursar.staging.look import STATES, audited, create_assets, look, select
+from bursar.staging.promises import ENDS, Found, Kind, judge
 
-from bursar.audit import Finding, audit
-from bursar.instance import Bursar
-from bursar.ledger import Ledger
-from bursar.model.accounts import HELD, AccountStatus, CappedOverdraft, ExternalAccount, Policy, SystemAccount
-from bursar.model.entries import Entry, Movement
-from bursar.model.errors import DatabaseUnavailable, Refusal, UnknownEnvelope
-from bursar.model.money import Money
-from bursar.model.records import Event
-from bursar.model.views import EnvelopeView
-
-USERS, SHOPS, CALLERS = 50, 5, 32
-CASES_PER_SECOND = 150
-MESSAGE_S = (0.01, 0.09)  # how long a message travels, each way
-DAY_MINUTES = 24 * 60
-OVERHEAD_S = 2.0  # set-up, starting the child, audit, tables
-MORNING_S_MIN = 1.0
-CLOSING_S = 0.6  # left for the audit when the time is up
-
-NOTHING = "NOTHING_TO_DO"  # what it is about was refused before
-
-ASSETS = {"EUR": 2, "USDT": 6}
-BANK, CHAIN, FEES, CREDIT, SUSPECT = "external:bank", "external:chain", "system:fees", "shop:credit", "user:13"
-USER_NAMES = [f"user:{n:02d}" for n in range(1, USERS + 1)]
-SHOP_NAMES = [f"shop:{n}" for n in range(1, SHOPS + 1)]
-SPECIAL: dict[str, Policy] = {
-    BANK: ExternalAccount(),
-    CHAIN: ExternalAccount(),
-    FEES: SystemAccount(),
-    CREDIT: CappedOverdraft(floor="-500.00", asset="EUR"),
+ASSET, PRECISION = "USDT", 6
+UNIT = 10**PRECISION
+USERS = range(1_001, 1_009)
+VISITOR = 1_000  # whoever reads this: no traffic of ours touches it
+OPENING = 1_000 * UNIT
+CALLERS = 12
+SETTINGS = {
+    "limit_per_second": "0",  # eight users do the work of thousands
+    "limit_per_day": "0",
+    "deadline_ms": "500",
+    "retry_backoff_max_ms": "500",
 }
+LISTEN = "127.0.0.1:8080"
+ANYWHERE = ("127.0.0.1:0",) * 3  # somebody else may be faster
+TAKEN = "can't listen"
+STATIC_S = 7.0  # of the story: starting, coming back twice, and the audit
+TRAFFIC_S_MIN = 0.5  # before each kill
+IN_FLIGHT_MIN = 3  # transfers with money between the two sides, before something is killed
+BLINK_S = 0.02
+CATCH_S = 5.0
+BLOWS_MAX = 3
+WAIT_S = 60.0
+TICK_S = 0.05
+TOKEN_S = 86_400
+FLYING = frozenset({"SOURCE_DONE", "TARGET_PENDING", "COMPENSATING"})
+OPEN = "SELECT req_id, state, amount, user_id FROM {schema}transfers_tb WHERE state NOT IN (40, -10, -30)"
+COUNTS = "SELECT state, count(*) FROM {schema}transfers_tb GROUP BY state"
+STATE = "SELECT req_id, state FROM {schema}transfers_tb WHERE req_id IN ({ids})"
 
 
-# --- the plan ----------------------------------------------------------------------------------------------------
+@dataclass
+class Blow:
+    """One kill -9, and what came after it."""
 
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to the ledger."""
-
-    number: int  # its place in the day; also its key
-    minute: int
-    what: str  # entry, authorize, confirm, void, reverse, freeze, unfreeze
-    moves: tuple[Movement, ...] = ()  # what it moves, if it is accepted
-    about: int = -1  # the earlier request that it confirms, voids or reverses
-    account: str = ""
+    victim: str
+    pid: int
+    at_s: float
+    open: dict[str, tuple[str, int]]  # transfers on their way: id → state, amount
+    unanswered: int = 0  # wishes that had to be sent again
+    back_s: float = 0.0  # until it worked again
+    ended_s: float = 0.0  # until all of those transfers were at their end
+    ends: Counter[str] = field(default_factory=Counter)
 
     @property
-    def key(self) -> str:
-        """Its idempotency key: the same however often it is sent."""
-        return f"day-{self.number}"
+    def in_flight(self) -> int:
+        """The money that had left one side and not arrived at the other, in smallest units."""
+        return sum(minor for state, minor in self.open.values() if state in FLYING)
 
 
-Case = tuple[Ask, ...]  # requests of one caller, each sent when the one before has been answered
+@dataclass
+class Report:
+    """What happened, and whether it is as it must be."""
 
-
-def plan(seed: int, cases: int) -> list[Case]:
-    """A day of mixed traffic; the same seed gives the same day."""
-    dice = random.Random(seed)
-    numbers = iter(range(10**9))
-    days = [tuple(_opening(dice, numbers))]
-    marks = {cases * 10 // 24: "freeze", cases * 15 // 24: "unfreeze"}
-    for place in range(cases):
-        minute = DAY_MINUTES * place // cases
-        if place in marks:
-            days.append((Ask(number=next(numbers), minute=minute, what=marks[place], account=SUSPECT),))
-        days.append(tuple(_case(dice, numbers, minute)))
-    return days
-
-
-def _opening(dice: random.Random, numbers: Iterator[int]) -> Iterator[Ask]:
-    for user in USER_NAMES:
-        moves = (
-            Movement(BANK, user, "EUR", f"{dice.randint(50, 900)}.00"),
-            Movement(CHAIN, user, "USDT", f"{dice.randint(10, 400)}.000000"),
-        )
-        yield Ask(number=next(numbers), minute=0, what="entry", moves=moves)
-
-
-def _case(dice: random.Random, numbers: Iterator[int], minute: int) -> Iterator[Ask]:
-    user, other = dice.sample(USER_NAMES, 2)
-    if dice.random() < 0.03:
-        user = SUSPECT
-        other = "user:07"
-    shop = dice.choice(SHOP_NAMES)
-    code = dice.choice(("EUR", "EUR", "USDT"))
-    amount = _amount(dice, code, 1, 120)
-
-    def ask(what: str, *moves: Movement, about: int = -1) -> Ask:
-        return Ask(number=next(numbers), minute=minute, what=what, moves=moves, about=about)
-
-    match dice.choices(("in", "pay", "buy", "out", "hold", "undo", "credit"), (22, 22, 26, 10, 10, 5, 5))[0]:
-        case "in":
-            yield ask("entry", Movement(BANK if code == "EUR" else CHAIN, user, code, amount))
-        case "pay":
-            yield ask("entry", Movement(user, other, code, amount))
-        case "buy":  # the shop gets the price and we get a fee, in one entry
-            fee = Movement(user, FEES, code, _amount(dice, code, 0, 1))
-            yield ask("entry", Movement(user, shop, code, amount), fee)
-        case "out":
-            yield ask("entry", Movement(user, BANK if code == "EUR" else CHAIN, code, amount))
-        case "hold":  # an order: set aside, paid in part, the rest given back
-            whole = Movement(user, HELD, code, _amount(dice, code, 40, 80))
-            part = Movement(HELD, shop, code, _amount(dice, code, 5, 30))
-            held = ask("authorize", whole)
-            yield held
-            yield ask("confirm", part, about=held.number)
-            rest = _minor(code, str(whole.amount)) - _minor(code, str(part.amount))
-            yield ask("void", Movement(HELD, user, code, _text(code, rest)), about=held.number)
-        case "undo":
-            paid = ask("entry", Movement(user, shop, code, amount))
-            yield paid
-            yield ask("reverse", Movement(shop, user, code, amount), about=paid.number)
-        case "credit":  # lives on its overdraft, and meets the floor
-            yield ask("entry", Movement(CREDIT, shop, "EUR", _amount(dice, "EUR", 20, 90)))
-
-
-def _amount(dice: random.Random, code: str, low: int, high: int) -> str:
-    return _text(code, dice.randint(low * 10 ** ASSETS[code] + 1, high * 10 ** ASSETS[code]))
-
-
-def _text(code: str, minor: int) -> str:
-    return str(Money(code, ASSETS[code], minor))
-
-
-def _minor(code: str, text: str) -> int:
-    return int(text.replace(".", "")) if text else 0
-
-
-# --- asking ------------------------------------------------------------------------------------------------------
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What came of a request."""
-
-    envelope: int = 0  # 0 for a freeze
-    refused: str = ""  # the code of a refusal
-    replayed: bool = False  # it had happened before we asked this time
-
-
-async def send(ledger: Ledger, ask: Ask, answers: dict[int, Answer]) -> Answer | None:
-    """Make one request. None: what it is about was refused, so there is nothing to ask."""
-    about = answers.get(ask.about)
-    if ask.about >= 0 and (about is None or about.refused):
-        return None
-    subject = 0 if about is None else about.envelope
-    try:
-        match ask.what:
-            case "entry":
-                receipt = await ledger.commit(Entry(movements=ask.moves, key=ask.key))
-            case "authorize":
-                return await _authorize(ledger, ask)
-            case "confirm":
-                receipt = await ledger.confirm(subject, ask.moves[0].target, ask.moves[0].amount, key=ask.key)
-            case "void":
-                receipt = await ledger.void(subject)
-            case "reverse":
-                receipt = await ledger.reverse(subject)
-            case _:
-                return await _set_status(ledger, ask)
-    except Refusal as refusal:
-        return Answer(refused=refusal.code)
-    return Answer(envelope=receipt.envelope, replayed=receipt.replayed)
-
-
-async def _authorize(ledger: Ledger, ask: Ask) -> Answer:
-    before = 0
-    with suppress(UnknownEnvelope):
-        before = (await ledger.envelope_by_key(ask.key)).envelope
-    move = ask.moves[0]
-    hold = await ledger.authorize(move.source, move.asset, move.amount, key=ask.key)
-    return Answer(envelope=hold.id, replayed=hold.id == before)
-
-
-async def _set_status(ledger: Ledger, ask: Ask) -> Answer:
-    wanted = AccountStatus.FROZEN if ask.what == "freeze" else AccountStatus.ACTIVE
-    before = (await ledger.account(ask.account)).status
-    await (ledger.freeze if ask.what == "freeze" else ledger.unfreeze)(ask.account)
-    return Answer(replayed=before is wanted)
-
-
-Told = Callable[[Ask, Answer | None], None]  # once before (None) and once after each request
-
-
-async def work_through(
-    ledger: Ledger, cases: list[Case], answers: dict[int, Answer], told: Told, *, seconds: float, until: float
-) -> None:
-    """Many callers share the cases, spread over so many seconds; none begins another after `until`."""
-    waiting = iter(list(enumerate(cases)))
-    start = time.monotonic()
-    dice = random.Random(len(cases))
-
-    async def caller() -> None:
-        for place, case in waiting:
-            await asyncio.sleep(start + seconds * place / len(cases) - time.monotonic())
-            if time.monotonic() > until:
-                return
-            for ask in case:
-                if ask.number in answers:
-                    continue
-                told(ask, None)
-                await asyncio.sleep(dice.uniform(*MESSAGE_S))  # on its way to the ledger
-                answer = await send(ledger, ask, answers) or Answer(refused=NOTHING)
-                await asyncio.sleep(dice.uniform(*MESSAGE_S))  # and its answer on the way back
-                answers[ask.number] = answer
-                told(ask, answer)
-
-    await asyncio.gather(*[caller() for _ in range(CALLERS)])
-
-
-# --- the child ---------------------------------------------------------------------------------------------------
-
-
-async def child(url: str, seed: int, count: int, seconds: float) -> None:
-    """The morning, until somebody kills us; then the afternoon too, if nobody does."""
-
-    def told(ask: Ask, answer: Answer | None) -> None:
-        # os.write, not print: what is told has left this process before it goes on, and so survives the kill.
-        line = f"? {ask.number}" if answer is None else f"! {ask.number} {answer.envelope} {answer.refused}"
-        os.write(1, line.encode() + b"\n")
-
-    async with Bursar(url) as b:
-        cases = plan(seed, count)[1:]
-        await work_through(b.ledger, cases, {}, told, seconds=seconds, until=float("inf"))
-
-
-# --- the day -----------------------------------------------------------------------------------------------------
-
-
-class Report(msgspec.Struct, kw_only=True):
-    """What happened."""
-
-    killed_pid: int = 0
-    killed_minute: int = 0
-    reopened_s: float = 0.0
-    recovered: dict[str, int] = {}
-    unanswered: int = 0  # requests that were on their way when the child died
-    were_there: int = 0  # of these: they had happened, only the answer was lost
-    were_new: int = 0
-    were_refused: int = 0
-    ended_minute: int = 0
-    committed: int = 0
-    refusals: dict[str, int] = {}
-    balances: dict[str, dict[str, Money]] = {}
-    wrong: list[str] = []  # where the ledger is not what was promised
-    findings: list[Finding] = []
-    envelopes: int = 0  # in the ledger
-    events: list[Event] = []
-    example: EnvelopeView | None = None
-    example_lost: bool = False  # its answer was lost in the crash
+    folder: str
+    listen: str = ""
+    token: str = ""  # the visitor's
     seconds: float = 0.0
+    phase: str = "starting"
+    done: int = 0  # transfers at their end
+    blows: list[Blow] = field(default_factory=list)
+    asked: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    balances: dict[int, dict[str, int]] = field(default_factory=dict)  # user → account → smallest units
+    findings: list[Finding] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether everything was well."""
+        """Whether all is well."""
         return not self.wrong and bool(self.findings) and all(f.ok and f.judged for f in self.findings)
 
 
-Clock = Callable[[int, int], None]  # told the virtual minute, and how many requests have been answered
-Tell = Callable[[str, Report], None]  # told what has just happened: "killed", "sent again", "over"
+Tell = Callable[[str, Report], None]  # something has happened: "ready", "killed", "back", "over"
+Watch = Callable[[float, Report], None]  # how far it is, from 0 to 1
 
 
-class Day:
-    """The demo from the first account to the verdict."""
+class Story:
+    """One demo."""
 
-    def __init__(self, url: str, seconds: float, clock: Clock, tell: Tell, seed: int = 1) -> None:
-        self.url = url
-        self.seconds = seconds
-        self.seed = seed
-        self.clock = clock
-        self.tell = tell
-        self.start = time.monotonic()
-        self.traffic_s = max(2 * MORNING_S_MIN, seconds - OVERHEAD_S)
-        self.count = int(self.traffic_s * CASES_PER_SECOND)
-        self.cases = plan(seed, self.count)
-        self.asks = {ask.number: ask for case in self.cases for ask in case}
-        self.answers: dict[int, Answer] = {}
-        self.lost: set[int] = set()  # asked, and not answered
-        self.report = Report()
+    def __init__(self, folder: Path, listen: str | None, seconds: float, tell: Tell) -> None:
+        self.report = Report(str(folder))
+        self._seconds = seconds
+        self._listen = listen
+        self._tell = tell
+        self._folder = folder
+        self._start = time.monotonic()
 
-    async def open_accounts(self) -> None:
-        """A fresh ledger with some money in it."""
-        async with Bursar(self.url) as b:
-            if (await b.store.read.checks.counts())["accounts"] > 1:
-                raise DatabaseUnavailable("the demo wants an empty database, and there are accounts in this one")
-            for code, precision in ASSETS.items():
-                await b.ledger.create_asset(code, precision)
-            for path, policy in SPECIAL.items():
-                await b.ledger.create_account(path, policy=policy)
-            for path in USER_NAMES + SHOP_NAMES:
-                await b.ledger.create_account(path)
-            opening = self.cases[0]
-            results = await asyncio.gather(*[send(b.ledger, ask, self.answers) for ask in opening])
-            self.answers.update({a.number: r for a, r in zip(opening, results, strict=True) if r is not None})
-
-    def morning(self) -> None:
-        """Run the child, and kill it at noon."""
-        words = (self.url, str(self.seed), str(self.count), str(self.traffic_s))
-        process = subprocess.Popen([sys.executable, "-m", "bursar.demo", *words], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        latest = self.start + self.seconds * 0.6
+    @contextlib.contextmanager
+    def running(self, guard: Guard) -> Iterator[Program]:
+        """The server is up inside, and nothing is left of it afterwards."""
+        settings = SETTINGS | {"data": str(self._folder)}
+        self._config: Config = read("", _settings(settings))
+        log = self._folder / "serve.log"
+        self._server = self._first(settings, log, guard)
         try:
-            for line in process.stdout:
-                minute = self._hear(line.decode().split(" "))
-                noon = minute >= DAY_MINUTES // 2 and len(self.lost) >= CALLERS // 4
-                if not self.report.killed_pid and (noon or time.monotonic() > latest):
-                    process.kill()
-                    self.report.killed_pid = process.pid
-                    self.report.killed_minute = minute
+            self.report.listen = str(self._server.fact["listen"])
+            yield self._server
         finally:
-            process.kill()
-            process.wait()
-        self.report.unanswered = len(self.lost)
-        if not self.report.killed_pid:
-            self.report.wrong.append("the morning's process ended before it was killed")
+            cores = children_of(self._server.pid)
+            self._server.kill()
+            for pid in cores:  # it would end by itself, but not before its folder is removed
+                _signal(pid, signal.SIGKILL)
 
-    def _hear(self, words: list[str]) -> int:
-        """What the child says: it asks, or it was answered."""
-        number = int(words[1])
-        if words[0] == "?":
-            self.lost.add(number)
+    def play(self, watch: Watch) -> Report:
+        """The whole story, inside `running`."""
+        report, self._watch = self.report, watch
+        asyncio.run(create_assets(self._config, {ASSET: PRECISION}))
+        habits = Habits(
+            users=USERS,
+            accounts=("FUNDING", "SPOT"),
+            assets={ASSET: PRECISION},
+            opening=OPENING,
+            step=UNIT // 4,
+            callers=CALLERS,
+            think_s=0.002,
+            large=0.1,
+            impossible=0.01,
+        )
+        self._load = Load(self._config, habits, [self._address], seed=1)
+        self._load.open()
+        self._welcome()
+        self._tell("ready", report)
+        self._load.start()
+        traffic_s = max(TRAFFIC_S_MIN, (self._seconds - STATIC_S) / 3)
+        for victim in ("core", "server"):
+            self._pass(traffic_s, "transfers in both directions")
+            self._strike(victim)
+        self._pass(traffic_s, "transfers in both directions")
+        self._finish()
+        self._judge()
+        report.seconds = time.monotonic() - self._start
+        self._tell("over", report)
+        return report
+
+    # --- the server
+
+    def _first(self, settings: dict[str, str], log: Path, guard: Guard) -> Program:
+        """Start it where it was asked to listen; if nobody asked and the usual place is taken, anywhere. Always at one
+        port, so that whoever was told the address finds it again after a crash."""
+        why = ""
+        for listen in [self._listen] if self._listen else [LISTEN, *ANYWHERE]:
+            server = Program("serve", ["serve", "--listen", _with_port(listen)], settings, log, guard)
+            server.start()
+            if server.ready.wait(WAIT_S) and server.fact:
+                return server
+            server.kill()
+            why = server.last_words or f"`bursar serve` does not start: {server.tail()}"
+            if TAKEN not in why:
+                break
+        raise DatabaseUnavailable(why)
+
+    def _address(self) -> str | None:
+        return self._server.fact.get("listen")
+
+    def _works(self) -> bool:
+        try:
+            return Caller(self._address, timeout_s=2.0).send("GET", "/readyz", "").status == 200
+        except NoAnswer:
+            return False
+
+    # --- blows
+
+    def _strike(self, victim: str) -> None:
+        for _ in range(BLOWS_MAX):  # a moment with nothing in flight proves nothing: then once more
+            blow = self._blow(victim)
+            if blow.in_flight:
+                return
+
+    def _blow(self, victim: str) -> Blow:
+        report, server = self.report, self._server
+        before = self._unanswered()
+        core = next(iter(children_of(server.pid)), 0)
+        pid = server.pid if victim == "server" else core
+        self._catch(core)
+        if victim == "core":
+            _signal(core, signal.SIGKILL)
         else:
-            self.lost.discard(number)
-            self.answers[number] = Answer(envelope=int(words[2]), refused=words[3].strip())
-        minute = self.asks[number].minute
-        self.clock(minute, len(self.answers))
-        return minute
+            server.kill()
+            _signal(core, signal.SIGCONT)  # it sees that its server is gone, and ends
+        struck = time.monotonic()
+        blow = Blow(victim, pid, struck - self._start, self._open())
+        report.blows.append(blow)
+        report.phase = f"the {victim} is dead"
+        self._tell("killed", report)
+        if victim == "server":
+            server.start()
+            server.until_ready()
+        else:
+            self._until(lambda: children_of(server.pid) not in ([], [pid]), WAIT_S)
+        self._must(self._works, f"the {victim} does not come back")
+        blow.back_s = time.monotonic() - struck
+        self._must(lambda: self._ended(blow), "transfers hang")
+        blow.ended_s = time.monotonic() - struck
+        blow.unanswered = self._unanswered() - before
+        self._tell("back", report)
+        return blow
 
-    async def send_again(self, b: Bursar) -> None:
-        """Ask once more for everything that was not answered, under the same keys."""
-        for number in sorted(self.lost):
-            answer = await send(b.ledger, self.asks[number], self.answers) or Answer(refused=NOTHING)
-            self.answers[number] = answer
-            self.report.were_there += answer.replayed
-            self.report.were_refused += bool(answer.refused)
-            self.report.were_new += not answer.replayed and not answer.refused
+    def _catch(self, core: int) -> None:
+        """Choose the moment: the core is held still for the blink of an eye, until that leaves money in flight."""
 
-    async def afternoon(self, b: Bursar) -> None:
-        """Go on with the day."""
-        rest = [case for case in self.cases if any(ask.number not in self.answers for ask in case)]
+        def is_caught() -> bool:
+            _signal(core, signal.SIGSTOP)
+            time.sleep(BLINK_S)  # the ledger's side goes on, as far as it can
+            if sum(state in FLYING for state, _ in self._open().values()) >= IN_FLIGHT_MIN:
+                return True
+            _signal(core, signal.SIGCONT)
+            return False
 
-        def told(ask: Ask, answer: Answer | None) -> None:
-            self.report.ended_minute = max(self.report.ended_minute, ask.minute)
-            self.clock(self.report.ended_minute, len(self.answers))
+        if not self._until(is_caught, CATCH_S):
+            _signal(core, signal.SIGSTOP)
 
-        self.report.ended_minute = self.report.killed_minute
-        seconds = self.traffic_s * len(rest) / len(self.cases)
-        until = self.start + self.seconds - CLOSING_S
-        await work_through(b.ledger, rest, self.answers, told, seconds=seconds, until=until)
-        if all(number in self.answers for number in self.asks):
-            self.report.ended_minute = DAY_MINUTES
-        self.clock(self.report.ended_minute, len(self.answers))
+    def _unanswered(self) -> int:
+        return sum(ask.was(Kind.LOST) for ask in list(self._load.asks))
 
-    async def judge(self, b: Bursar) -> None:
-        """Compare what was promised with what is there."""
-        report, promised = self.report, Counter[tuple[str, str]]()
-        refusals: Counter[str] = Counter()
-        for number, answer in self.answers.items():
-            if answer.refused:
-                refusals[answer.refused] += 1
-                continue
-            report.committed += answer.envelope > 0
-            for move in self.asks[number].moves:
-                minor = _minor(move.asset, str(move.amount))
-                promised[move.source, move.asset] -= minor
-                promised[move.target, move.asset] += minor
-        refusals.pop(NOTHING, None)
-        report.refusals = dict(refusals.most_common())
-        for path in [*SPECIAL, HELD, *USER_NAMES, *SHOP_NAMES]:
-            report.balances[path] = await b.ledger.balances(path)
-            for code in ASSETS:
-                found = report.balances[path].get(code)
-                minor = 0 if found is None else found.minor
-                if minor != promised[path, code]:
-                    wanted = _text(code, promised[path, code])
-                    report.wrong.append(f"{path} should have {wanted} {code} and has {_text(code, minor)}")
-        report.envelopes = (await b.store.read.checks.counts())["envelopes"]
-        if report.envelopes != report.committed:
-            report.wrong.append(f"{report.committed} entries were promised, {report.envelopes} are in the ledger")
-        report.findings = await audit(b.store)
-        report.events = await _last_events(b.ledger)
-        await self._example(b.ledger)
+    def _open(self) -> dict[str, tuple[str, int]]:
+        [rows] = select(self._config, OPEN)
+        return {req_id: (STATES[state], int(amount)) for req_id, state, amount, user in rows if user in USERS}
 
-    async def _example(self, ledger: Ledger) -> None:
-        """A purchase whose answer was lost, if there is one; else any purchase."""
-        bought = [
-            n for n, a in self.answers.items() if a.envelope and self.asks[n].what == "entry" and self.asks[n].minute
-        ]
-        lost = {n for n in self.lost if self.answers[n].replayed}
-        bought.sort(key=lambda n: (n in lost, len(self.asks[n].moves), n))
-        if bought:
-            self.report.example = await ledger.envelope(self.answers[bought[-1]].envelope)
-            self.report.example_lost = bought[-1] in lost
+    def _ended(self, blow: Blow) -> bool:
+        if not blow.open:
+            return True
+        ids = ", ".join(f"'{req_id}'" for req_id in blow.open)
+        [rows] = select(self._config, STATE.replace("{ids}", ids))
+        blow.ends = Counter(STATES[state] for _, state in rows)
+        return len(rows) == len(blow.open) and blow.ends.keys() <= ENDS
 
-    def run(self) -> Report:
-        """The whole day. Needs a thread without an event loop: it blocks while the child works."""
-        asyncio.run(self.open_accounts())
-        self.morning()
-        self.tell("killed", self.report)
-        asyncio.run(self._after_noon())
-        self.report.seconds = time.monotonic() - self.start
-        return self.report
+    # --- the end
 
-    async def _after_noon(self) -> None:
-        opening = time.monotonic()
-        async with Bursar(self.url) as b:
-            self.report.recovered = await b.ledger.recover()
-            self.report.reopened_s = time.monotonic() - opening
-            await self.send_again(b)
-            self.tell("sent again", self.report)
-            await self.afternoon(b)
-            await self.judge(b)
-            self.tell("over", self.report)
+    def _finish(self) -> None:
+        self.report.phase = "everybody gets an answer"
+        self._tick()
+        self._load.finish(WAIT_S)
+        self._load.settle(WAIT_S, 0)
+        self._must(lambda: not self._open(), "transfers hang")
+
+    def _judge(self) -> None:
+        report, load = self.report, self._load
+        report.phase = "audit"
+        self._tick()
+        everything = look(self._config, USERS)
+        ours = [row for row in everything.rows if row.user in USERS]
+        balances = {place: minor for place, minor in everything.balances.items() if place[0] in USERS}
+        found = Found(rows=ours, balances=balances, paused=everything.paused, alarms=everything.alarms)
+        report.wrong += judge(load.asks, load.deposits, found)
+        report.wrong += load.tally.unexpected
+        report.wrong += [f"the {v} was not killed with money in flight" for v in self._spared()]
+        report.asked, report.refusals = len(load.asks), load.tally.refusals
+        report.ends = Counter(row.state for row in ours)
+        for (user, account, _), minor in found.balances.items():
+            report.balances.setdefault(user, {})[account] = minor
+        report.findings = asyncio.run(audited(self._config))
+
+    def _spared(self) -> list[str]:
+        hit = {blow.victim for blow in self.report.blows if blow.in_flight}
+        return [victim for victim in ("core", "server") if victim not in hit]
+
+    def _welcome(self) -> None:
+        """An account for whoever reads this, and a token for it."""
+        operator = make_tokens(self._config, range(0))[OPERATOR]
+        body = {"user_id": VISITOR, "asset": ASSET, "amount": "100.00", "reference": "welcome"}
+        answer = Caller(self._address).send("POST", "/api/v1/deposits", operator, body)
+        if answer.status != 200:
+            self.report.wrong.append(f"the visitor's deposit: {answer.body}")
+        now_s = int(time.time())
+        self.report.token = make_token(self._config, str(VISITOR), ["user"], now_s=now_s, seconds=TOKEN_S)
+
+    # --- time
+
+    def _pass(self, seconds: float, phase: str) -> None:
+        self.report.phase = phase
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._tick()
+            time.sleep(TICK_S)  # traffic goes on meanwhile
+
+    def _must(self, condition: Callable[[], bool], otherwise: str) -> None:
+        if not self._until(condition, WAIT_S):
+            self.report.wrong.append(otherwise)
+
+    def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            self._tick()
+            time.sleep(0.005)  # real processes, which tell nobody
+        return True
+
+    def _tick(self) -> None:
+        [rows] = select(self._config, COUNTS)
+        self.report.done = sum(count for state, count in rows if STATES[state] in ENDS)
+        self._watch(min(1.0, (time.monotonic() - self._start) / self._seconds), self.report)
 
 
-async def _last_events(ledger: Ledger, count: int = 5) -> list[Event]:
-    last: list[Event] = []
-    while page := await ledger.events(last[-1].cursor if last else "", limit=500):
-        last = (last + page)[-count:]
-    return last
+def _settings(settings: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment(settings).items() if name.startswith("BURSAR_")}
 
 
-if __name__ == "__main__":
-    with suppress(KeyboardInterrupt, BrokenPipeError):
-        asyncio.run(child(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if pid:
+            os.kill(pid, number)
+
+
+def _with_port(listen: str) -> str:
+    """The address with a port that is free, where it names none."""
+    _, host, port = split_address(f"tcp:{listen}")
+    if port:
+        return listen
+    with socket.socket() as attempt:
+        attempt.bind((host, 0))
+        return f"{host}:{attempt.getsockname()[1]}"
+
+
+def curl_lines(listen: str, token: str) -> list[str]:
+    """Lines to copy and paste while it is up."""
+    who = '-H "Authorization: Bearer $TOKEN"'
+    wish = f'{{"from": "FUNDING", "to": "SPOT", "asset": "{ASSET}", "amount": "25.00", "client_order_id": "mine-1"}}'
+    return [
+        f"TOKEN={token}",
+        f"curl -s {listen}/api/v1/balances {who}",
+        f"curl -s {listen}/api/v1/internal_transfer {who} -H 'Content-Type: application/json' -d '{wish}'",
+        f"curl -s '{listen}/api/v1/internal_transfer?limit=5' {who}",
+    ]

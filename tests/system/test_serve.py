@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,10 +21,13 @@ from typing import Any
 import httpx
 import pytest
 
+from bursar.cli.commands.serve import _bound
+from bursar.model.errors import DatabaseUnavailable
+
 ALICE = 1001
 WAIT_S = 60.0
 TRANSFERS = "/api/v1/internal_transfer"
-COMMAND = [sys.executable, "-c", "from bursar.cli import main; main()"]
+COMMAND = [sys.executable, "-P", "-c", "from bursar.cli import main; main()"]
 
 
 def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
@@ -56,6 +60,7 @@ class Serve:
         self.environ |= {"BURSAR_LIMIT_PER_SECOND": "0", "BURSAR_LIMIT_PER_DAY": "0", "BURSAR_DEADLINE_MS": "300"}
         self.environ |= {"BURSAR_RETRY_BACKOFF_MAX_MS": "500"} | environ
         self.process: subprocess.Popen[str] | None = None
+        self.cwd: Path | None = None
         self.http = httpx.Client(timeout=20)
         self.tokens: dict[tuple[str, str], str] = {}
 
@@ -68,7 +73,9 @@ class Serve:
         """Start it; returns the one line that it prints when it is ready."""
         log = (self.folder.parent / "serve.log").open("a")
         command = [*COMMAND, "--json", *self.words, "serve"]
-        self.process = subprocess.Popen(command, env=self.environ, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.process = subprocess.Popen(
+            command, env=self.environ, cwd=self.cwd, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         log.close()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -394,6 +401,24 @@ def test_two_hosts_and_a_worker_on_postgres(tmp_path: Path, fresh_postgres: str,
         assert two.stop() == 0
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(WAIT_S) == 0
+
+
+def test_an_address_belongs_to_one_from_the_first_moment() -> None:
+    """Two that start at the same time: the second is refused, instead of being ready and then falling over."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    with _bound(listen), pytest.raises(DatabaseUnavailable, match="can't listen"), _bound(listen):
+        pass
+
+
+def test_a_file_in_the_current_folder_does_not_become_part_of_the_core(tmp_path: Path) -> None:
+    """Python would look for modules there first."""
+    (tmp_path / "json.py").write_text("raise SystemExit('this is not the json that was meant')\n")
+    with serve(tmp_path / "data") as here:
+        here.cwd = tmp_path
+        assert here.start()["listen"]
+        assert here.stop() == 0
 
 
 def test_wrong_settings_are_refused_at_start(tmp_path: Path) -> None:

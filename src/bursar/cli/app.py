@@ -42,7 +42,7 @@ COMMANDS = {
     "sim": ("bursar.cli.commands.sim:command", "Run a scenario on the simulator, crashing it everywhere."),
     "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
     "torture": ("bursar.cli.commands.torture:torture", "Kill everything at random under load; nothing may be lost."),
-    "demo": ("bursar.cli.commands.demo:demo", "A day of traffic, killed in the middle, and nothing is lost."),
+    "demo": ("bursar.cli.commands.demo:demo", "All of it, killed with money in flight; nothing is lost."),
 }
 
 HELP = """Move money between accounts, and never lose or duplicate any.

@@ -65,7 +65,8 @@ class ChildCore:
             raise DatabaseUnavailable(self._failed or f"core {self.kind} does not get ready") from None
 
     async def _once(self) -> int:
-        command = [sys.executable, "-c", "from bursar.cli import main; main()", "core", *self._words]
+        # -P: a file of the current folder that happens to be called json.py must not become part of the core.
+        command = [sys.executable, "-P", "-c", "from bursar.cli import main; main()", "core", *self._words]
         pipe = asyncio.subprocess.PIPE
         # A session of its own: Ctrl-C at the terminal is for the server, which still needs its core to finish.
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)

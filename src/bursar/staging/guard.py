@@ -13,7 +13,10 @@ import threading
 _GUARD = """
 while read -r line; do pids=$line; done
 for pid in $pids; do kill -CONT "$pid"; kill -KILL "$pid"; done
-[ -z "$1" ] || rm -rf "$1"
+[ -z "$1" ] && exit
+# What the processes had started may still be ending, and write.
+tries=0
+until rm -rf "$1" && [ ! -e "$1" ] || [ $tries -gt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
 """
 
 

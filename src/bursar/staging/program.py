@@ -15,7 +15,8 @@ from typing import Any
 
 from bursar.staging.guard import Guard
 
-COMMAND = (sys.executable, "-c", "from bursar.cli import main; main()", "--json")
+# -P: a file of the current folder that happens to be called json.py is none of our business.
+COMMAND = (sys.executable, "-P", "-c", "from bursar.cli import main; main()", "--json")
 READY_S = 60.0
 STOP_S = 60.0
 TAIL_BYTES = 2_000

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -211,10 +212,9 @@ class Scene:
             stack.callback(self._over.set)
             yield
 
-    def address(self, number: int) -> str | None:
-        """Where one of the servers listens; None while it is down."""
-        fact = self.apis[number % len(self.apis)].program.fact
-        return fact.get("listen")
+    def addresses(self) -> list[Callable[[], str | None]]:
+        """Where each server listens; None while it is down."""
+        return [partial(_address, hired.program) for hired in self.apis]
 
     def until_ready(self, timeout_s: float) -> bool:
         """Wait until everything is up."""
@@ -285,6 +285,10 @@ class Scene:
     def _kill_all(self) -> None:
         for hired in reversed(self.hired):
             hired.kill()
+
+
+def _address(program: Program) -> str | None:
+    return program.fact.get("listen")
 
 
 def until(condition: Callable[[], bool], timeout_s: float) -> bool:

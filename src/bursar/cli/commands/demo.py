@@ -2,146 +2,212 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shlex
+import signal
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bursar.cli.commands.audit import draw_findings, finding_json
 from bursar.cli.output import Output, table
-from bursar.cli.show import EventNames, draw_envelope
-from bursar.cli.state import Command, State, open_database
-from bursar.demo import ASSETS, CALLERS, DAY_MINUTES, SHOPS, USERS, Day, Report
-from bursar.model.money import Money
+from bursar.cli.state import Command, State
 
-SECONDS = 12
+if TYPE_CHECKING:
+    from bursar.demo import Blow, Report, Watch
+    from bursar.staging import Guard, Program
+
+SECONDS = 25.0
 SECONDS_MIN = 5
-RICHEST = 8
-LINE_EVERY = 180  # virtual minutes between two lines where there is no bar
-GRAPH_WIDTH = 100
+LOOK_S = 0.2
+HALTS = {
+    "INIT": "written down, nobody asked yet",
+    "SOURCE_PENDING": "the source is asked for it",
+    "SOURCE_DONE": "taken from the source",
+    "TARGET_PENDING": "taken, and offered to the target",
+    "COMPENSATING": "refused by the target, on its way back",
+}
+
+ENDS = {
+    "COMMITTED": "moved",
+    "FAILED": "refused by the source, nothing moved",
+    "ROLLED_BACK": "refused by the target, given back",
+}
 
 
 @click.command(
     cls=Command,
     examples="""
     bursar demo
-    bursar demo --seconds 30 --database sqlite:///demo.db
+    bursar demo --seconds 60
+    bursar demo --folder my-demo --listen 127.0.0.1:9000
     """,
 )
 @click.option(
-    "--seconds", type=click.FloatRange(min=SECONDS_MIN), default=SECONDS, show_default=True, help="About how long."
+    "--seconds",
+    type=click.FloatRange(min=SECONDS_MIN),
+    help=f"End by itself after about so long. Without: a story of {SECONDS:g} s; in a terminal it then stays up.",
 )
+@click.option("--folder", metavar="DIR", type=click.Path(), help="A new folder to use and keep, not a temporary one.")
 @click.option(
-    "--database", metavar="URL", help="An empty database to use and keep, instead of a temporary SQLite file."
+    "--listen",
+    metavar="HOST:PORT",
+    help="Where the API listens. Without: 127.0.0.1:8080, or if that is taken, any port.",
 )
 @click.pass_obj
-def demo(state: State, seconds: float, database: str | None) -> int:
-    """A day of traffic, killed in the middle, and nothing is lost.
+def demo(state: State, seconds: float | None, folder: str | None, listen: str | None) -> int:
+    """All of it on this machine, killed while money is in flight, and nothing is lost.
 
-    Fifty users, five shops, many callers at once. At noon the process that serves them is killed (kill -9). The ledger
-    is opened again, everything that had not been answered is sent again, the day goes on, and in the end every balance
-    is compared with what was promised. Exit code 0 only if all of it is right.
+    Starts `bursar serve` (API, worker, SQLite) with its trading core. Users move money between the two in both
+    directions over HTTP. The core gets kill -9, then the server, while money has left one side and not arrived at the
+    other. Both come back; every transfer comes to its end, once; every balance is compared with what was promised; and
+    the audit is run. Exit code 0 only if all of it is right. It prints curl lines that work while it is up.
     """
+    from bursar.staging import Guard
+
     out = Output(as_json=state.json)
-    if database is None and state.database_given:
-        database = state.database
-    if database is not None:
-        return _run(out, database, seconds, kept=True)
-    with tempfile.TemporaryDirectory(prefix="bursar-demo-") as folder:
-        return _run(out, f"sqlite:///{folder}/demo.db", seconds, kept=False)
+    if folder is not None and Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir())):
+        raise click.BadParameter(f"{folder} is there already, and not an empty folder", param_hint="--folder")
+    stays = seconds is None and not out.as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    where = Path(folder).absolute() if folder is not None else Path(tempfile.mkdtemp(prefix="bursar-demo-"))
+    where.mkdir(parents=True, exist_ok=True)
+    guard = Guard("" if folder is not None else str(where))
+    try:
+        with _ended_by_signals():
+            return _run(out, where, listen, seconds or SECONDS, guard, stays=stays, kept=folder)
+    finally:
+        guard.close()
 
 
-def _run(out: Output, url: str, seconds: float, *, kept: bool) -> int:
-    engine = "SQLite" if url.startswith("sqlite:") else "PostgreSQL"
-    out.say(f"A day at a small payments company, in about {seconds:g} seconds, on {engine}.")
-    out.say(f"{USERS} users, {SHOPS} shops, {' and '.join(ASSETS)}, {CALLERS} callers at once.\n")
-    with _clock(out) as clock:
-        report = Day(url, seconds, clock, partial(_tell, out)).run()
-    if out.as_json:
-        out.show(_json(report), str)
-    else:
-        asyncio.run(_tables(out, url, report))
-        _verdict(out, report)
-        if kept:
-            out.say(f"\nLook around: bursar --database {shlex.quote(url)} account list")
+def _run(
+    out: Output, where: Path, listen: str | None, seconds: float, guard: Guard, *, stays: bool, kept: str | None
+) -> int:
+    from bursar.demo import Story
+
+    out.say("Bursar, all of it, on this machine: `bursar serve` (API, worker, SQLite)")
+    out.say("and its trading core.")
+    story = Story(where, listen, seconds, partial(_tell, out, stays))
+    with story.running(guard) as server:
+        with _watched(out) as watch:
+            report = story.play(watch)
+        if out.as_json:
+            out.show(_json(report), str)
         else:
-            out.say("\nTo keep the ledger and look around: bursar demo --database sqlite:///demo.db")
+            _tables(out, report)
+            _verdict(out, report)
+        if stays and report.ok:
+            return _stay(out, report, server)
+        server.stop()
+    if kept is not None:
+        out.say(f"\nTo go on with it: bursar serve --data {shlex.quote(kept)}")
     return 0 if report.ok else 1
 
 
 @contextlib.contextmanager
-def _clock(out: Output) -> Iterator[Callable[[int, int], None]]:
-    """The day's clock: a bar in a terminal, a line every few hours elsewhere."""
-    if out.as_json:
-        yield lambda _minute, _done: None
-    elif out.console.is_terminal:
-        from rich.progress import BarColumn, Progress, TextColumn
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end it as Ctrl-C does: in good order, leaving nothing behind."""
 
-        columns = (
-            TextColumn("{task.fields[time]}"),
-            BarColumn(bar_width=40),
-            TextColumn("{task.fields[done]:,} requests"),
-        )
-        with Progress(*columns, console=out.console, transient=True) as progress:
-            task = progress.add_task("", total=DAY_MINUTES, time="00:00", done=0)
-            yield lambda minute, done: progress.update(task, completed=minute, time=_hour(minute), done=done)
-    else:
-        told = -1
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
 
-        def line(minute: int, done: int) -> None:
-            nonlocal told
-            if minute // LINE_EVERY > told:
-                told = minute // LINE_EVERY
-                out.line({}, f"{_hour(told * LINE_EVERY)}  {done:,} requests answered")
-
-        yield line
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _tell(out: Output, what: str, r: Report) -> None:
+@contextlib.contextmanager
+def _watched(out: Output) -> Iterator[Watch]:
+    """A bar in a terminal; elsewhere the story itself is enough."""
+    if out.as_json or not out.console.is_terminal:
+        yield lambda _part, _report: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (BarColumn(bar_width=24), TextColumn("{task.fields[done]:,} transfers at their end; {task.description}"))
+    with Progress(*columns, console=out.console, transient=True) as progress:
+        task = progress.add_task("starting", total=1.0, done=0)
+
+        def watch(part: float, report: Report) -> None:
+            progress.update(task, completed=part, done=report.done, description=report.phase)
+
+        yield watch
+
+
+def _stay(out: Output, report: Report, server: Program) -> int:
+    """Until Ctrl-C, or until the server ends for a reason of its own."""
+    out.say("\nIt stays up until Ctrl-C. You are user 1000, with 100 USDT. In another terminal:\n")
+    _curl(report)
+    try:
+        while server.pid:
+            time.sleep(LOOK_S)  # between two looks at a real process
+    except KeyboardInterrupt:
+        out.say("\nEnding it.")
+        return 0 if server.stop() == 0 else 1
+    out.say(f"\nThe server has ended: {server.tail()}")
+    return 1
+
+
+def _tell(out: Output, stays: bool, what: str, r: Report) -> None:
     """The story, as it happens."""
-    if what == "killed":
-        out.say(
-            f"{_hour(r.killed_minute)}  kill -9 of process {r.killed_pid}, with {r.unanswered} requests on their way."
-        )
-    elif what == "sent again":
-        left = sum(r.recovered.values())
-        found = f"{left} half-done commits were ended" if left else "nothing was half done"
-        out.say(f"       Opened again in {r.reopened_s * 1000:.0f} ms; recover: {found}.")
-        out.say(f"       Those {r.unanswered} were sent again, under the same keys:")
-        out.say(f"         {r.were_there:>3} had happened; only the answer was lost, and nothing happened twice")
-        out.say(f"         {r.were_new:>3} had not happened, and happened now")
-        out.say(f"         {r.were_refused:>3} had not happened, and were refused")
-    else:
-        short = "" if r.ended_minute == DAY_MINUTES else " early, because the time was up"
-        out.say(f"{_hour(r.ended_minute)}  The day is over{short}: {r.committed:,} entries committed.")
-        out.say("       Refused, as they should be:")
-        for code, count in r.refusals.items():
-            out.say(f"         {count:>3} {code}")
-        out.say("")
+    if what == "ready":
+        out.say(f"It is ready at {r.listen}. Eight users with 1,000 USDT each")
+        out.say("move it to and fro, twelve at a time, between FUNDING (the ledger) and SPOT")
+        out.say("(the core): two systems that share no transaction.\n")
+        if not stays and not out.as_json:
+            out.say("As long as this runs, user 1000 is yours, with 100 USDT:\n")
+            _curl(r)
+            out.say("")
+    elif what == "killed":
+        _tell_blow(out, r, r.blows[-1])
+    elif what == "back":
+        _tell_back(out, r.blows[-1])
+    elif what == "over":
+        count = sum(r.ends.values())
+        out.say(f"{r.seconds:4.1f} s  The end: {r.asked:,} wishes, {count:,} transfers, all at their end.\n")
 
 
-async def _tables(out: Output, url: str, r: Report) -> None:
-    async with open_database(url) as b:
-        names = EventNames(b)
-        events = [(e.cursor, e.kind, await names.subject(e)) for e in r.events]
-    people = [p for p in r.balances if p.startswith(("user:", "shop:")) and p != "shop:credit"]
-    people.sort(key=lambda p: r.balances[p].get("EUR", Money("EUR", 2, 0)).minor, reverse=True)
-    rest = [p for p in r.balances if p not in people]
-    rows = [(p, *[r.balances[p].get(code, "") for code in ASSETS]) for p in people[:RICHEST]]
-    rows.append(("…", *["" for _ in ASSETS]))
-    rows += [(p, *[r.balances[p].get(code, "") for code in ASSETS]) for p in sorted(rest)]
-    out.console.print(table("account", *ASSETS, rows=rows, title="Balances", right=tuple(ASSETS)), "")
-    out.console.print(table("cursor", "event", "what", rows=events, title="Last events"), "")
-    if r.example is not None:
-        width = min(out.console.width, GRAPH_WIDTH)
-        lost = " whose answer was lost in the crash" if r.example_lost else ""
-        out.console.print(f"One entry{lost}, as the ledger has it", style="bold")
-        out.say(draw_envelope(r.example, width) + "\n")
+def _tell_blow(out: Output, r: Report, blow: Blow) -> None:
+    out.say(f"{blow.at_s:4.1f} s  {r.done:,} transfers are at their end.")
+    with_it = " (its core goes with it)" if blow.victim == "server" else ""
+    out.say(f"        kill -9 of the {blow.victim}, process {blow.pid}{with_it}.")
+    out.say(f"        {len(blow.open)} transfers are on their way:")
+    count, sums = Counter[str](), Counter[str]()
+    for state, minor in blow.open.values():
+        count[state] += 1
+        sums[state] += minor
+    for state in (state for state in HALTS if state in count):
+        out.say(f"          {count[state]:>2} {state:<14} {_units(sums[state]):>9} USDT  {HALTS[state]}")
+
+
+def _tell_back(out: Output, blow: Blow) -> None:
+    ends = ", ".join(f"{n} {state}" for state, n in blow.ends.most_common()) or "none"
+    who = "The server starts it again" if blow.victim == "core" else "It is started again"
+    out.say(f"        {who}, and it works after {blow.back_s:.1f} s.")
+    out.say(f"        Those {len(blow.open)} are at their end: {ends}.")
+    out.say(f"        {blow.unanswered} requests had no answer, and were sent again under the same id.\n")
+
+
+def _tables(out: Output, r: Report) -> None:
+    accounts = ("FUNDING", "SPOT")
+    right = (*accounts, "together")
+    rows = [
+        (f"user {user}", *[_units(has.get(a, 0)) for a in accounts], _units(sum(has.values())))
+        for user, has in sorted(r.balances.items())
+    ]
+    out.console.print(table("USDT", *right, rows=rows, title="Balances", right=right), "")
+    ends = [(state, f"{r.ends[state]:,}", text) for state, text in ENDS.items() if r.ends[state]]
+    ends += [(code, f"{n:,}", "refused, nothing written") for code, n in r.refusals.items()]
+    out.console.print(table("transfers", "count", "", rows=ends, right=("count",)), "")
     out.console.print("Audit", style="bold")
     out.console.print(draw_findings(r.findings), "")
 
@@ -149,7 +215,7 @@ async def _tables(out: Output, url: str, r: Report) -> None:
 def _verdict(out: Output, r: Report) -> None:
     if r.ok:
         out.console.print(
-            f"All is well: {r.committed:,} entries promised, {r.envelopes:,} in the ledger, every balance exactly as"
+            f"All is well: {sum(r.ends.values()):,} transfers, each once and at its end, every balance exactly as"
             f" promised, all invariants hold. ({r.seconds:.1f} s)",
             style="bold green",
         )
@@ -159,20 +225,40 @@ def _verdict(out: Output, r: Report) -> None:
     out.console.print(f"NOT well: see above. ({r.seconds:.1f} s)", style="bold red")
 
 
-def _hour(minute: int) -> str:
-    return f"{minute // 60:02d}:{minute % 60:02d}"
+def _curl(r: Report) -> None:
+    """Not by way of the console, which would break the lines where the screen ends."""
+    from bursar.demo import curl_lines
+
+    for line in curl_lines(r.listen, r.token):
+        click.echo(line)
+
+
+def _units(minor: int) -> str:
+    from bursar.demo import UNIT
+
+    return f"{minor // UNIT:,}.{minor % UNIT * 100 // UNIT:02d}"
 
 
 def _json(r: Report) -> dict[str, Any]:
     return {
         "ok": r.ok,
-        "unanswered": r.unanswered,
-        "had_happened": r.were_there,
-        "happened_now": r.were_new,
-        "refused_now": r.were_refused,
-        "committed": r.committed,
-        "envelopes": r.envelopes,
-        "refusals": r.refusals,
+        "kills": [
+            {
+                "victim": blow.victim,
+                "pid": blow.pid,
+                "at": round(blow.at_s, 3),
+                "on_their_way": dict(Counter(state for state, _ in blow.open.values())),
+                "in_flight": _units(blow.in_flight),
+                "back": round(blow.back_s, 3),
+                "ended": round(blow.ended_s, 3),
+                "ends": dict(blow.ends),
+                "sent_again": blow.unanswered,
+            }
+            for blow in r.blows
+        ],
+        "asked": r.asked,
+        "transfers": dict(r.ends),
+        "refusals": dict(r.refusals),
         "wrong": r.wrong,
         "audit": [finding_json(f) for f in r.findings],
         "seconds": round(r.seconds, 3),

@@ -232,6 +232,7 @@ def _bound(listen: str) -> Iterator[socket.socket]:
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)  # at once: two that have only bound the same address would both believe it theirs
         listener.setblocking(False)
     except OSError as error:
         raise DatabaseUnavailable(f"can't listen at {listen}: {error}") from None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bursar.torture.model import Ask, Found, Kind, Row, Said, judge
+from bursar.staging.promises import Ask, Found, Kind, Row, Said, judge
 
 USER = 1001
 

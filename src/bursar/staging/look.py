@@ -19,8 +19,7 @@ from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome
 from bursar.ports import SystemPorts
 from bursar.runtime import opened
-from bursar.torture.load import ASSETS
-from bursar.torture.model import ENDS, FUNDING, Found, Place, Row
+from bursar.staging.promises import ENDS, FUNDING, Found, Place, Row
 
 ACCOUNTS = {1: "FUNDING", 2: "SPOT", 3: "FUTURE", 4: "MARGIN"}
 STATES = {
@@ -101,7 +100,7 @@ def minor_of(amount: Any) -> int:
 async def in_cores(config: Config, users: range) -> Counter[Place]:
     """What each user has in each core, frozen money too."""
     found: Counter[Place] = Counter()
-    async with opened(config, SystemPorts(), "torturer") as runtime:
+    async with opened(config, SystemPorts(), "judge") as runtime:
         for kind, client in runtime.cores.items():
             for user in users:
                 reply = await _answered(partial(client.balances, user))
@@ -112,7 +111,7 @@ async def in_cores(config: Config, users: range) -> Counter[Place]:
 
 async def audited(config: Config) -> list[Finding]:
     """The product's own audit, I5 of every core included."""
-    async with opened(config, SystemPorts(), "torturer") as runtime:
+    async with opened(config, SystemPorts(), "judge") as runtime:
         findings = await audit(runtime.bursar.store)
         for kind, client in runtime.cores.items():
             await _answered(client.totals)
@@ -128,10 +127,10 @@ async def _answered(ask: Callable[[], Awaitable[Any]]) -> Any:
     return reply
 
 
-async def create_assets(config: Config) -> None:
-    """The assets that are moved."""
+async def create_assets(config: Config, assets: dict[str, int]) -> None:
+    """The assets that are moved, with their precision."""
     async with Bursar(config.database_url) as b:
-        for code, precision in ASSETS.items():
+        for code, precision in assets.items():
             await b.ledger.create_asset(code, precision)
 
 

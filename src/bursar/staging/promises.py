@@ -1,4 +1,4 @@
-"""What was asked and what was told, and the judgement on it. Pure: no IO, no clock.
+"""What was asked and what was promised, and the judgement on it. Pure: no IO, no clock.
 
 An ask is one `client_order_id`, sent as often as it takes. The rules: it becomes at most one transfer; it became one if
 and only if somebody was told so; a request id or an end, once told, is true for ever; money is exactly where the ends

@@ -1,8 +1,8 @@
 """The load: users who move their money in both directions, and ask again after every kind of trouble.
 
-Every wish has a client_order_id and is sent until there is a definite answer. Some are sent by several callers at once,
-some again much later, some for more than there is. Now and then money arrives from outside, under a reference that is
-repeated just as stubbornly.
+Every wish has a client_order_id and is sent until there is a definite answer. What is wished for, and how badly behaved
+the callers are, is a `Habits`: some wishes may be sent by several callers at once, some again much later, some be for
+more than there is; and now and then money arrives from outside, under a reference that is repeated just as stubbornly.
 """
 
 from __future__ import annotations
@@ -12,31 +12,57 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bursar.api.auth import make_token
 from bursar.config import Config
-from bursar.staging import Answered, Caller, NoAnswer
-from bursar.torture.model import ENDS, FUNDING, Ask, Kind, Place, Said
-from bursar.torture.scene import Scene
+from bursar.staging.caller import Answered, Caller, NoAnswer
+from bursar.staging.promises import ENDS, FUNDING, Ask, Kind, Place, Said
 
 TRANSFERS = "/api/v1/internal_transfer"
-ASSETS = {"USDT": 6, "BTC": 8}
-OPENING = 1_000_000  # smallest units, of each asset
-FIRST_USER = 1_001
-CALLERS = 10
+OPERATOR = "olga"
 TIMEOUT_S = 4.0
 TOKEN_S = 7 * 86_400
-THINK_S = 0.04
+OPEN_S = 60.0
 AGAIN_S = 0.2
 # Refusals that a well-behaved caller may get here: too little money, or an account that is frozen at the moment.
 FAIR = frozenset({"INSUFFICIENT_BALANCE", "ACCOUNT_FROZEN", "SOURCE_ACCOUNT_NOT_FOUND"})
 
 
-def text_of(minor: int, asset: str) -> str:
-    """Smallest units as the API wants them."""
-    scale = 10 ** ASSETS[asset]
-    return f"{minor // scale}.{minor % scale:0{ASSETS[asset]}d}"
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """What users wish for, and how. Shares are probabilities; amounts are smallest units."""
+
+    users: range
+    accounts: tuple[str, ...]
+    assets: dict[str, int]  # code → precision
+    opening: int  # what each user has of each asset in the beginning
+    step: int = 1  # amounts are multiples of this
+    callers: int = 10
+    think_s: float = 0.04
+    deposits: float = 0.0
+    several_at_once: float = 0.0
+    once_more: float = 0.0
+    large: float = 0.0  # so much that two at once can't both be right
+    impossible: float = 0.0  # more than there ever is
+
+    def wish(self, rng: random.Random, order: str) -> Ask:
+        """The next one."""
+        source, target = rng.sample(self.accounts, 2)
+        kind = rng.random()
+        least, most = self.step, self.opening // 100
+        if kind < self.impossible:
+            least, most = 10**5 * self.opening, 10**6 * self.opening
+        elif kind < self.impossible + self.large:
+            most = self.opening
+        minor = rng.randint(least // self.step, most // self.step) * self.step
+        return Ask(order, rng.choice(self.users), source, target, rng.choice(list(self.assets)), minor)
+
+    def text_of(self, minor: int, asset: str) -> str:
+        """Smallest units as the API wants them."""
+        digits = self.assets[asset]
+        return f"{minor // 10**digits}.{minor % 10**digits:0{digits}d}"
 
 
 @dataclass
@@ -52,29 +78,32 @@ class Tally:
 class Load:
     """The callers and what they know."""
 
-    def __init__(self, scene: Scene, seed: int, users: int, callers: int = CALLERS) -> None:
-        self.scene = scene
+    def __init__(self, config: Config, habits: Habits, addresses: list[Callable[[], str | None]], seed: int) -> None:
+        self.habits = habits
         self.asks: list[Ask] = []
         self.deposits: Counter[Place] = Counter()
         self.tally = Tally()
-        self.users = range(FIRST_USER, FIRST_USER + users)
+        self._addresses = addresses  # of every server, as they are at the moment
         self._seed = seed
         self._again: queue.SimpleQueue[Ask] = queue.SimpleQueue()  # asks for others to send as well
         self._lock = threading.Lock()
         self._over = threading.Event()  # no new wishes
         self._give_up = float("inf")
-        self._tokens: dict[str, str] = {}
+        self._tokens = make_tokens(config, habits.users)
         self._threads = [
-            threading.Thread(target=self._call, args=(n,), name=f"caller-{n}", daemon=True) for n in range(callers)
+            threading.Thread(target=self._call, args=(n,), name=f"caller-{n}", daemon=True)
+            for n in range(habits.callers)
         ]
 
     def open(self) -> None:
         """Give every user something to move."""
-        make_tokens(self._tokens, self.scene.config, self.users)
-        caller = Caller(lambda: self.scene.address(0), timeout_s=TIMEOUT_S)
-        for user in self.users:
-            for asset in ASSETS:
-                self._deposit(caller, random.Random(user), user, asset, OPENING, f"opening-{user}-{asset}")
+        self._give_up = time.monotonic() + OPEN_S
+        caller = Caller(self._addresses[0], timeout_s=TIMEOUT_S)
+        for user in self.habits.users:
+            for asset in self.habits.assets:
+                opening, reference = self.habits.opening, f"opening-{user}-{asset}"
+                self._deposit(caller, random.Random(user), user, asset, opening, reference)
+        self._give_up = float("inf")
 
     def start(self) -> None:
         """Let them loose."""
@@ -93,7 +122,7 @@ class Load:
         after all, and for some others, which must get the answer that they got before."""
         self._give_up = time.monotonic() + timeout_s
         rng = random.Random(self._seed)
-        caller = Caller(lambda: self.scene.address(0), timeout_s=TIMEOUT_S)
+        caller = Caller(self._addresses[0], timeout_s=TIMEOUT_S)
         unsure = [ask for ask in self.asks if not ask.is_settled]
         known = [ask for ask in self.asks if ask.was(Kind.ACCEPTED)]
         for ask in unsure:
@@ -112,49 +141,38 @@ class Load:
             raise
 
     def _ask_and_ask(self, number: int) -> None:
-        rng = random.Random(f"{self._seed}:{number}")
-        place = [number]
-        caller = Caller(lambda: self.scene.address(place[0]), timeout_s=TIMEOUT_S)
+        rng, habits = random.Random(f"{self._seed}:{number}"), self.habits
+        callers = [Caller(address, timeout_s=TIMEOUT_S) for address in self._addresses]
         made = 0
         while not self._over.is_set():
-            place[0] = rng.randrange(len(self.scene.apis))
+            caller = rng.choice(callers)
             try:
                 self._until_definite(caller, rng, self._again.get_nowait())
                 continue
             except queue.Empty:
                 pass
             made += 1
-            if rng.random() < 0.02:
-                user, asset = rng.choice(self.users), rng.choice(list(ASSETS))
-                self._deposit(caller, rng, user, asset, rng.randint(1, OPENING // 10), f"wire-{number}-{made}")
+            if rng.random() < habits.deposits:
+                user, asset = rng.choice(habits.users), rng.choice(list(habits.assets))
+                self._deposit(caller, rng, user, asset, rng.randint(1, habits.opening // 10), f"wire-{number}-{made}")
                 continue
-            ask = self._wish(rng, f"{number}-{made}")
-            if rng.random() < 0.15:  # several callers at once
+            ask = habits.wish(rng, f"{number}-{made}")
+            with self._lock:
+                self.asks.append(ask)
+            if rng.random() < habits.several_at_once:
                 for _ in range(rng.randint(1, 3)):
                     self._again.put(ask)
             self._until_definite(caller, rng, ask)
-            if rng.random() < 0.05 and len(self.asks) > 50:  # once more, long after
+            if rng.random() < habits.once_more:
                 self._again.put(rng.choice(self.asks))
-            self._over.wait(rng.random() * 2 * THINK_S)
-
-    def _wish(self, rng: random.Random, order: str) -> Ask:
-        source, target = rng.sample(self.scene.accounts, 2)
-        kind = rng.random()
-        # Mostly small; sometimes so much that two at once can't both be right; sometimes more than there ever is.
-        most = OPENING // 100 if kind < 0.7 else OPENING if kind < 0.95 else 10**12
-        least = 10**11 if most == 10**12 else 1
-        user = rng.choice(self.users)
-        ask = Ask(order, user, source, target, rng.choice(list(ASSETS)), rng.randint(least, most))
-        with self._lock:
-            self.asks.append(ask)
-        return ask
+            self._over.wait(rng.random() * 2 * habits.think_s)
 
     def _until_definite(self, caller: Caller, rng: random.Random, ask: Ask) -> None:
         body = {
             "from": ask.source,
             "to": ask.target,
             "asset": ask.asset,
-            "amount": text_of(ask.minor, ask.asset),
+            "amount": self.habits.text_of(ask.minor, ask.asset),
             "client_order_id": ask.order,
         }
         while True:
@@ -169,9 +187,10 @@ class Load:
             ask.said.append(self._said(caller, "GET", f"{TRANSFERS}/{said.req_id}", str(ask.user), None))
 
     def _deposit(self, caller: Caller, rng: random.Random, user: int, asset: str, minor: int, reference: str) -> None:
-        body = {"user_id": user, "asset": asset, "amount": text_of(minor, asset), "reference": reference}
+        amount = self.habits.text_of(minor, asset)
+        body = {"user_id": user, "asset": asset, "amount": amount, "reference": reference}
         while True:
-            said = self._said(caller, "POST", "/api/v1/deposits", "operator", body)
+            said = self._said(caller, "POST", "/api/v1/deposits", OPERATOR, body)
             if said.kind is Kind.ACCEPTED:
                 with self._lock:
                     self.deposits[user, FUNDING, asset] += minor
@@ -212,9 +231,8 @@ class Load:
         self.tally.unexpected.append(text)
 
 
-def make_tokens(tokens: dict[str, str], config: Config, users: range) -> None:
+def make_tokens(config: Config, users: range) -> dict[str, str]:
     """A token for every user, and the operator's."""
     now_s = int(time.time())
-    for user in users:
-        tokens[str(user)] = make_token(config, str(user), ["user"], now_s=now_s, seconds=TOKEN_S)
-    tokens["operator"] = make_token(config, "torturer", ["operator"], now_s=now_s, seconds=TOKEN_S)
+    roles = {str(user): "user" for user in users} | {OPERATOR: "operator"}
+    return {name: make_token(config, name, [role], now_s=now_s, seconds=TOKEN_S) for name, role in roles.items()}
