@@ -12,7 +12,7 @@ from tests.shop import LATER, PATIENCE_S, THREE, Program, Shop, program, states
 
 from bursar import pay
 from bursar.audit import audit
-from bursar.engine import Answer, FlowRefused, Worker
+from bursar.engine import Answer, Bell, FlowRefused, Notice, Worker
 from bursar.flows.sequence import Deposit, Own, Pair, Pay, Result, Sequences, Withdraw
 from bursar.flows.sequence.steps import Step
 from bursar.model.errors import NotPossible, OtherRequest, UnknownRecord
@@ -309,6 +309,35 @@ async def test_what_was_reversed_by_hand_is_not_reversed_twice(place: Place) -> 
 
 
 @scenario
+async def test_a_reversal_by_hand_between_look_and_leap_counts_and_so_does_one_after(place: Place) -> None:
+    """One key for both: whoever comes second finds it done."""
+    shop = Shop()
+    shop.refuses = {"ship_do"}
+    async with program(place, shop) as p, program(place, shop, worker="other") as other:
+        await seed(p.ledger, "alice", "20")
+        real = p.sequences.engine.writer.apply
+        hands = iter([other.ledger])
+
+        async def slow(change: Any) -> Any:
+            for ledger in hands if change.intents and change.intents[0].reverses else ():
+                await ledger.reverse(change.intents[0].reverses)
+                await ledger.commit(pay("alice", "bob", "USDT", "10", key="again"))  # so that a second one could be
+            return await real(change)
+
+        p.sequences.engine.writer.apply = slow  # type: ignore[method-assign]
+        view = await p.start(THREE)
+        assert (view.state, await p.reasons()) == ("COMPENSATING", [])
+        view = await p.sequences.wait(view.id)
+        assert view.state == "FAILED"
+        assert await p.balances() == ["10", "10", "0"]
+        later = await p.start(THREE, key="later")
+        assert (later.state, later.steps[0].envelope is None) == ("FAILED", False)
+        assert (await p.ledger.reverse(later.steps[0].envelope or 0)).replayed
+        assert await p.balances() == ["10", "10", "0"]
+        await check_books(p)
+
+
+@scenario
 async def test_a_posting_spent_between_look_and_leap_is_looked_at_again(place: Place) -> None:
     """The compensation has chosen a posting; before it is written, bob pays with it. He has enough left."""
     shop = Shop()
@@ -364,6 +393,24 @@ async def test_a_compensation_that_is_refused_waits_for_a_person_and_wakes_one(p
         await p.ledger.commit(pay("bob", "bank", "USDT", "7", key="away"))
         assert await p.balances() == ["0", "3", "7"]
         await check_books(p)
+
+
+@scenario
+async def test_people_are_told_by_a_bell(place: Place) -> None:
+    """While the context is open, every sink hears of a compensation that was refused."""
+    told: asyncio.Future[Notice] = asyncio.get_running_loop().create_future()
+
+    async def sink(notice: Notice) -> None:
+        told.set_result(notice)
+
+    shop = Shop()
+    async with program(place, shop) as p:
+        id = await refused_midway(p, shop)
+    async with place.bursar() as bursar:
+        bell = Bell(bursar.store, {"test": sink})
+        async with Sequences(bursar.ledger, own=shop.own(), bell=bell), asyncio.timeout(PATIENCE_S):
+            notice = await told
+    assert (notice.reason, notice.severity, notice.record_id) == ("CompensationFailed", "critical", id)
 
 
 @scenario
@@ -528,6 +575,24 @@ async def test_a_worker_takes_up_what_a_dead_program_left(place: Place) -> None:
     async with place.bursar() as bursar, Sequences(bursar.ledger, own=shop.own()) as sequences:
         found = Program(sequences, bursar.ledger)
         assert (await found.until(view.id, "COMPLETED")).steps[1].result == {"parcel": "ship_do 1"}
+
+
+@scenario
+async def test_a_program_that_ends_lets_what_is_under_way_finish(place: Place) -> None:
+    called = asyncio.Event()
+
+    async def takes_a_while() -> Outcome:
+        called.set()
+        await asyncio.sleep(0.3)
+        return Outcome.SUCCESS
+
+    shop = Shop(ship_do=[takes_a_while])
+    async with place.bursar() as bursar:
+        async with Sequences(bursar.ledger, own=shop.own()) as sequences:
+            view = await sequences.start([Own("ship")], key="order-7", wait_s=0.01)
+            await called.wait()
+            assert not view.ended
+        assert (await sequences.get(view.id)).state == "COMPLETED"
 
 
 @scenario
