@@ -502,6 +502,21 @@ async def test_forcing_says_how_one_step_ended_and_no_other(place: Place) -> Non
 
 
 @scenario
+async def test_what_one_person_asked_of_a_step_is_not_asked_of_the_next(place: Place) -> None:
+    """Ann asks to force the first step; it ends by itself; Ben asks it of the second, and is the first to."""
+    shop = Shop(a_do=[Outcome.TIMEOUT], b_do=[Outcome.TIMEOUT] * 9)
+    async with program(place, shop, own=shop.own("a", "b"), retry=LATER) as p:
+        view = await p.start([Own("a"), Own("b")])
+        await p.sequences.people.force("sequence", view.id, "SUCCESS", **ANN)
+        view = await p.sequences.wait(view.id)
+        assert states(view) == ["done", "running"]
+        await p.sequences.people.force("sequence", view.id, "SUCCESS", **BEN)
+        assert states(await p.sequences.get(view.id)) == ["done", "running"]
+        await p.sequences.people.force("sequence", view.id, "SUCCESS", **ANN)
+        assert (await p.sequences.get(view.id)).state == "COMPLETED"
+
+
+@scenario
 async def test_a_failure_is_forced_only_if_the_step_can_promise_it(place: Place) -> None:
     shop = Shop(ship_do=[Outcome.TIMEOUT] * 9)
     async with program(place, shop, retry=LATER) as p:
