@@ -1,6 +1,6 @@
 """What an audit says: the invariants by number, and one finding for each that was checked.
 
-Numbers are those of the design (§12); I5, I6 and I9 speak of cores and chains and are checked where those are.
+Numbers are those of the design (§12); I5, I6 and I9 speak of cores and chains and are checked where those are known.
 """
 
 from __future__ import annotations

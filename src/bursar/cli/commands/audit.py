@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.audit import INVARIANTS, Finding
+from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
+from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.output import Output, table
-from bursar.cli.state import Command, on_database
+from bursar.cli.state import Command, State, open_database
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from bursar.config import Config
+    from bursar.flows.transfers import AccountType
     from bursar.instance import Bursar
+    from bursar.rails.trading import TradingClient
 
 BROKEN, NOT_JUDGED = 1, 3
+Look = Callable[[Progress | None], Awaitable[list[Finding]]]
 
 
 @click.command(
@@ -25,47 +32,116 @@ BROKEN, NOT_JUDGED = 1, 3
     examples="""
     bursar audit
     bursar audit --only I1 --only I8
-    bursar audit --watch 60
+    bursar audit --config /etc/bursar.toml
+    bursar audit --data /var/lib/bursar --watch 60
     """,
 )
-@click.option("--only", metavar="NAME", type=click.Choice(list(INVARIANTS)), multiple=True, help="Only this invariant.")
+@click.option(
+    "--only",
+    metavar="NAME",
+    type=click.Choice(sorted({*INVARIANTS, *ELSEWHERE})),
+    multiple=True,
+    help="Only this invariant.",
+)
 @click.option(
     "--watch",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
     help="Again and again, until interrupted.",
 )
-@on_database()
-async def audit(b: Bursar, out: Output, only: tuple[str, ...], watch: float | None) -> int:
+@config_option
+@data_option
+@click.option(
+    "--cores/--no-cores", default=None, help="Ask the cores of the configuration (I5). If --config or --data is given."
+)
+@click.pass_context
+def audit(
+    ctx: click.Context,
+    only: tuple[str, ...],
+    watch: float | None,
+    file: str | None,
+    data: str | None,
+    cores: bool | None,
+) -> int:
     """Check the invariants over one consistent moment. Others go on writing meanwhile.
 
-    Exit code 0: all hold. 1: something is broken, and the evidence says what. 3: commits are under way, so that some
-    can't be judged; run `bursar recover` first.
+    With a configuration its cores are asked what they hold, and I5 is one more row.
+
+    Exit code 0: all hold. 1: something is broken, and the evidence says what. 3: some can't be judged, because commits
+    are under way (run `bursar recover` first) or a core does not answer.
     """
+    asks = bool(file or data) if cores is None else cores
+    if set(only) & ELSEWHERE.keys() and not asks:
+        raise click.UsageError("I5 is about cores: name a configuration with --config or --data, or say --cores", ctx)
+    state = ctx.ensure_object(State)
+    config = configured(ctx, file, data=data) if asks or file or data else None
+    out = Output(as_json=state.json)
+
+    async def work() -> int:
+        async with (
+            open_database(state.database if config is None else config.database_url) as b,
+            _asked(config if asks else None) as clients,
+        ):
+            return await _audit(out, _looking(b, clients, only), watch)
+
+    return asyncio.run(work())
+
+
+async def _audit(out: Output, look: Look, watch: float | None) -> int:
     if watch is not None:
-        await _watch(b, out, only, watch)
-    findings = await _once(b, out, only)
+        await _watch(out, look, watch)
+    with out.bar("auditing") as advance:
+        findings = await look(advance)
     out.show([finding_json(f) for f in findings], lambda: draw_findings(findings))
     if not all(f.ok for f in findings):
         return BROKEN
     return 0 if all(f.judged for f in findings) else NOT_JUDGED
 
 
-async def _once(b: Bursar, out: Output, only: tuple[str, ...]) -> list[Finding]:
-    with out.bar("auditing") as advance:
-        return await run_audit(b.store, only=only, progress=advance)
+@asynccontextmanager
+async def _asked(config: Config | None) -> AsyncIterator[dict[AccountType, TradingClient]]:
+    """Clients of the cores, if there is a configuration that names them."""
+    if config is None:
+        yield {}
+        return
+    from bursar.flows.transfers import AccountType
+    from bursar.ports import SystemPorts
+    from bursar.runtime import client_of
+
+    ports = SystemPorts()
+    clients = {AccountType(kind.upper()): client_of(config, ports, kind) for kind in config.cores}
+    async with AsyncExitStack() as stack:
+        for client in clients.values():
+            await stack.enter_async_context(client)
+        yield clients
 
 
-async def _watch(b: Bursar, out: Output, only: tuple[str, ...], seconds: float) -> None:
+def _looking(b: Bursar, clients: dict[AccountType, TradingClient], only: tuple[str, ...]) -> Look:
+    """One look at everything that was asked for: the database's own invariants, then what the cores say."""
+    ours = [name for name in only if name in INVARIANTS]
+
+    async def look(progress: Progress | None) -> list[Finding]:
+        findings = await run_audit(b.store, only=ours, progress=progress) if ours or not only else []
+        if clients and (not only or set(only) & ELSEWHERE.keys()):
+            from bursar.flows.transfers import Transfers
+            from bursar.flows.transfers.conservation import cores_hold
+
+            findings.append(await cores_hold(Transfers(b.ledger, clients), clients))
+        return sorted(findings, key=lambda finding: finding.invariant)
+
+    return look
+
+
+async def _watch(out: Output, look: Look, seconds: float) -> None:
     """Until somebody interrupts it. In a terminal the table stays in its place; elsewhere each look is added."""
     from datetime import UTC, datetime
 
     if out.as_json or not out.console.is_terminal:
         while True:
-            findings = await run_audit(b.store, only=only)
+            findings = await look(None)
             at = datetime.now(UTC)
             words = ", ".join(f"{f.invariant} {_verdict(f)}" for f in findings)
-            evidence = "".join(f"\n  {f.invariant}: {text}" for f in findings for text in f.broken)
+            evidence = "".join(f"\n  {f.invariant}: {text}" for f in findings for text in [*f.broken, f.note] if text)
             out.line(
                 {"at": at, "findings": [finding_json(f) for f in findings]},
                 f"{at:%Y-%m-%d %H:%M:%S} UTC  {words}{evidence}",
@@ -76,7 +152,7 @@ async def _watch(b: Bursar, out: Output, only: tuple[str, ...], seconds: float) 
 
     with Live(console=out.console, auto_refresh=False) as live:
         while True:
-            findings = await run_audit(b.store, only=only)
+            findings = await look(None)
             at = datetime.now(UTC)
             footer = f"looked at {at:%H:%M:%S} UTC, every {seconds:g} s; Ctrl-C ends"
             live.update(Group(draw_findings(findings), footer), refresh=True)

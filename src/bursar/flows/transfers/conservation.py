@@ -46,6 +46,20 @@ async def watch(transfers: Transfers, cores: Mapping[AccountType, TradingClient]
     return findings
 
 
+async def cores_hold(transfers: Transfers, cores: Mapping[AccountType, TradingClient]) -> Finding:
+    """I5 of all cores as one finding. Broken if it is for one of them; judged only if all of them have answered."""
+    findings = [await conservation(transfers, kind, client) for kind, client in cores.items()]
+    return Finding(
+        invariant="I5",
+        ok=all(finding.ok for finding in findings),
+        checked=sum(finding.checked for finding in findings),
+        broken=[text for finding in findings for text in finding.broken],
+        seconds=sum(finding.seconds for finding in findings),
+        judged=all(finding.judged for finding in findings),
+        note="; ".join(finding.note for finding in findings if finding.note),
+    )
+
+
 async def conservation(transfers: Transfers, kind: AccountType, client: TradingClient) -> Finding:
     """Compare a core with the ledger. Not judged if the core does not answer."""
     monotonic = transfers.ledger.store.ports.monotonic

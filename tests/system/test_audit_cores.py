@@ -1,0 +1,75 @@
+"""`bursar audit` with a configuration asks the cores: I5 holds, is broken, or can't be told; never green unasked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.system.test_serve import ALICE, COMMAND, WAIT_S, Serve, serve
+
+from bursar.model.outcome import Outcome
+from bursar.ports import SystemPorts
+from bursar.rails.trading import TradingClient
+
+
+def audit(here: Serve, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = here.environ | {"BURSAR_CORE_TIMEOUT_MS": "2000"}
+    command = [*COMMAND, "audit", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+async def deposit_by_hand(folder: Path, minor: int) -> None:
+    """Money that the core has and nobody booked."""
+    secret = (folder / "core.secret").read_bytes().strip()
+    client = TradingClient(SystemPorts(), f"unix:{folder}/spot.sock", name="spot", secret=secret, timeout_s=20)
+    async with client:
+        assert (await client.deposit(1, ALICE, "USDT", minor)).outcome is Outcome.SUCCESS
+
+
+def test_the_cores_are_one_more_row_and_one_more_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with serve(folder, BURSAR_AUDIT_INTERVAL_S="0") as here:
+        fact = here.start()
+        here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
+        here.fund("100", "wire-1")
+        assert here.transfer("FUNDING", "SPOT", "40", "a").json()["state"] == "COMMITTED"
+
+        held = audit(here, "--data", str(folder), "--json")
+        assert (held.returncode, held.stderr) == (0, "")
+        verdicts = {f["invariant"]: (f["ok"], f["judged"]) for f in json.loads(held.stdout)}
+        assert list(verdicts) == ["I1", "I2", "I3", "I4", "I5", "I7", "I8"]
+        assert set(verdicts.values()) == {(True, True)}
+        unasked = audit(here, "--data", str(folder), "--no-cores", "--json")
+        assert [f["invariant"] for f in json.loads(unasked.stdout)] == ["I1", "I2", "I3", "I4", "I7", "I8"]
+        by_environment = audit(here, "--cores", "--only", "I5", "--json")
+        assert [(f["invariant"], f["ok"]) for f in json.loads(by_environment.stdout)] == [("I5", True)]
+
+        asyncio.run(deposit_by_hand(folder, 7))
+        wrong = audit(here, "--data", str(folder))
+        assert wrong.returncode == 1
+        assert "core SPOT holds 40000007 of USDT" in wrong.stdout
+        assert wrong.stdout.count("BROKEN") == 1
+
+        here.kill()
+        away = audit(here, "--data", str(folder))
+        assert away.returncode == 3
+        assert "I5: core SPOT does not answer" in away.stdout
+        assert "not judged" in away.stdout
+        [finding] = json.loads(audit(here, "--data", str(folder), "--only", "I5", "--json").stdout)
+        assert (finding["judged"], finding["checked"]) == (False, 0)
+
+        watching = subprocess.Popen(
+            [*COMMAND, "audit", "--data", str(folder), "--only", "I5", "--watch", "0.01"],
+            env=here.environ | {"BURSAR_CORE_TIMEOUT_MS": "100"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        watching.communicate()
+        assert "I5 not judged" in lines[0]
+        assert "I5: core SPOT does not answer" in lines[1]
