@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -680,6 +681,31 @@ async def test_broken_conservation_stops_new_transfers_and_not_refunds(place: Pl
         assert (await here.move(FUNDING, SPOT, "10", client_order_id="before")).req_id == under_way.req_id
         await here.until(under_way, "ROLLED_BACK")
         assert await here.standing() == ("100.000000", 0)
+
+
+@scenario
+async def test_a_core_on_an_old_disk_that_has_gone_on_is_noticed_by_what_it_holds(place: Place, tmp_path: Path) -> None:
+    """T33: its sequence is past what was heard, so that the handshake says nothing; I5 does, and new transfers stop."""
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "10")
+    old = tmp_path / "old"
+    shutil.copytree(tmp_path / "data", old / "data")
+    async with exchange(place, tmp_path, funds="") as here:
+        await here.move(FUNDING, SPOT, "20")
+        client = await here.core.client()
+        heard = (await client.totals()).sequence
+    async with exchange(place, old, funds="") as here:
+        others = await here.core.client()
+        while (await others.totals()).sequence < heard:
+            sequence = (await others.totals()).sequence
+            await others.deposit(10**6 + sequence, ALICE + 1, "USDT", 1)
+            await others.withdraw(10**6 + sequence, ALICE + 1, "USDT", 1)
+        client = await here.core.client(seen=heard)
+        assert (await client.totals()).outcome is Outcome.SUCCESS
+        findings = await watch(here.transfers, {AccountType.SPOT: client})
+        assert [finding.invariant for finding in findings if not finding.ok] == ["I5"]
+        await asyncio.sleep(ASSETS_S)  # as long as it may take to be noticed
+        assert await here.refused(FUNDING, SPOT, "1") is Code.TRANSFERS_PAUSED
 
 
 def hold_after(here: Exchange, kind: AccountType, op: str, until: asyncio.Event, reached: list[str]) -> None:
