@@ -216,6 +216,8 @@ def test_ctrl_c_at_any_moment_leaves_nothing_behind(place: dict[str, str], after
     terminal.until(after)
     terminal.press_ctrl_c()
     assert terminal.exit_code() == 130, terminal.text
+    if "TOKEN=" in terminal.text:  # to be copied: whole, however narrow the screen
+        assert re.search(r"TOKEN=[\w.-]{150,}\r?\n", terminal.text)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)])

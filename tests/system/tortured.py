@@ -7,7 +7,7 @@ import pytest
 from bursar.torture import Report, torture
 
 SECONDS = 60
-SEED = 3
+SEED = 33  # by its second blow everything has been killed once, also on a machine that has time for few
 
 
 def tortured(store: str) -> Report:

@@ -132,8 +132,11 @@ def _watched(out: Output) -> Iterator[Watch]:
         yield lambda _part, _report: None
         return
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    columns = (BarColumn(bar_width=24), TextColumn("{task.fields[done]:,} transfers at their end; {task.description}"))
+    words = "{task.fields[done]:,} transfers at their end; {task.description}"
+    column = Column(no_wrap=True, overflow="ellipsis")
+    columns = (BarColumn(bar_width=16), TextColumn(words, table_column=column))
     with Progress(*columns, console=out.console, transient=True) as progress:
         task = progress.add_task("starting", total=1.0, done=0)
 
@@ -146,7 +149,7 @@ def _watched(out: Output) -> Iterator[Watch]:
 def _stay(out: Output, report: Report, server: Program) -> int:
     """Until Ctrl-C, or until the server ends for a reason of its own."""
     out.say("\nIt stays up until Ctrl-C. You are user 1000, with 100 USDT. In another terminal:\n")
-    _curl(report)
+    _curl(out, report)
     try:
         while server.pid:
             time.sleep(LOOK_S)  # between two looks at a real process
@@ -165,7 +168,7 @@ def _tell(out: Output, stays: bool, what: str, r: Report) -> None:
         out.say("(the core): two systems that share no transaction.\n")
         if not stays and not out.as_json:
             out.say("As long as this runs, user 1000 is yours, with 100 USDT:\n")
-            _curl(r)
+            _curl(out, r)
             out.say("")
     elif what == "killed":
         _tell_blow(out, r, r.blows[-1])
@@ -225,12 +228,12 @@ def _verdict(out: Output, r: Report) -> None:
     out.console.print(f"NOT well: see above. ({r.seconds:.1f} s)", style="bold red")
 
 
-def _curl(r: Report) -> None:
-    """Not by way of the console, which would break the lines where the screen ends."""
+def _curl(out: Output, r: Report) -> None:
+    """Lines that can be copied: never broken where the screen ends."""
     from bursar.demo import curl_lines
 
     for line in curl_lines(r.listen, r.token):
-        click.echo(line)
+        out.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _units(minor: int) -> str:

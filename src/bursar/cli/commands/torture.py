@@ -68,8 +68,10 @@ def _watched(out: Output, seconds: float) -> Iterator[Watch]:
         yield lambda _report: None
     elif out.console.is_terminal:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
-        columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
+        words = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        columns = (BarColumn(bar_width=16), TimeElapsedColumn(), words)
         with Progress(*columns, console=out.console, transient=True) as progress:
             task = progress.add_task("starting", total=seconds)
             yield lambda r: progress.update(task, completed=min(r.elapsed, seconds), description=_line(r))
