@@ -190,10 +190,14 @@ class SimDisk:
             self._drives[process] = self
         found = self._drives.get(process)
         if found is None:
-            found = self._drives[process] = SimDisk()
+            found = self._drives[process] = self.another()
             found._process = process
             found._databases, found._templates, found._drives = self._databases, self._templates, self._drives
         return found
+
+    def another(self) -> SimDisk:
+        """What one more process has of it, before it shares the databases."""
+        return SimDisk()
 
     def open(self, path: str) -> DiskConnection:
         """The connection to `path`, which is an empty database if it never was opened or installed."""

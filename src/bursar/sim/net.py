@@ -1,8 +1,9 @@
 """A simulated network: connections between simulated processes, with everything that happens to connections.
 
-Bytes take time and arrive in order. A connection may be cut before or after a piece of it arrives, and then each side
-may or may not hear of it; a partition swallows what is sent, without a word; a process that dies resets its connections
-or simply falls silent, as a machine without power does. Whoever needs to know has a deadline.
+Bytes take time and arrive in order; some take so long that whoever waits for an answer has asked again by then, on
+another connection, and the same request arrives twice. A connection may be cut before or after a piece of it arrives,
+and then each side may or may not hear of it; a partition swallows what is sent, without a word; a process that dies
+resets its connections or simply falls silent, as a machine without power does. Whoever needs to know has a deadline.
 
 Each write is a port call of the writer: the process may die before its bytes leave, or after.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +37,12 @@ class SimHost(SimDisk):
     def __init__(self, net: SimNet, seed: str) -> None:
         super().__init__()
         self.net = net
+        self._seed = seed
         self.state = FilesState(random.Random(seed))
+
+    def another(self) -> SimHost:
+        """The same machine for one more process of it: its databases are shared, its plug is its own."""
+        return SimHost(self.net, f"{self._seed} {len(self._drives)}")
 
     def files(self, process: Process) -> SimFiles:
         """The door of one incarnation."""
@@ -58,6 +64,9 @@ class SimNet:
         self.rng = random.Random(f"{kernel.seed} net")
         self.cut_probability = 0.0  # of each write
         self.silence_probability = 0.3  # that a side does not hear of the end
+        self.late_probability = 0.0  # of each write: it is on its way for a long time, and all behind it
+        self.late_s_max = 1.0
+        self.happened: Counter[str] = Counter()  # what went wrong, for scenarios that want to know
         self._partitions: set[frozenset[str]] = set()
         self._listeners: dict[str, SimListener] = {}
         self._streams: list[SimStream] = []
@@ -68,10 +77,15 @@ class SimNet:
         """Swallow everything between two processes, by name."""
         self._partitions.add(frozenset((one, other)))
 
+    def mend(self, one: str, other: str) -> None:
+        """End a partition. Connections that have lost bytes stay silent: they can't be mended."""
+        self._partitions.discard(frozenset((one, other)))
+
     def heal(self) -> None:
-        """Nothing goes wrong from now on. Connections that have lost bytes stay silent: they can't be mended."""
+        """Nothing goes wrong from now on."""
         self._partitions.clear()
         self.cut_probability = 0.0
+        self.late_probability = 0.0
 
     def died(self, host: SimHost) -> None:
         """A process is gone: those it was connected to are told, or not."""
@@ -109,6 +123,14 @@ class SimNet:
         """Nobody is at that address any more."""
         if self._listeners.get(listener.address) is listener:
             del self._listeners[listener.address]
+
+    def delay(self) -> float:
+        """How long the next bytes are on their way."""
+        usual = self.kernel.latency()
+        if self.late_probability and self.rng.random() < self.late_probability:
+            self.happened["late"] += 1
+            return usual + self.rng.random() * self.late_s_max
+        return usual
 
     def begin(self, process: Process, what: str) -> int:
         """Count a port call."""
@@ -230,7 +252,7 @@ class SimStream:
     def _queue(self, data: bytes, number: int) -> None:
         loop = self._net.loop
         self._outgoing.append((data, number))
-        self._free_at = due = max(self._free_at, loop.now) + self._net.kernel.latency()
+        self._free_at = due = max(self._free_at, loop.now) + self._net.delay()
         # The sender's: what a dead process had not sent never leaves.
         loop.call_at(due, self._deliver, context=self.process.context)
 
@@ -244,13 +266,16 @@ class SimStream:
         if moment == BEFORE:
             net.kill(self.process, number, moment)
             return
-        self._swallows = self._swallows or net.parted(self.process, peer.process)
+        if not self._swallows and net.parted(self.process, peer.process):
+            self._swallows = True
+            net.happened["swallowed"] += 1
         cut = ""
         if number and net.cut_probability and net.rng.random() < net.cut_probability:
             cut = BEFORE if net.rng.random() < 0.5 else AFTER
         if not self._swallows and cut != BEFORE:
             peer.arrive(data)
         if cut:
+            net.happened[f"cut {cut}"] += 1
             self._swallows = peer._swallows = True
             for side in (self, peer):
                 if net.rng.random() >= net.silence_probability:

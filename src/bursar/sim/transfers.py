@@ -1,11 +1,12 @@
-"""The transfers scenario: a server with its worker, a trading core, callers; both processes die, the network breaks.
+"""The transfers scenario: two servers with their workers on one disk, a trading core, callers; all of it breaks.
 
 Callers are people outside: each remembers what it asked for, under a `client_order_id` of its own, and what it was
-told, and asks again until it knows how every transfer ended. Somebody freezes and thaws accounts on both sides
-meanwhile, so that targets refuse and money has to go back. The core's disk loses what was not synced. In the end
-everything is healed, and then: every transfer is at an end, none happened twice, what users have on both sides is what
-the transfers add up to, nothing is in transit, and the ledger's side of the core is what the core says (I4, I5, I7),
-beside I1, I2, I3 and I8.
+told, and asks again until it knows how every transfer ended; of both servers at once, which must say the same. Somebody
+freezes and thaws accounts on both sides meanwhile, so that targets refuse and money has to go back. Every process dies,
+is paused past its leases, and finds that the clock has jumped. The network cuts, delays and parts: replies are lost,
+requests arrive twice. The core's disk loses what was not synced. In the end everything is healed, and then: every
+transfer is at an end, none happened twice, what users have on both sides is what the transfers add up to, nothing is in
+transit, and the ledger's side of the core is what the core says (I4, I5, I7), beside I1, I2, I3 and I8.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from dataclasses import dataclass, field
 
 from bursar.audit import audit
 from bursar.engine import Worker
-from bursar.flows.transfers import AccountType, Limits, Request, TransferRefused, Transfers, View
+from bursar.flows.transfers import MACHINE, AccountType, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.request import funding_account
+from bursar.flows.transfers.transfers import OPEN
 from bursar.ledger import Ledger
 from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome as Said
@@ -27,8 +29,10 @@ from bursar.model.retry import Retry
 from bursar.rails.trading import Core, CoreStopped, Server, Status, TradingClient
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.net import SimHost, SimNet
-from bursar.sim.oracle import Oracle, Violation
+from bursar.sim.oracle import Violation
 from bursar.sim.process import Moment, Process
+from bursar.sim.records import RecordOracle
+from bursar.sim.sharing import SharedPorts
 from bursar.store import connect
 
 PATH = "funds.db"
@@ -41,10 +45,21 @@ CALLERS = 4
 TRANSFERS_EACH = 5
 FUNDS = 50  # of each user, in the beginning
 CRASHES = 3
-SPREAD = {"server": 160, "core": 60}  # port calls within which each process dies
+SERVERS = ("server", "server-2")  # on one machine; the first one judges
+SPREAD = {"server": 160, "server-2": 120, "core": 60}  # port calls within which each process dies
+LEASE_S = 0.1  # of a record; pauses are shorter and longer
+PAUSES = 3
+PAUSES_S = (0.05, 0.3, 1.0)
+PARTITION_S_MAX = 0.8
+TROUBLE_S = 0.25  # virtual seconds within which pauses and partitions begin
+JUMP_SHARE = 0.2  # of the boots find another time
+JUMPS_S = (-36_000, -3_600, -5, 5, 3_600, 36_000)
+ASKED_TWICE = 0.5  # of the wishes are asked of the second server too
+LATE = 0.08  # of the writes to the network
 RESTART_S_MAX = 0.3
-CUT = 0.02  # of the writes to the network
-HEALED_S = 300.0  # virtual seconds within which all must be at an end
+CUT = 0.03  # of the writes to the network
+CALL_S = 0.15  # how long a server waits for the core; what is late comes later
+HEALED_S = 30.0  # virtual seconds within which all must be at an end
 FREEZES = 4
 FREEZE_S_MAX = 0.03
 RETRY = Retry(first_s=0.05, cap_s=0.5)
@@ -65,6 +80,9 @@ class Outcome:
     commits: int  # transfers that arrived
     rolled_back: int
     refusals: int
+    retried: int  # calls whose answer was not known
+    drivers: int  # servers that moved a record
+    trouble: dict[str, int]  # what the network did, pauses, jumps of a clock
 
 
 @dataclass
@@ -74,7 +92,26 @@ class Caller:
     number: int
     wishes: list[Request]
     told: dict[str, View] = field(default_factory=dict)  # by client_order_id, the end of each
+    named: dict[str, str] = field(default_factory=dict)  # by client_order_id, the transfer's id
     refused: set[str] = field(default_factory=set)
+
+
+class TransferOracle(RecordOracle):
+    """What must be true of transfers, whoever drove them: each arrow once, in order, and legal."""
+
+    machine = MACHINE
+
+    def records(self) -> None:
+        """Two that drive one transfer must not have written over each other."""
+        steps = self.steps()
+        for number, id_, state, version in self.db.execute("SELECT number, id, state, version FROM records"):
+            self.legal(number, id_, steps[number], state, version)
+
+    def ended(self) -> None:
+        """All at an end."""
+        marks = ", ".join("?" * len(OPEN))
+        if found := self.db.execute(f"SELECT id, state FROM records WHERE state IN ({marks})", OPEN).fetchall():
+            raise Violation(f"healed, and not at an end: {found}")
 
 
 class Scenario:
@@ -85,8 +122,15 @@ class Scenario:
         self.rng = kernel.rng
         self.net = SimNet(kernel)
         self.net.cut_probability = CUT
-        self.hosts = {name: SimHost(self.net, f"{kernel.seed} {name}") for name in ("server", "core")}
+        self.net.late_probability = LATE
+        machine, core = (SimHost(self.net, f"{kernel.seed} {name}") for name in ("server", "core"))
+        self.hosts = dict.fromkeys(SERVERS, machine) | {"core": core}
+        self.ahead_us = dict.fromkeys((machine, core), 0)  # one machine, one clock
         self.callers = [Caller(n, wishes(kernel.seed, n, size.entries_each)) for n in range(size.callers)]
+        self.oracle: TransferOracle | None = None  # from when there is something to look at
+        self.asking: set[Process] = set()  # whose callers have not all been answered
+        self.healed = False
+        self.over = False
         self.finished: asyncio.Future[None] = kernel.loop.create_future()
 
     async def play(self) -> Outcome:
@@ -94,19 +138,71 @@ class Scenario:
         self.kernel.on_crash = self.crashed
         for name in self.hosts:
             self.boot(name)
+        self.trouble()
         await self.finished
         ends = Counter(view.fsm_state for caller in self.callers for view in caller.told.values())
         refusals = ends["FAILED"] + sum(len(caller.refused) for caller in self.callers)
-        return Outcome(commits=ends["COMMITTED"], rolled_back=ends["ROLLED_BACK"], refusals=refusals)
+        db = self.hosts["server"].open(PATH)
+        (retried,) = db.execute("SELECT count(*) FROM transitions WHERE attempt > 0").fetchone()
+        (drivers,) = db.execute("SELECT count(DISTINCT actor) FROM transitions WHERE version > 1").fetchone()
+        return Outcome(
+            commits=ends["COMMITTED"],
+            rolled_back=ends["ROLLED_BACK"],
+            refusals=refusals,
+            retried=retried,
+            drivers=drivers,
+            trouble=dict(self.net.happened),
+        )
 
     def boot(self, name: str) -> None:
-        process = self.kernel.start(name, disk=self.hosts[name])
-        life = self.live(process) if name == "server" else self.core(process)
+        if self.over:
+            return
+        host = self.hosts[name]
+        process = self.kernel.start(name, disk=host)
+        if not self.healed and self.rng.random() < JUMP_SHARE:
+            self.ahead_us[host] += self.rng.choice(JUMPS_S) * 1_000_000
+            self.net.happened["clock jumps"] += 1
+        for each in self.kernel.processes.values():
+            each.clock_offset_us = self.ahead_us[self.hosts[each.name]]
+        life = self.core(process) if name == "core" else self.live(process)
         process.spawn(life, name=name)
 
     def crashed(self, process: Process) -> None:
+        self.asking.discard(process)
+        self.look()
         delay = self.rng.random() * RESTART_S_MAX
         self.kernel.loop.call_later(delay, self.boot, process.name, context=Context())
+
+    def look(self) -> TransferOracle | None:
+        """After every crash, and in the end."""
+        db = self.hosts["server"].open(PATH)
+        is_made = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()
+        if self.oracle is None and is_made and db.execute("SELECT 1 FROM records LIMIT 1").fetchone():
+            self.oracle = TransferOracle(db)
+        if self.oracle is not None and not db.in_transaction:
+            self.oracle.records()
+        return self.oracle
+
+    def trouble(self) -> None:
+        """Pauses past a lease, and a partition, at some time."""
+        loop = self.kernel.loop
+        for _ in range(PAUSES):
+            name, seconds = self.rng.choice(tuple(self.hosts)), self.rng.choice(PAUSES_S)
+            loop.call_later(self.rng.random() * TROUBLE_S, self.pause, name, seconds, context=Context())
+        server = self.rng.choice(SERVERS)
+        begins = self.rng.random() * TROUBLE_S
+        ends = begins + self.rng.random() * PARTITION_S_MAX
+        loop.call_later(begins, self.part, server, context=Context())
+        loop.call_later(ends, self.net.mend, server, "core", context=Context())
+
+    def pause(self, name: str, seconds: float) -> None:
+        if not self.healed:
+            self.net.happened["pauses"] += 1
+            self.kernel.pause(self.kernel.processes[name], seconds)
+
+    def part(self, server: str) -> None:
+        if not self.healed:
+            self.net.partition(server, "core")
 
     async def core(self, process: Process) -> None:
         """One life of the core."""
@@ -121,49 +217,78 @@ class Scenario:
         try:
             await self.serve(process)
         except Exception as error:
-            if process.alive:
+            if process.alive and not self.finished.done():
                 self.finished.set_exception(error)
         else:
             self.finished.set_result(None)
 
     async def serve(self, process: Process) -> None:
-        """One life of the server: open, set up what is missing, drive what the dead one left, answer the callers."""
-        store = connect(URL, process.ports)
+        """One life of a server: open, set up what is missing, drive what the dead one left, answer the callers."""
+        store = connect(URL, SharedPorts(process))
         await store.open()
         ledger = Ledger(store)
-        async with TradingClient(process.ports, ADDRESS, name="spot", secret=SECRET, timeout_s=0.4) as client:
+        async with TradingClient(process.ports, ADDRESS, name="spot", secret=SECRET, timeout_s=CALL_S) as client:
             transfers = Transfers(
-                ledger, {AccountType.SPOT: client}, limits=Limits(per_second=None, per_day=None), retry=RETRY
+                ledger,
+                {AccountType.SPOT: client},
+                limits=Limits(per_second=None, per_day=None),
+                retry=RETRY,
+                worker=process.name,
             )
-            await furnish(ledger, transfers)
+            transfers.engine.lease_us = int(LEASE_S * 1e6)
+            if process.name == SERVERS[0]:
+                await furnish(ledger, transfers)
             worker = Worker(transfers.engine, scan_s=0.1)
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(worker.run(), name="worker")
-                async with asyncio.TaskGroup() as asking:
-                    for caller in self.callers:
-                        asking.create_task(self.call(caller, transfers), name=f"c{caller.number}")
-                    asking.create_task(self.freeze(ledger, client, process), name="freezer")
-                self.heal()
+                await self.ask(process, transfers, client)
+                if process.name != SERVERS[0]:
+                    await driving  # for ever: the other one ends the run
+                await self.heal(process)
                 await self.end(process, transfers, client)
                 worker.stop()
                 await driving
+            self.over = True
+            self.kernel.processes[SERVERS[1]].crash()
             await self.judge(ledger, transfers, client, process)
 
-    async def call(self, caller: Caller, transfers: Transfers) -> None:
+    async def ask(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
+        """Let all callers ask; the second server is asked for some of it, at the same time."""
+        if self.healed and process.name != SERVERS[0]:
+            return
+        self.asking.add(process)
+        async with asyncio.TaskGroup() as asking:
+            for caller in self.callers:
+                share = 1.0 if process.name == SERVERS[0] else ASKED_TWICE
+                asking.create_task(self.call(caller, transfers, share), name=f"c{caller.number}")
+            if process.name == SERVERS[0]:
+                asking.create_task(self.freeze(transfers.ledger, client, process), name="freezer")
+        self.asking.discard(process)
+
+    async def call(self, caller: Caller, transfers: Transfers, share: float = 1.0) -> None:
         """Ask for everything that is not answered yet; PENDING is an answer for now."""
         for wish in caller.wishes:
             order = wish.client_order_id
-            if order in caller.told or order in caller.refused:
+            if order in caller.told or order in caller.refused or self.rng.random() >= share:
                 continue
             try:
                 view = await transfers.create(wish, deadline_s=0.2 + self.rng.random())
             except TransferRefused:
-                caller.refused.add(order)
+                if self.healed:  # until then the same wish may be under way at the other server, and is asked again
+                    caller.refused.add(order)
             except (BursarError, ConnectionError):
                 continue  # the core or the database could not be asked: asked again later
             else:
-                if view.state != "PENDING":
-                    caller.told[order] = view
+                self.hear(caller, order, view)
+
+    def hear(self, caller: Caller, order: str, view: View) -> None:
+        """Whoever was told before was told the same."""
+        if caller.named.setdefault(order, view.req_id) != view.req_id:
+            raise Violation(f"{order} is {caller.named[order]}, and at another server {view.req_id}")
+        if view.state != "PENDING":
+            before = caller.told.setdefault(order, view)
+            if before.fsm_state != view.fsm_state:
+                raise Violation(f"{order} was told {before.fsm_state}, and then {view.fsm_state}")
 
     async def freeze(self, ledger: Ledger, client: TradingClient, process: Process) -> None:
         """Accounts are frozen on either side for a moment, in the middle of everything."""
@@ -177,11 +302,15 @@ class Scenario:
             await client.set_status(user, Status.ACTIVE)
             await process.ports.sleep(self.rng.random() * FREEZE_S_MAX)
 
-    def heal(self) -> None:
+    async def heal(self, process: Process) -> None:
+        """Nothing breaks from now on, and nobody else asks any more."""
+        self.healed = True
         self.kernel.calm()
         self.net.heal()
         for host in self.hosts.values():
             host.state.cut_probability = 0.0
+        while self.asking:
+            await process.ports.sleep(0.05)
 
     async def end(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
         """Nothing goes wrong any more: ask until every wish has come to an end."""
@@ -189,18 +318,22 @@ class Scenario:
         for user in range(1, USERS + 1):
             await transfers.ledger.unfreeze(funding_account(user))
             while (await client.set_status(user, Status.ACTIVE)).outcome is not Said.SUCCESS:
+                if self.kernel.loop.now > deadline:
+                    raise Violation("healed, but the core serves nobody")
                 await process.ports.sleep(0.1)
         while any(len(c.told) + len(c.refused) < len(c.wishes) for c in self.callers):
             if self.kernel.loop.now > deadline:
                 raise Violation("healed, but transfers have not come to an end")
             for caller in self.callers:
                 await self.call(caller, transfers)
-            await process.ports.sleep(0.1)
+            await process.ports.sleep(0.3)
 
     async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
         """Everything that was told is true, and nothing else happened."""
-        oracle = Oracle(self.hosts["server"].open(PATH))
+        oracle = self.look()
+        assert oracle is not None
         oracle.everything(every_column=True)
+        oracle.ended()
         broken = [text for finding in await audit(ledger.store) for text in finding.broken]
         if broken:
             raise Violation(f"audit: {broken}")
@@ -266,8 +399,8 @@ def wishes(seed: int, caller: int, how_many: int) -> list[Request]:
 
 
 def crash_points(dice: random.Random) -> list[CrashAt]:
-    """Each process dies at least once."""
-    names = ["server", "core", dice.choice(("server", "core"))]
+    """A server and the core die at least once."""
+    names = [dice.choice(SERVERS), "core", dice.choice(tuple(SPREAD))]
     calls = {(name, 1 + dice.randrange(SPREAD[name])) for name in names}
     return [CrashAt(name, call, dice.choice((Moment.BEFORE, Moment.AFTER))) for name, call in sorted(calls)]
 
