@@ -77,7 +77,7 @@ def check(told: dict[str, Any]) -> None:
 def test_for_programs_and_kept(place: dict[str, str]) -> None:
     """One JSON object; what is kept can be served and audited afterwards; a folder with something in it is refused."""
     folder = Path(place["TMPDIR"]) / "kept"
-    words = [*DEMO, "--seconds", "8", "--json", "--folder", str(folder), "--listen", "127.0.0.1:0"]
+    words = [*DEMO, "--seconds", "5", "--json", "--folder", str(folder), "--listen", "127.0.0.1:0"]
     ran = subprocess.run(words, env=place, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     check(json.loads(ran.stdout))

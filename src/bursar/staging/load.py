@@ -110,12 +110,13 @@ class Load:
         for thread in self._threads:
             thread.start()
 
-    def finish(self, timeout_s: float) -> None:
-        """No new wishes; everybody asks until there is an answer, or the time is up."""
+    def finish(self, timeout_s: float) -> bool:
+        """No new wishes; everybody asks until there is an answer, or the time is up. Whether everybody got one."""
         self._give_up = time.monotonic() + timeout_s
         self._over.set()
         for thread in self._threads:
             thread.join()
+        return time.monotonic() < self._give_up
 
     def settle(self, timeout_s: float, sample: int) -> None:
         """When everything is up and nothing is on its way: ask again where a lost request might have been carried out

@@ -24,9 +24,9 @@ from bursar.torture.scene import DATABASE_AWAY, Scene, Victim, until
 USERS = range(1_001, 1_013)
 ASSETS = {"USDT": 6, "BTC": 8}
 OPENING = 1_000_000  # smallest units, of each asset
-HEAL_S = 90.0
-DRAIN_S = 90.0
+HEAL_S = 60.0
 SETTLE_S = 60.0
+HOPELESS_S = 5.0  # for each further wait, once something did not come true in time: it is only judged then
 REPEATED = 100  # accepted wishes that are sent once more in the end
 FOLDERS = (Path("/var/tmp"), Path("/tmp"))
 
@@ -130,7 +130,7 @@ class _Session:
             self.report.elapsed = elapsed
             # Mostly when all of it works again; but what is just coming up must survive a blow, too.
             if self.rng.random() < 0.7:
-                until(lambda: all(v.is_ready for v in self.scene.victims), HEAL_S)
+                until(lambda: all(v.is_ready for v in self.scene.victims), self.report.seconds - elapsed)
             self._wait(self.rng.uniform(0.2, 1.5), "striking")
             self._blow()
         self.report.elapsed = time.monotonic() - began
@@ -169,7 +169,7 @@ class _Session:
         if not self.scene.until_ready(HEAL_S):
             down = [victim.name for victim in self.scene.victims if not victim.is_ready]
             self.report.wrong.append(f"does not come up again: {', '.join(down)}")
-        self.load.finish(HEAL_S)
+        patience_s = SETTLE_S if self.load.finish(HEAL_S) else HOPELESS_S
         # In good order, once: whatever a server still had in hand is at its end, or parked, before we ask again.
         for hired in self.scene.hired:
             code = hired.dismiss()
@@ -177,12 +177,12 @@ class _Session:
                 self.report.wrong.append(f"{hired.name} ended with {code} on SIGTERM")
         for hired in self.scene.hired:
             hired.revive()
-        self.scene.until_ready(HEAL_S)
+        self.scene.until_ready(patience_s)
         self.say("settling")
-        self.load.settle(SETTLE_S, REPEATED)
+        self.load.settle(patience_s, REPEATED)
         self.say("draining")
         began = time.monotonic()
-        until(lambda: self._open() == 0, DRAIN_S)
+        until(lambda: self._open() == 0, patience_s)
         self.report.drain_s = time.monotonic() - began
 
     def _open(self) -> int:

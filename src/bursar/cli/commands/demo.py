@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bursar.demo import Blow, Report, Watch
     from bursar.staging import Guard, Program
 
-SECONDS = 25.0
+SECONDS = 20.0
 SECONDS_MIN = 5
 LOOK_S = 0.2
 HALTS = {
