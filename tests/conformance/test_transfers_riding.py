@@ -14,12 +14,10 @@ from tests.builders import Place, scenario
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, broken, exchange
 
 from bursar.engine import Answer, Item, Operators
-from bursar.flows.transfers import AccountType, Request
+from bursar.flows.transfers import AccountType, Code, Request
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.rails import FundingRail
-from bursar.model.errors import AccountFrozen
 from bursar.model.outcome import Outcome
-from bursar.rails.trading import Status
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -188,16 +186,13 @@ async def test_it_is_called_where_it_is_told_to_be(place: Place, tmp_path: Path)
 
 @scenario
 async def test_nothing_rides_from_a_frozen_source(place: Place, tmp_path: Path) -> None:
-    """The same code as from a call, and nothing written but the refusal."""
+    """Frozen after the target was looked at: the unit is refused, a closer look says why, and nothing is written."""
     async with exchange(place, tmp_path) as here:
-        core = await here.core.client()
-        assert (await core.balances(ALICE)).status is Status.ACTIVE
-        rail = here.transfers.rails[AccountType.FUNDING]
+        rail = here.transfers.rails[AccountType.SPOT]
         real = rail.look
         rail.look = lambda transfer: _then_freeze(here, real(transfer))  # type: ignore[method-assign]
-        view = await here.move(FUNDING, SPOT, "10")
-        assert (view.state, view.error.partition(":")[0]) == ("FAILED", AccountFrozen.code)
-        assert await remembered(here, view.req_id) == {"withdraw": "EXPLICIT_FAIL"}
+        assert await here.refused(FUNDING, SPOT, "10") is Code.ACCOUNT_FROZEN
+        assert await here.transfers.list(ALICE) == []
         await here.bursar.ledger.unfreeze(f"user:{ALICE}:funding")
         assert await here.standing() == ("100.000000", 0)
 

@@ -55,7 +55,7 @@ class SteppedConnection:
 
     async def fetch(self, sql: str, *args: Any, timeout: float | None = None) -> Any:
         await self.actor.gate(NAMES.get(sql, sql))
-        if NAMES.get(sql) != "claim_due" or self.is_in_transaction():
+        if NAMES.get(sql) not in (*WRITES, "claim_due") or self.is_in_transaction():
             return await self._watched(self.real.fetch(sql, *args))
         return await self._in_two_steps(self.real.fetch, sql, *args)
 
@@ -65,9 +65,7 @@ class SteppedConnection:
 
     async def fetchval(self, sql: str, *args: Any, timeout: float | None = None) -> Any:
         await self.actor.gate(NAMES.get(sql, sql))
-        if NAMES.get(sql) not in WRITES or self.is_in_transaction():
-            return await self._watched(self.real.fetchval(sql, *args))
-        return await self._in_two_steps(self.real.fetchval, sql, *args)
+        return await self._watched(self.real.fetchval(sql, *args))
 
     async def _in_two_steps(self, run: Callable[..., Awaitable[T]], sql: str, *args: Any) -> T:
         transaction = self.real.transaction()

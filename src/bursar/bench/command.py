@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bursar.bench import ledger, report, trading
-from bursar.bench.measure import FULL, QUICK, Pace, Row
+from bursar.bench import ledger, report, trading, transfers
+from bursar.bench.measure import FULL, QUICK, Row
 from bursar.devdb import PostgresFailedError, PostgresNotFoundError
 
 STORES = ("sqlite", "postgres")
@@ -39,11 +39,15 @@ def _progress(total: int) -> Iterator[ledger.Say]:
 
 
 @click.command("bench")
-@click.argument("name", type=click.Choice(["ledger", "trading"]))
+@click.argument("name", type=click.Choice(["ledger", "trading", "transfers"]))
 @click.option("--quick", is_flag=True, help="Short windows and no database of 10^6 postings: under 45 seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON and nothing else.")
 @click.option(
-    "--store", type=click.Choice([*STORES, "all"]), default="all", show_default=True, help="Of the ledger: which store."
+    "--store",
+    type=click.Choice([*STORES, "all"]),
+    default="all",
+    show_default=True,
+    help="Of ledger and transfers: which store.",
 )
 @click.option(
     "--out",
@@ -62,12 +66,16 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
 
     The trading core's floor decodes the same frames, makes one look-up and one store per operation, appends, syncs and
     answers. restart: beside what is allowed for 10^6 remembered operations. snapshot: beside the same without any.
+
+    Transfers stand beside plain (by hand, one statement per transaction) and dbos (the same as a DBOS workflow), in
+    process and over HTTP. half-rate: beside the p99 allowed. overload-http: settled beside accepted. recovery: of
+    transfers left in flight by a crash, beside what is allowed.
     """
     if name == "trading":
         with _progress(trading.steps()) as say:
             rows = asyncio.run(trading.run(trading.QUICK if quick else trading.FULL, say))
     else:
-        rows = _ledger(STORES if store == "all" else (store,), QUICK if quick else FULL)
+        rows = _on_stores(name, STORES if store == "all" else (store,), quick)
     if as_json:
         click.echo(report.as_json(rows))
     else:
@@ -77,9 +85,16 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
             click.echo(f"wrote {path}", err=True)
 
 
-def _ledger(stores: tuple[str, ...], pace: Pace) -> list[Row]:
+def _on_stores(name: str, stores: tuple[str, ...], quick: bool) -> list[Row]:
     try:
+        if name == "transfers":
+            haste = transfers.QUICK if quick else transfers.FULL
+            with _progress(transfers.steps(stores, haste)) as say:
+                return asyncio.run(transfers.run(stores, haste, say))
+        pace = QUICK if quick else FULL
         with _progress(ledger.steps(stores, pace)) as say:
             return asyncio.run(ledger.run(stores, pace, say))
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error.name} is missing: pip install 'bursar[api,bench]'") from error
     except (PostgresNotFoundError, PostgresFailedError) as error:
         raise click.ClickException(f"{error} Or leave PostgreSQL out: --store sqlite") from error

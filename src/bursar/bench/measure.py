@@ -44,6 +44,8 @@ class Row(msgspec.Struct, kw_only=True):
     against: str  # what floor_per_s is the rate of
     group: float = 0.0  # commits in one unit, on average
     wal_bytes: int | None = None  # write-ahead bytes per commit
+    p50_ms: float | None = None  # how long ours took, where that was measured
+    p99_ms: float | None = None
     samples: list[tuple[float, float]] = []  # ours and floor, window by window
     note: str = ""
 

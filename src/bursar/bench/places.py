@@ -39,6 +39,10 @@ class Place(Protocol):
         """A new database with so many postings in it; returns its address."""
         ...
 
+    async def blank(self, name: str) -> str:
+        """A new database with nothing in it; returns its address."""
+        ...
+
     async def copy(self, address: str, name: str) -> str:
         """The same again; returns the copy's address."""
         ...
@@ -73,8 +77,11 @@ class SqlitePlace:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    async def blank(self, name: str) -> str:
+        return f"sqlite:///{self._folder / name}.db"
+
     async def make(self, name: str, postings: int) -> str:
-        address = f"sqlite:///{self._folder / name}.db"
+        address = await self.blank(name)
         await _schema(address)
         load_sqlite(self._path(address), postings)
         return address
@@ -125,6 +132,9 @@ class PostgresPlace:
 
     def __init__(self, server: ThrowawayPostgres) -> None:
         self._server = server
+
+    async def blank(self, name: str) -> str:
+        return await self._create(name)
 
     async def make(self, name: str, postings: int) -> str:
         address = await self._create(name)

@@ -15,11 +15,14 @@ from rich.table import Table
 from bursar.bench.measure import Row
 from bursar.bench.plot import plot
 
-HEADINGS = ("case", "store", "callers", "ours/s", "floor/s", "ratio", "group", "log B")
-RIGHT = frozenset({2, 3, 4, 5, 6, 7})  # columns of numbers
+HEADINGS = ("case", "store", "callers", "ours/s", "floor/s", "ratio")
+MORE = ("group", "log B")
+WAITS = ("p50 ms", "p99 ms")
+LEFT = 2  # columns of text; the others are numbers
 
 TITLES = {
     "ledger": "The ledger beside its floor; plain, growth and memory: see `bursar bench --help`",
+    "transfers": "Internal transfers beside what one would use instead; cases: see `bursar bench --help`",
     "trading": "The trading core beside its floor; restart and snapshot: see `bursar bench --help`",
 }
 PROSE = {
@@ -31,6 +34,15 @@ PROSE = {
         "In `plain` rows the other is a table of balances with one transaction per payment; in `growth` rows it is the",
         "ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes, half-way and at the end.",
     ),
+    "transfers": (
+        "Settled transfers per second, every second one back, durable on both sides. `plain`: the version written in",
+        "an afternoon, one statement per transaction, idempotent, no batching, no checks, no history. `dbos`: the same",
+        "two steps as a DBOS workflow. Both use the same PostgreSQL server, the same core and the same client, and",
+        "take turns with ours. `http`: `bursar serve` beside the library; `http-dbos`: beside DBOS behind the same web",
+        "server. `half-rate`: arrivals by the clock at half of the highest rate, beside the p99 that is allowed.",
+        "`overload-http`: settled beside accepted, when twice as many ask as are let in. `recovery`: transfers left",
+        "in flight by a killed process, ended per second, beside what is allowed.",
+    ),
     "trading": (
         "Operations per second of one core process over its Unix socket, durable; `frames-N` has N operations in a",
         "frame, and every client waits for its answer. The floor decodes the same frames, makes one look-up and one",
@@ -40,7 +52,16 @@ PROSE = {
 }
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _headings(name: str) -> tuple[str, ...]:
+    return HEADINGS + (WAITS if name == "transfers" else MORE)
+
+
+def _cells(row: Row, name: str) -> tuple[str, ...]:
+    more = (
+        ("" if row.p50_ms is None else f"{row.p50_ms:,.1f}", "" if row.p99_ms is None else f"{row.p99_ms:,.1f}")
+        if name == "transfers"
+        else (f"{row.group:.0f}", "" if row.wal_bytes is None else f"{row.wal_bytes:,}")
+    )
     return (
         row.case,
         row.store,
@@ -48,8 +69,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.ours_per_s:,.0f}",
         f"{row.floor_per_s:,.0f}",
         f"{row.ratio:.2f}",
-        f"{row.group:.0f}",
-        "" if row.wal_bytes is None else f"{row.wal_bytes:,}",
+        *more,
     )
 
 
@@ -57,14 +77,14 @@ def as_table(rows: Sequence[Row], name: str) -> Table:
     """For a terminal."""
     title = TITLES[name]
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1), pad_edge=False)
-    for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if place in RIGHT else "left", no_wrap=True)
+    for place, heading in enumerate(_headings(name)):
+        table.add_column(heading, justify="left" if place < LEFT else "right", no_wrap=True)
     store = None
     for row in rows:
         if store not in (None, row.store):
             table.add_section()
         store = row.store
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, name))
     return table
 
 
@@ -75,7 +95,8 @@ def as_json(rows: Sequence[Row]) -> str:
 
 def as_markdown(rows: Sequence[Row], name: str) -> str:
     """For the documentation."""
-    rules = ("---:" if place in RIGHT else "---" for place in range(len(HEADINGS)))
+    headings = _headings(name)
+    rules = ("---" if place < LEFT else "---:" for place in range(len(headings)))
     lines = [
         f"# Benchmark: {name}",
         "",
@@ -83,9 +104,9 @@ def as_markdown(rows: Sequence[Row], name: str) -> str:
         "",
         *PROSE[name],
         "",
-        f"| {' | '.join(HEADINGS)} |",
+        f"| {' | '.join(headings)} |",
         f"| {' | '.join(rules)} |",
-        *(f"| {' | '.join(_cells(row))} |" for row in rows),
+        *(f"| {' | '.join(_cells(row, name))} |" for row in rows),
         "",
         *(f"- {row.case}, {row.store}: {row.note}." for row in rows if row.note),
     ]

@@ -10,6 +10,8 @@ USERS = 1_000
 SEED = 1_000_000 * 10**PRECISION  # what a user has at each end
 AMOUNT = 10_000  # of one transfer: 0.01
 AMOUNT_TEXT = "0.01"
+CORE = "spot"  # the name of the trading core
+SECRET = b"only for the benchmark"
 
 Job = tuple[str, int, bool]  # request id, user, into the core
 

@@ -7,6 +7,12 @@ core, by the same client. No history, no entries, no limits, no checks beyond th
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
 import asyncpg
 
 from bursar.bench.transfers_load import AMOUNT, ASSET, SEED, USERS, Job
@@ -41,37 +47,51 @@ CREDIT = (
 MOVE = "UPDATE transfers SET state = $3, updated_at = now() WHERE req_id = $1 AND state = $2"
 
 
-class PlainTransfers:
-    """Transfers by hand, on PostgreSQL."""
+class PlainTransfers(Protocol):
+    """Transfers by hand."""
+
+    async def transfer(self, job: Job) -> None:
+        """One transfer, to its end."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the database."""
+        ...
+
+
+async def prepare(pool: asyncpg.Pool) -> None:
+    """Make the tables and fill them."""
+    await pool.execute(TABLES)
+    await pool.execute(f"INSERT INTO balances SELECT u, '{ASSET}', {SEED} FROM generate_series(1, {USERS}) AS u")
+    await pool.execute("ANALYZE")
+
+
+class PostgresPlain:
+    """asyncpg with a pool."""
 
     def __init__(self, pool: asyncpg.Pool, core: TradingClient) -> None:
         self._pool = pool
         self._core = core
 
     @classmethod
-    async def open(cls, address: str, core: TradingClient) -> PlainTransfers:
+    async def open(cls, address: str, core: TradingClient) -> PostgresPlain:
         """Make the tables and fill them."""
         pool = await asyncpg.create_pool(address, min_size=POOL, max_size=POOL)
-        await pool.execute(TABLES)
-        await pool.execute(
-            f"INSERT INTO balances SELECT u, '{ASSET}', {SEED} FROM generate_series(1, {USERS}) AS g (u)"
-        )
-        await pool.execute("ANALYZE")
+        await prepare(pool)
         return cls(pool, core)
 
     async def transfer(self, job: Job) -> None:
         """One transfer, to its end."""
         req_id, user, inward = job
-        ends = ("FUNDING", "SPOT") if inward else ("SPOT", "FUNDING")
         run = self._pool.execute
-        await run(CREATE, req_id, user, *ends, ASSET, AMOUNT)
+        await run(CREATE, req_id, user, *ends(inward), ASSET, AMOUNT)
         if inward:
             await run(DEBIT, req_id, user, ASSET, AMOUNT)
         else:
-            _sure((await self._core.withdraw(req_id, user, ASSET, AMOUNT)).outcome)
+            sure((await self._core.withdraw(req_id, user, ASSET, AMOUNT)).outcome)
         await run(MOVE, req_id, "SOURCE_PENDING", "TARGET_PENDING")
         if inward:
-            _sure((await self._core.deposit(req_id, user, ASSET, AMOUNT)).outcome)
+            sure((await self._core.deposit(req_id, user, ASSET, AMOUNT)).outcome)
         else:
             await run(CREDIT, req_id, user, ASSET, AMOUNT)
         await run(MOVE, req_id, "TARGET_PENDING", "COMMITTED")
@@ -81,6 +101,73 @@ class PlainTransfers:
         await self._pool.close()
 
 
-def _sure(outcome: Outcome) -> None:
-    if outcome is not Outcome.SUCCESS:  # the benchmark's load has no other outcome
+class SqlitePlain:
+    """The same on sqlite3, on a thread, as an asyncio program has to."""
+
+    def __init__(self, path: str, core: TradingClient) -> None:
+        self._lane = ThreadPoolExecutor(max_workers=1)
+        self._core = core
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        tables = TABLES.replace("timestamptz", "text").replace("now()", "CURRENT_TIMESTAMP")
+        self._connection.executescript(tables)
+        rows = [(user, ASSET, SEED) for user in range(1, USERS + 1)]
+        self._connection.execute("BEGIN")
+        self._connection.executemany("INSERT INTO balances VALUES (?, ?, ?)", rows)
+        self._connection.execute("COMMIT")
+
+    async def transfer(self, job: Job) -> None:
+        """One transfer, to its end."""
+        req_id, user, inward = job
+        await self._run(self._create, req_id, user, *ends(inward))
+        if inward:
+            await self._run(self._book, req_id, user, "withdraw", -AMOUNT)
+        else:
+            sure((await self._core.withdraw(req_id, user, ASSET, AMOUNT)).outcome)
+        await self._run(self._move, req_id, "SOURCE_PENDING", "TARGET_PENDING")
+        if inward:
+            sure((await self._core.deposit(req_id, user, ASSET, AMOUNT)).outcome)
+        else:
+            await self._run(self._book, req_id, user, "deposit", AMOUNT)
+        await self._run(self._move, req_id, "TARGET_PENDING", "COMMITTED")
+
+    async def _run(self, what: Callable[..., None], *args: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._lane, what, *args)
+
+    def _create(self, req_id: str, user: int, source: str, target: str) -> None:
+        self._connection.execute(
+            "INSERT INTO transfers (req_id, user_id, source, target, asset, amount, state) "
+            "VALUES (?, ?, ?, ?, ?, ?, 'SOURCE_PENDING') ON CONFLICT DO NOTHING",
+            (req_id, user, source, target, ASSET, AMOUNT),
+        )
+
+    def _book(self, req_id: str, user: int, op: str, change: int) -> None:
+        run = self._connection.execute
+        run("BEGIN IMMEDIATE")
+        if run("INSERT INTO operations VALUES (?, ?, 'ok') ON CONFLICT DO NOTHING", (req_id, op)).rowcount:
+            where = (change, user, ASSET)
+            run("UPDATE balances SET available = available + ? WHERE user_id = ? AND asset = ?", where)
+        run("COMMIT")
+
+    def _move(self, req_id: str, source: str, target: str) -> None:
+        self._connection.execute(
+            "UPDATE transfers SET state = ?, updated_at = CURRENT_TIMESTAMP WHERE req_id = ? AND state = ?",
+            (target, req_id, source),
+        )
+
+    async def close(self) -> None:
+        """Let go of the file."""
+        await self._run(self._connection.close)
+        self._lane.shutdown()
+
+
+def ends(inward: bool) -> tuple[str, str]:
+    """From where, and to where."""
+    return ("FUNDING", "SPOT") if inward else ("SPOT", "FUNDING")
+
+
+def sure(outcome: Outcome) -> None:
+    """The benchmark's load has no other outcome."""
+    if outcome is not Outcome.SUCCESS:
         raise RuntimeError(f"the core said {outcome}")

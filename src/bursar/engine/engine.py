@@ -84,11 +84,13 @@ class Engine:
         remember: Remember | None = None,
         limits: tuple[Limit, ...] = (),
         actor: str = "",
+        riding: bool = False,
     ) -> Started:
         """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
 
         With `remember`, a repeated request gets the record of the first one; a refusal is never remembered, because
-        nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over.
+        nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. With
+        `riding`, it is started only if its first call can be part of the unit; if not, a refusal says why.
         """
         driven = self.require(flow)
         now_us = self.ports.now_us()
@@ -122,8 +124,13 @@ class Engine:
                 record, (*passages, *ridden(driven, there, ride)), actor, body=text, keeps=ride.booking.keeps
             )
             change = Change(ride.booking.intents, (move,), remember, limits, ride.operations)
-            with contextlib.suppress(Refusal):  # whatever it is, it is told again below, or by whoever is called
+            try:
                 return await self._started(record, move, change)
+            except Refusal:  # whatever it is, it is told again below, or by whoever is called
+                if riding:
+                    raise
+        elif riding:
+            raise Conflict(f"the first call of {flow} has to be made by itself", 1)
         move = self._move(record, passages, actor, body=text)
         try:
             return await self._started(record, move, Change(moves=(move,), remember=remember, limits=limits))

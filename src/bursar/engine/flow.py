@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def storable(text: str) -> str:
     """Text from outside, without what PostgreSQL refuses to store: NUL, and halves of characters."""
-    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    return text.replace("\x00", "\ufffd").replace("\x1f", "\ufffd").encode("utf-8", "replace").decode()
 
 
 SUCCESS = Answer(outcome=Outcome.SUCCESS)

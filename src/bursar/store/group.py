@@ -42,12 +42,14 @@ class Heads:
     WARY_GROUPS = 64
     LIMIT = 200_000  # accounts kept; beyond that the cache starts over
 
-    __slots__ = ("accounts", "assets", "books", "generation", "numbers", "wary", "wide")
+    __slots__ = ("accounts", "assets", "books", "generation", "kept", "numbers", "numbers_until", "wary", "wide")
 
     def __init__(self) -> None:
         self.generation = 0
         self.wary = 0  # groups that look ahead at what others usually only hope for, because a race was lost lately
-        self.numbers: list[int] = []  # fetched ahead
+        self.numbers: list[int] = []  # fetched ahead, by a store that does so
+        self.numbers_until = 0.0  # and still fresh until then
+        self.kept: dict[int, Posting] = {}  # postings that records own, where a store keeps them in mind
         self.accounts: dict[str, Account] = {}
         self.assets: dict[str, Asset] = {}
         self.books: dict[str, Book] = {}
@@ -97,6 +99,7 @@ class Ask(msgspec.Struct):
     pools: dict[PoolKey, int] = {}  # → how many postings to read
     named: list[int] = []
     floors: list[tuple[int, int]] = []
+    hopeful: bool = False  # all entries go with moves and select nothing: nothing has to be read
     look: RecordAsk | None = None  # None: hope that nobody was faster; the write notices if somebody was
 
 
@@ -146,6 +149,7 @@ class Decided(msgspec.Struct, frozen=True):
 
     generation: int
     rows: Rows
+    heads: Heads = msgspec.field(default_factory=Heads)
 
 
 class Job(Protocol):

@@ -118,6 +118,8 @@ class GroupJob:
             for move in change.moves:
                 ask.intents += not move.version
         ask.floors = sorted(floors)
+        unread = not (self.heads.wary or self._doubts or ask.pools or floors)
+        ask.hopeful = unread and all(change.moves or not change.intents for change in self.changes)
         if (
             self.after is None
             and (self.heads.wary or self._doubts)

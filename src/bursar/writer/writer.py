@@ -195,6 +195,7 @@ class Writer:
             except Lost as error:
                 lost += 1
                 self.heads.wary = Heads.WARY_GROUPS
+                self.heads.kept.clear()
                 if isinstance(error, Blocked) and (len(changes) > 1 or lost >= TRIES_BLOCKED):
                     raise Conflict(str(error), lost) from error  # halves find whom it concerns; the others go on
                 if lost >= self.tries:

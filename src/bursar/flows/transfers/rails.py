@@ -51,6 +51,8 @@ Look = asyncio.Future[Side] | Coroutine[Any, Any, Side]
 class Rail(Protocol):
     """One end. Every operation is idempotent under the request's id."""
 
+    rides: bool  # whether its operations can be rows of a transition's own unit (ADR 14)
+
     def look(self, transfer: Transfer) -> Look:
         """How a user's account stands: asked at once, together with all who ask now. Never a promise."""
         ...
@@ -204,6 +206,8 @@ class FundingRail:
 
 class TradingRail:
     """A trading core, by its client. The client has turned every kind of trouble into an outcome already."""
+
+    rides = False
 
     def __init__(self, client: TradingClient, name: str) -> None:
         self._client = client

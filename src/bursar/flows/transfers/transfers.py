@@ -41,10 +41,10 @@ from bursar.flows.transfers.request import (
     funding_account,
 )
 from bursar.ledger import Ledger
-from bursar.model.accounts import ExternalAccount, Policy, SystemAccount
+from bursar.model.accounts import AccountStatus, ExternalAccount, Policy, SystemAccount
 from bursar.model.entries import deposit
 from bursar.model.envelope import Receipt
-from bursar.model.errors import AlreadyExists, LimitExceeded, OtherRequest, RecordMoved
+from bursar.model.errors import AlreadyExists, Conflict, LimitExceeded, OtherRequest, RecordMoved, Refusal
 from bursar.model.machine import Kind
 from bursar.model.money import MINOR_MAX, Amount, Asset
 from bursar.model.records import Record
@@ -179,10 +179,13 @@ class Transfers:
         for name in (rail_name(transfer.source), rail_name(transfer.target)):
             if ("rail", name) in self._paused:  # it would be taken at one end, and wait for the other
                 raise TransferRefused(Code.TRANSFERS_PAUSED, f"no new transfers from or to {name} for now")
-        ends = (self.rails[transfer.source], self.rails[transfer.target])
-        source, target = await both(*[end.look(transfer) for end in ends])
-        check_sides(transfer, source, target, assets[transfer.asset])
-        record, replayed = await self._start(request, transfer)
+        started = await self._at_once(request, transfer)
+        if started is None:
+            ends = (self.rails[transfer.source], self.rails[transfer.target])
+            source, target = await both(*[end.look(transfer) for end in ends])
+            check_sides(transfer, source, target, assets[transfer.asset])
+            started = await self._start(request, transfer)
+        record, replayed = started
         if not replayed:
             record = await self.engine.process_now(record, deadline_s)
         return await self._view(record, replayed=replayed)
@@ -250,7 +253,22 @@ class Transfers:
         record = await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
         return None if record is None else await self._view(record, replayed=True)
 
-    async def _start(self, request: Request, transfer: Transfer) -> tuple[Record, bool]:
+    async def _at_once(self, request: Request, transfer: Transfer) -> tuple[Record, bool] | None:
+        """Start without a look at the source, where the unit that starts it takes the money there: that is the look.
+
+        None if anything speaks against it. Nothing is written then, and a closer look finds out what to say.
+        """
+        if not self.rails[transfer.source].rides:
+            return None
+        target = await self.rails[transfer.target].look(transfer)
+        if target.status is not AccountStatus.ACTIVE:
+            return None
+        try:
+            return await self._start(request, transfer, riding=True)
+        except (Refusal, Conflict):
+            return None
+
+    async def _start(self, request: Request, transfer: Transfer, *, riding: bool = False) -> tuple[Record, bool]:
         while True:
             req_id = f"{PREFIX}{await self._ids.next()}"
             remember = None
@@ -270,6 +288,7 @@ class Transfers:
                     owner=str(request.user),
                     remember=remember,
                     limits=self._limits(transfer),
+                    riding=riding,
                 )
             except RecordMoved:
                 # It is there: ours, if the reply to its COMMIT was lost, and then another one would pay twice; or

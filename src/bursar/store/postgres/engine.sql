@@ -20,31 +20,49 @@ SELECT 4, 0, c.count, 0, ARRAY[c.key, c.amount::text] FROM bursar.counters c WHE
 SELECT nextval('bursar.numbers') FROM generate_series(1, $1::bigint)
 
 -- name: group_records
--- The records' part of a group by itself.
-SELECT bursar.write_records_1($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
-    $8::text[], $9::bigint[],
-    $10::text[], $11::bigint[], $12::text[], $13::bigint[], $14::bigint[], $15::text[], $16::text[], $17::text[],
-    $18::text[], $19::integer[], $20::bigint[], $21::bigint[], $22::text[], $23::text[], $24::text[],
-    $25::bigint[], $26::integer[], $27::text[], $28::integer[], $29::integer[], $30::bigint[], $31::bigint[],
-    $32::text[], $33::text[], $34::text[], $35::bigint[], $36::integer[], $37::text[], $38::text[], $39::text[],
-    $40::integer[], $41::text[], $42::text[])
+-- The records' part of a group by itself; and numbers for the next one.
+SELECT bursar.write_records_1((string_to_array($1::text, E'\x1f'))[2:], (string_to_array($2::text, E'\x1f'))[2:],
+    (string_to_array($3::text, E'\x1f'))[2:], (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text,
+    E'\x1f'))[2:], (string_to_array($6::text, E'\x1f'))[2:], (string_to_array($7::text, E'\x1f'))[2:],
+    (string_to_array($8::text, E'\x1f'))[2:], $9::text::bigint[], $10::text::text[], $11::text::bigint[],
+    $12::text::text[], $13::text::bigint[], $14::text::bigint[], (string_to_array($15::text, E'\x1f'))[2:],
+    (string_to_array($16::text, E'\x1f'))[2:], (string_to_array($17::text, E'\x1f'))[2:], (string_to_array($18::text,
+    E'\x1f'))[2:], $19::text::integer[], $20::text::bigint[], $21::text::bigint[], (string_to_array($22::text,
+    E'\x1f'))[2:], (string_to_array($23::text, E'\x1f'))[2:], (string_to_array($24::text, E'\x1f'))[2:],
+    $25::text::bigint[], $26::text::integer[], (string_to_array($27::text, E'\x1f'))[2:], $28::text::integer[],
+    $29::text::integer[], $30::text::bigint[], $31::text::bigint[], (string_to_array($32::text, E'\x1f'))[2:],
+    (string_to_array($33::text, E'\x1f', E'\x1e'))[2:], (string_to_array($34::text, E'\x1f'))[2:],
+    $35::text::bigint[], $36::text::integer[], (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text,
+    E'\x1f'))[2:], (string_to_array($39::text, E'\x1f'))[2:], $40::text::integer[], (string_to_array($41::text,
+    E'\x1f'))[2:], (string_to_array($42::text, E'\x1f'))[2:]),
+    ARRAY(SELECT nextval('bursar.numbers') FROM generate_series(1, $43::bigint))
 
 -- name: group_write_all
--- A group of entries and records together: first the ledger's part, then the records'.
-SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::bigint[], $3::bytea[],
-    $4::text[], $5::text[], $6::integer[], $7::smallint[], $8::bigint[], $9::bytea[], $10::bytea[],
-    $11::bytea[], $12::text[], $13::bigint[], $14::bigint[], $15::integer[], $16::text[], $17::boolean[],
-    $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[], $24::integer[],
-    $25::bigint[], $26::text[], $27::bigint[], $28::integer[], $29::bigint[], $30::text[], $31::bigint[],
-    $32::bigint[], $33::integer[], $34::text[], $35::text[], $36::bigint[], $37::text[], $38::text[],
-    $39::bigint[]),
-  bursar.write_records_1($40::text[], $41::text[], $42::text[], $43::text[], $44::text[], $45::text[], $46::text[],
-    $47::text[],
-    $48::bigint[], $49::text[], $50::bigint[], $51::text[], $52::bigint[], $53::bigint[], $54::text[],
-    $55::text[], $56::text[], $57::text[], $58::integer[], $59::bigint[], $60::bigint[], $61::text[], $62::text[],
-    $63::text[], $64::bigint[], $65::integer[], $66::text[], $67::integer[], $68::integer[], $69::bigint[],
-    $70::bigint[], $71::text[], $72::text[], $73::text[], $74::bigint[], $75::integer[], $76::text[], $77::text[],
-    $78::text[], $79::integer[], $80::text[], $81::text[])
+-- A group of entries and records together: first the ledger's part, then the records'; and numbers for the next one.
+SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::bytea[],
+    (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
+    $7::text::smallint[], $8::text::bigint[], $9::bytea[], $10::bytea[], $11::bytea[], (string_to_array($12::text,
+    E'\x1f'))[2:], $13::text::bigint[], $14::text::bigint[], $15::text::integer[], $16::text::text[],
+    $17::text::boolean[], $18::text::bigint[], $19::text::bigint[], $20::text::bigint[], $21::text::bigint[],
+    $22::text::bigint[], $23::text::bigint[], $24::text::integer[], $25::text::bigint[], $26::text::text[],
+    $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], $31::text::bigint[],
+    $32::text::bigint[], $33::text::integer[], $34::text::text[], $35::text::text[], $36::text::bigint[],
+    (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[]),
+    bursar.write_records_1((string_to_array($40::text, E'\x1f'))[2:], (string_to_array($41::text, E'\x1f'))[2:],
+    (string_to_array($42::text, E'\x1f'))[2:], (string_to_array($43::text, E'\x1f'))[2:], (string_to_array($44::text,
+    E'\x1f'))[2:], (string_to_array($45::text, E'\x1f'))[2:], (string_to_array($46::text, E'\x1f'))[2:],
+    (string_to_array($47::text, E'\x1f'))[2:], $48::text::bigint[], $49::text::text[], $50::text::bigint[],
+    $51::text::text[], $52::text::bigint[], $53::text::bigint[], (string_to_array($54::text, E'\x1f'))[2:],
+    (string_to_array($55::text, E'\x1f'))[2:], (string_to_array($56::text, E'\x1f'))[2:], (string_to_array($57::text,
+    E'\x1f'))[2:], $58::text::integer[], $59::text::bigint[], $60::text::bigint[], (string_to_array($61::text,
+    E'\x1f'))[2:], (string_to_array($62::text, E'\x1f'))[2:], (string_to_array($63::text, E'\x1f'))[2:],
+    $64::text::bigint[], $65::text::integer[], (string_to_array($66::text, E'\x1f'))[2:], $67::text::integer[],
+    $68::text::integer[], $69::text::bigint[], $70::text::bigint[], (string_to_array($71::text, E'\x1f'))[2:],
+    (string_to_array($72::text, E'\x1f', E'\x1e'))[2:], (string_to_array($73::text, E'\x1f'))[2:],
+    $74::text::bigint[], $75::text::integer[], (string_to_array($76::text, E'\x1f'))[2:], (string_to_array($77::text,
+    E'\x1f'))[2:], (string_to_array($78::text, E'\x1f'))[2:], $79::text::integer[], (string_to_array($80::text,
+    E'\x1f'))[2:], (string_to_array($81::text, E'\x1f'))[2:]),
+    ARRAY(SELECT nextval('bursar.numbers') FROM generate_series(1, $82::bigint))
 
 -- name: outcome
 -- What an operation was answered before.

@@ -251,11 +251,14 @@ FROM unnest($11::bigint[], $12::integer[]) WITH ORDINALITY AS w (account, asset,
 JOIN bursar.account_heads h ON h.account = w.account AND h.asset = w.asset
 
 -- name: group_write
--- One group of commits, whole or not at all (see the migration).
-SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::bigint[], $3::bytea[],
-    $4::text[], $5::text[], $6::integer[], $7::smallint[], $8::bigint[], $9::bytea[], $10::bytea[],
-    $11::bytea[], $12::text[], $13::bigint[], $14::bigint[], $15::integer[], $16::text[], $17::boolean[],
-    $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[], $24::integer[],
-    $25::bigint[], $26::text[], $27::bigint[], $28::integer[], $29::bigint[], $30::text[], $31::bigint[],
-    $32::bigint[], $33::integer[], $34::text[], $35::text[], $36::bigint[], $37::text[], $38::text[],
-    $39::bigint[])
+-- One group of commits, whole or not at all (see the migration); and numbers for the next one.
+SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::bytea[],
+    (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
+    $7::text::smallint[], $8::text::bigint[], $9::bytea[], $10::bytea[], $11::bytea[], (string_to_array($12::text,
+    E'\x1f'))[2:], $13::text::bigint[], $14::text::bigint[], $15::text::integer[], $16::text::text[],
+    $17::text::boolean[], $18::text::bigint[], $19::text::bigint[], $20::text::bigint[], $21::text::bigint[],
+    $22::text::bigint[], $23::text::bigint[], $24::text::integer[], $25::text::bigint[], $26::text::text[],
+    $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], $31::text::bigint[],
+    $32::text::bigint[], $33::text::integer[], $34::text::text[], $35::text::text[], $36::text::bigint[],
+    (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[]),
+    ARRAY(SELECT nextval('bursar.numbers') FROM generate_series(1, $40::bigint))

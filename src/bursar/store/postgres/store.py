@@ -14,31 +14,22 @@ from typing import Any, cast
 import asyncpg
 
 from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable, InvalidEntry
-from bursar.model.postings import Posting
-from bursar.model.records import Taken
 from bursar.ports import Ports
 from bursar.store.group import (
-    Ask,
     Blocked,
     Broken,
     Decided,
-    Heads,
     Job,
-    Known,
     Lost,
-    PoolKey,
-    RecordAsk,
-    RecordRows,
-    RecordsKnown,
 )
+from bursar.store.postgres.groups import read_group, write_group
 from bursar.store.postgres.schema import check_version
-from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, remembered_of
+from bursar.store.rows import Row
 from bursar.store.sql import statements
 from bursar.store.tables import Tables
 
 SQL = statements("bursar.store.postgres")
 READERS = 4
-NUMBERS_AHEAD = 256
 CONNECT_TIMEOUT_S = 10
 SETTINGS = {
     "application_name": "bursar",
@@ -58,7 +49,6 @@ LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "23505", "40001", "4
 BLOCKED_STATE = "55P03"  # lock_timeout: somebody holds a row and does not let go
 GROUP_TIMEOUT_S = 30.0  # for one half of a group; a server that says nothing for so long is taken for gone
 BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
-ANSWER_BYTES = 32  # of a content hash, in front of the legs
 
 Connection = asyncpg.Connection
 
@@ -241,7 +231,7 @@ class PostgresStore:
             try:
                 self._decider = await self._alive(self._decider)
                 async with asyncio.timeout(self.timeout_s):
-                    return await read_group(self._decider, job)
+                    return await read_group(self._decider, job, self.ports.monotonic())
             except Exception as error:
                 self._decider = _dropped(self._decider, error)
                 raise _sorted_out(error) from error
@@ -252,7 +242,7 @@ class PostgresStore:
             try:
                 self._writer = await self._alive(self._writer)
                 async with asyncio.timeout(self.timeout_s):
-                    return await read_group(self._writer, job)
+                    return await read_group(self._writer, job, self.ports.monotonic())
             except Exception as error:
                 self._writer = _dropped(self._writer, error)
                 raise _sorted_out(error) from error
@@ -263,7 +253,7 @@ class PostgresStore:
             try:
                 self._writer = await self._alive(self._writer)
                 async with asyncio.timeout(self.timeout_s):
-                    await write_group(self._writer, decided)
+                    await write_group(self._writer, decided, self.ports.monotonic())
             except Exception as error:
                 self._writer = _dropped(self._writer, error)
                 raise _sorted_out(error) from error
@@ -275,7 +265,8 @@ class PostgresStore:
             raise DatabaseUnavailable("the connection is not in a transaction; open one with connection.transaction()")
         try:
             async with connection.transaction():  # a savepoint: a lost race must not spoil the caller's transaction
-                await write_group(connection, await read_group(connection, job))
+                now_s = self.ports.monotonic()
+                await write_group(connection, await read_group(connection, job, now_s), now_s)
         except Exception as error:
             raise _sorted_out(error) from error
 
@@ -312,154 +303,3 @@ def _sorted_out(error: Exception) -> Exception:
     if isinstance(error, asyncpg.PostgresError):
         return explain(error)
     return error
-
-
-async def read_group(connection: Connection, job: Job) -> Decided:
-    """Read until the group can be decided."""
-    heads = job.heads
-    if heads.generation == 0:
-        await _load_rules(connection, job, await connection.fetchval(SQL["generation"]))
-    numbers: list[int] = []
-    while True:
-        missing = heads.missing(job.paths())
-        if missing:
-            for row in await connection.fetch(SQL["heads_by_path"], missing):
-                heads.accounts[row[1]] = account_of(cast("Row", row))
-        ask = job.ask()
-        if ask.keys:
-            generation, known = await _know(connection, ask, numbers)
-            if generation != heads.generation:
-                await _load_rules(connection, job, generation)
-                continue
-        else:  # records alone: nothing of the ledger has to be known
-            generation, known = 0, Known(await _numbers(connection, heads, ask.intents), {}, {}, [], {})
-        if ask.look is not None:
-            known.found = await _look(connection, ask.look)
-        rows = job.decide(known)
-        if rows is not None:
-            return Decided(generation, rows)
-
-
-async def _load_rules(connection: Connection, job: Job, generation: int) -> None:
-    """Assets, books and cached accounts, all read after `generation` was: newer is caught, older can't be."""
-    assets = {row[1]: asset_of(cast("Row", row)) for row in await connection.fetch(SQL["assets"])}
-    books = {row[1]: book_of(cast("Row", row)) for row in await connection.fetch(SQL["books"])}
-    wide = {row[0] for row in await connection.fetch(SQL["wide_accounts"])}
-    job.heads.reset(generation, assets, books, wide)
-
-
-async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[int, Known]:
-    plus = [key for key in ask.pools if key[2] > 0]
-    minus = [key for key in ask.pools if key[2] < 0]
-    answer = await connection.fetch(
-        SQL["group_read"],
-        0 if numbers else ask.intents,
-        [scope for scope, _ in ask.keys],
-        [key for _, key in ask.keys],
-        [key[0] for key in plus],
-        [key[1] for key in plus],
-        [ask.pools[key] for key in plus],
-        [key[0] for key in minus],
-        [key[1] for key in minus],
-        [ask.pools[key] for key in minus],
-        ask.named,
-        [account for account, _ in ask.floors],
-        [asset for _, asset in ask.floors],
-    )
-    generation = 0
-    taken: dict[tuple[str, str], Taken] = {}
-    pools: dict[PoolKey, list[Posting]] = {key: [] for key in ask.pools}
-    named: list[Posting] = []
-    floors: dict[tuple[int, int], tuple[int, int]] = {}
-    for what, place, a, b, text, data in answer:
-        if what == 4:
-            key = plus[place - 1]
-            pools[key].append(Posting(a, key[0], key[1], int(text)))
-        elif what == 2:
-            numbers.append(a)
-        elif what == 3:
-            taken[ask.keys[place - 1]] = Taken(a, data[:ANSWER_BYTES], b, data[ANSWER_BYTES:])
-        elif what == 5:
-            key = minus[place - 1]
-            pools[key].append(Posting(a, key[0], key[1], int(text)))
-        elif what == 6:
-            named.append(Posting(a, b, place, int(text)))
-        elif what == 7:
-            floors[ask.floors[place - 1]] = (int(text), a)
-        else:
-            generation = a
-    return generation, Known(list(numbers), taken, pools, named, floors)
-
-
-async def _numbers(connection: Connection, heads: Heads, how_many: int) -> list[int]:
-    """Numbers for new records. Fetched ahead: they need not be without gaps, and a lone caller saves a round trip."""
-    if len(heads.numbers) < how_many:
-        rows = await connection.fetch(SQL["group_numbers"], max(NUMBERS_AHEAD, how_many))
-        heads.numbers = [row[0] for row in rows]
-    taken, heads.numbers = heads.numbers[:how_many], heads.numbers[how_many:]
-    return taken
-
-
-async def _look(connection: Connection, ask: RecordAsk) -> RecordsKnown:
-    """What a wary group wants to know of records, operations and limits."""
-    known = RecordsKnown(versions={}, made=set(), operations={}, counters={})
-    found = await connection.fetch(
-        SQL["group_look"], ask.versions, *_columns(ask.made, 2), *_columns(ask.operations, 3), ask.counters
-    )
-    for what, place, a, b, text in found:
-        if what == 1:
-            known.versions[a] = b
-        elif what == 2:
-            known.made.add(ask.made[place - 1])
-        elif what == 3:
-            known.operations[ask.operations[place - 1]] = remembered_of(text)
-        else:
-            known.counters[text[0]] = (a, int(text[1]))
-    return known
-
-
-async def write_group(connection: Connection, decided: Decided) -> None:
-    """Write what was decided, if all it rests on still stands."""
-    rows = decided.rows
-    if rows.records is None:
-        if rows.envelopes:
-            await connection.fetchval(SQL["group_write"], *_entries(decided))
-    elif rows.envelopes:
-        await connection.fetchval(SQL["group_write_all"], *_entries(decided), *_records(rows.records))
-    else:
-        await connection.fetchval(SQL["group_records"], *_records(rows.records))
-
-
-def _records(rows: RecordRows) -> list[list[Any]]:
-    counters = [(key, count, str(a), most, str(am), until) for key, count, a, most, am, until in rows.counters]
-    return [
-        *_columns(rows.outcomes, 7),
-        *_columns(counters, 6),
-        *_columns(rows.new, 11),
-        *_columns(rows.moves, 10),
-        *_columns(rows.passages, 8),
-    ]
-
-
-def _entries(decided: Decided) -> list[Any]:
-    rows = decided.rows
-    postings = [p for p, _ in rows.postings]
-    return [
-        decided.generation,
-        *_columns(rows.envelopes, 11),
-        [p.id for p in postings],
-        [p.account for p in postings],
-        [p.asset for p in postings],
-        [str(p.amount) for p in postings],
-        [live for _, live in rows.postings],
-        *_columns(rows.spends, 2),
-        rows.dead,
-        *_columns(rows.involved, 2),
-        *_columns([(a, s, turn, str(balance)) for a, s, turn, balance in rows.floors], 4),
-        *_columns([(a, s, part, str(amount)) for a, s, part, amount in rows.cache], 4),
-        *_columns([hold_values(h, str) for h in rows.holds], 9),
-    ]
-
-
-def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

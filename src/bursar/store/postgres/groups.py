@@ -1,0 +1,222 @@
+"""A group on PostgreSQL: what is read to decide it, and how it is written. Two round trips, or one.
+
+A group of record moves whose entries select nothing (they consume the postings that their records own, or come from
+accounts of ours) has nothing to read: its keys are as new as the moves, and if not, the write fails by itself, as it
+does if the rules have changed or a posting is gone. Fresh numbers for such a group came with the write before it. A
+refusal is never decided so: nothing would be written, and nothing would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import asyncpg
+
+from bursar.model.errors import InvalidEntry
+from bursar.model.postings import Posting
+from bursar.model.records import Taken
+from bursar.store.group import Ask, Decided, Heads, Job, Known, PoolKey, RecordAsk, RecordRows, RecordsKnown, Rows
+from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, remembered_of
+from bursar.store.sql import statements
+
+SQL = statements("bursar.store.postgres")
+NUMBERS_AHEAD = 8  # that come with the write of a small group
+NUMBERS_S = 1.0  # for so long
+SMALL = 8  # changes
+ANSWER_BYTES = 32  # of a content hash, in front of the legs
+
+Connection = asyncpg.Connection
+
+
+async def read_group(connection: Connection, job: Job, now_s: float) -> Decided:
+    """Read until the group can be decided."""
+    heads = job.heads
+    if heads.generation == 0:
+        await _load_rules(connection, job, await connection.fetchval(SQL["generation"]))
+    numbers: list[int] = []
+    while True:
+        missing = heads.missing(job.paths())
+        if missing:
+            for row in await connection.fetch(SQL["heads_by_path"], missing):
+                heads.accounts[row[1]] = account_of(cast("Row", row))
+        ask = job.ask()
+        kept = [] if heads.wary else [heads.kept[number] for number in ask.named if number in heads.kept]
+        if ask.hopeful and len(kept) == len(ask.named):
+            found = await _numbers(connection, heads, ask.intents, now_s)
+            generation, known = heads.generation, Known(found, {}, {}, kept, {})
+        else:
+            generation, known = await _know(connection, ask, numbers)
+            if generation != heads.generation:
+                await _load_rules(connection, job, generation)
+                continue
+        if ask.look is not None:
+            known.found = await _look(connection, ask.look)
+        rows = job.decide(known)
+        if rows is not None:
+            return Decided(generation, rows, heads)
+
+
+async def _load_rules(connection: Connection, job: Job, generation: int) -> None:
+    """Assets, books and cached accounts, all read after `generation` was: newer is caught, older can't be."""
+    assets = {row[1]: asset_of(cast("Row", row)) for row in await connection.fetch(SQL["assets"])}
+    books = {row[1]: book_of(cast("Row", row)) for row in await connection.fetch(SQL["books"])}
+    wide = {row[0] for row in await connection.fetch(SQL["wide_accounts"])}
+    job.heads.reset(generation, assets, books, wide)
+
+
+async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[int, Known]:
+    plus = [key for key in ask.pools if key[2] > 0]
+    minus = [key for key in ask.pools if key[2] < 0]
+    answer = await connection.fetch(
+        SQL["group_read"],
+        0 if numbers else ask.intents,
+        [scope for scope, _ in ask.keys],
+        [key for _, key in ask.keys],
+        [key[0] for key in plus],
+        [key[1] for key in plus],
+        [ask.pools[key] for key in plus],
+        [key[0] for key in minus],
+        [key[1] for key in minus],
+        [ask.pools[key] for key in minus],
+        ask.named,
+        [account for account, _ in ask.floors],
+        [asset for _, asset in ask.floors],
+    )
+    generation = 0
+    taken: dict[tuple[str, str], Taken] = {}
+    pools: dict[PoolKey, list[Posting]] = {key: [] for key in ask.pools}
+    named: list[Posting] = []
+    floors: dict[tuple[int, int], tuple[int, int]] = {}
+    for what, place, a, b, text, data in answer:
+        if what == 4:
+            key = plus[place - 1]
+            pools[key].append(Posting(a, key[0], key[1], int(text)))
+        elif what == 2:
+            numbers.append(a)
+        elif what == 3:
+            taken[ask.keys[place - 1]] = Taken(a, data[:ANSWER_BYTES], b, data[ANSWER_BYTES:])
+        elif what == 5:
+            key = minus[place - 1]
+            pools[key].append(Posting(a, key[0], key[1], int(text)))
+        elif what == 6:
+            named.append(Posting(a, b, place, int(text)))
+        elif what == 7:
+            floors[ask.floors[place - 1]] = (int(text), a)
+        else:
+            generation = a
+    return generation, Known(list(numbers), taken, pools, named, floors)
+
+
+async def _numbers(connection: Connection, heads: Heads, how_many: int, now_s: float) -> list[int]:
+    """Fresh numbers. Those that came with the write before are, unless that was a while ago: they order histories."""
+    if len(heads.numbers) < how_many or now_s > heads.numbers_until:
+        rows = await connection.fetch(SQL["group_numbers"], how_many)
+        return [row[0] for row in rows]
+    taken, heads.numbers = heads.numbers[:how_many], heads.numbers[how_many:]
+    return taken
+
+
+async def _look(connection: Connection, ask: RecordAsk) -> RecordsKnown:
+    """What a wary group wants to know of records, operations and limits."""
+    known = RecordsKnown(versions={}, made=set(), operations={}, counters={})
+    found = await connection.fetch(
+        SQL["group_look"], ask.versions, *_columns(ask.made, 2), *_columns(ask.operations, 3), ask.counters
+    )
+    for what, place, a, b, text in found:
+        if what == 1:
+            known.versions[a] = b
+        elif what == 2:
+            known.made.add(ask.made[place - 1])
+        elif what == 3:
+            known.operations[ask.operations[place - 1]] = remembered_of(text)
+        else:
+            known.counters[text[0]] = (a, int(text[1]))
+    return known
+
+
+async def write_group(connection: Connection, decided: Decided, now_s: float) -> None:
+    """Write what was decided, if all it rests on still stands."""
+    rows, heads = decided.rows, decided.heads
+    ahead = NUMBERS_AHEAD if len(rows.envelopes) + len(rows.postings) <= 3 * SMALL else 0
+    if rows.records is None:
+        if not rows.envelopes:
+            return
+        written = await connection.fetch(SQL["group_write"], *_entries(decided), ahead)
+    elif rows.envelopes:
+        written = await connection.fetch(SQL["group_write_all"], *_entries(decided), *_records(rows.records), ahead)
+    else:
+        written = await connection.fetch(SQL["group_records"], *_records(rows.records), ahead)
+    heads.numbers, heads.numbers_until = written[0][-1], now_s + NUMBERS_S
+    _keep(heads, rows)
+
+
+def _keep(heads: Heads, rows: Rows) -> None:
+    """Remember the postings that records own from now on: whoever moves those records names them."""
+    for posting in rows.dead:
+        heads.kept.pop(posting, None)
+    if rows.records is None:
+        return
+    owned = {row[6] for row in rows.records.new} | {row[5] for row in rows.records.moves}
+    if len(heads.kept) > heads.LIMIT:
+        heads.kept.clear()
+    heads.kept.update({p.id: p for p, live in rows.postings if live and p.id in owned})
+
+
+def _records(rows: RecordRows) -> list[str]:
+    return [
+        *_packed(rows.outcomes, "ttttttt"),
+        *_packed(rows.counters, "tnnnnn"),
+        *_packed(rows.new, "nttttnnnttt"),
+        *_packed(rows.moves, "nntnnnnttt"),
+        *_packed(rows.passages, "nntttntt"),
+    ]
+
+
+def _entries(decided: Decided) -> list[Any]:
+    rows = decided.rows
+    postings = [(p.id, p.account, p.asset, p.amount, live) for p, live in rows.postings]
+    return [
+        decided.generation,
+        *_packed(rows.envelopes, "nbttnnnbbbt"),
+        *_packed(postings, "nnnnn"),
+        *_packed(rows.spends, "nn"),
+        _numbers_text(rows.dead),
+        *_packed(rows.involved, "nn"),
+        *_packed(rows.floors, "nnnn"),
+        *_packed(rows.cache, "nnnn"),
+        *_packed([hold_values(h, str) for h in rows.holds], "nnnnnnttn"),
+    ]
+
+
+# A group's columns travel as one text each, not as arrays: asyncpg looks at every element of an array three times,
+# which cost as much as deciding the group. Numbers are written as an array's literal; texts are each preceded by a
+# character that none of them may contain.
+_MARK, _NULL = "\x1f", "\x1e"
+
+
+def _packed(rows: Sequence[tuple[Any, ...]], kinds: str) -> list[Any]:
+    """A value per column: n numbers and truths, t texts, b bytes (as they are)."""
+    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(kinds)
+    return [_PACKERS[kind](column) for kind, column in zip(kinds, columns, strict=True)]
+
+
+def _numbers_text(column: Sequence[int | bool | None]) -> str:
+    text = ",".join(map(str, column))
+    return "{" + (text.replace("None", "NULL") if "N" in text else text) + "}"
+
+
+def _texts_text(column: Sequence[str | None]) -> str:
+    if not column:
+        return ""
+    text = _MARK + _MARK.join([_NULL if value is None else value for value in column])
+    if text.count(_MARK) != len(column):
+        raise InvalidEntry("the database can't store it: U+001F in a text")
+    return text
+
+
+_PACKERS: dict[str, Callable[[Sequence[Any]], Any]] = {"n": _numbers_text, "t": _texts_text, "b": list}
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
