@@ -54,7 +54,7 @@ class Held:
 async def decided(here: Exchange, view: View, event: str, end: str) -> None:
     """Two people say how it ended, in another process, which goes on with it while the call hangs here."""
     cores = {AccountType.SPOT: await here.core.client()}
-    retry, rides = Retry(first_s=0.01, cap_s=0.05), here.transfers.rails[AccountType.FUNDING].rides  # type: ignore[attr-defined]
+    retry, rides = Retry(first_s=0.01, cap_s=0.05), here.transfers.rails[AccountType.FUNDING].rides
     other = Transfers(here.bursar.ledger, cores, worker="other", retry=retry, rides=rides)
     rails = other.rails
     rails[AccountType.SPOT].cancel = lie  # type: ignore[method-assign, assignment]

@@ -15,17 +15,17 @@ import contextlib
 import gc
 import itertools
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 
 from bursar.bench.measure import Row, row_of
 from bursar.bench.places import DISKS
+from bursar.bench.processes import started
 from bursar.ports import Stream, SystemPorts
 from bursar.rails.trading import Core, protocol, snapshots
 from bursar.rails.trading.book import Book
@@ -168,31 +168,15 @@ async def _core(folder: Path, *options: str) -> AsyncIterator[str]:
     address = f"unix:{folder}/core.sock"
     words = ["--data", str(folder / "data"), "--listen", address, "--secret-file", str(secret), "--name", NAME]
     command = [sys.executable, "-c", "from bursar.cli import main; main()", "core", *words, *options]
-    with _process(command):
+    with started(command):
         yield address
 
 
 @contextlib.asynccontextmanager
 async def _floor(folder: Path) -> AsyncIterator[str]:
     socket = f"{folder}/floor.sock"
-    with _process([sys.executable, "-m", "bursar.bench.trading_floor", socket, f"{folder}/floor.log"]):
+    with started([sys.executable, "-m", "bursar.bench.trading_floor", socket, f"{folder}/floor.log"]):
         yield f"unix:{socket}"
-
-
-@contextlib.contextmanager
-def _process(command: list[str]) -> Iterator[None]:
-    """A process from its first line of output on, ended at the end."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise RuntimeError(f"{command[2]} did not start")
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 # --- restarts

@@ -66,7 +66,7 @@ class TransfersPace(msgspec.Struct, frozen=True):
 
 
 FULL = TransfersPace(5, 2.0, 0.5, RECOVERY_OF)
-QUICK = TransfersPace(2, 0.25, 0.1, 1_500)
+QUICK = TransfersPace(1, 0.2, 0.05, 1_000)
 
 
 class Window(msgspec.Struct):

@@ -6,7 +6,7 @@ import itertools
 
 ASSET = "USDT"
 PRECISION = 6
-USERS = 1_000
+USERS = 400
 SEED = 1_000_000 * 10**PRECISION  # what a user has at each end
 AMOUNT = 10_000  # of one transfer: 0.01
 AMOUNT_TEXT = "0.01"
