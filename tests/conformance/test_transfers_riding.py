@@ -201,3 +201,65 @@ async def _then_freeze(here: Exchange, asked: Any) -> Any:
     found = await asked
     await here.bursar.ledger.freeze(f"user:{ALICE}:funding")
     return found
+
+
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+@scenario
+async def test_rules_that_change_while_the_core_is_asked(place: Place, tmp_path: Path, way: tuple[str, str]) -> None:
+    """Another process changes the rules: the unit that was decided without a read fails, and is decided again."""
+    async with exchange(place, tmp_path) as here, place.bursar() as other:
+        await here.move(FUNDING, SPOT, "50")
+        await other.ledger.create_account("bystander")
+        rail = here.transfers.rails[AccountType.SPOT]
+        real = rail.deposit if way[0] == FUNDING else rail.withdraw
+
+        async def change_first(item: Item[Any]) -> Answer:
+            await other.ledger.freeze("bystander")
+            return await real(item)
+
+        setattr(rail, "deposit" if way[0] == FUNDING else "withdraw", change_first)
+        view = await here.move(*way, "10")
+        assert (view.state, await here.path(view)) == ("COMMITTED", STATES)
+        assert await broken(here) == set()
+
+
+@scenario
+async def test_another_worker_finishes_what_rode_here(place: Place, tmp_path: Path) -> None:
+    """What this process keeps in mind of a posting is worth nothing once another has spent it; and it notices."""
+    async with exchange(place, tmp_path) as here:
+        here.break_rail(AccountType.SPOT, "deposit", Outcome.TIMEOUT)
+        engine = here.transfers.engine
+        request = Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="10")
+        view = await here.transfers.create(request, deadline_s=10)
+        record = await engine.get("transfers", view.req_id)
+        assert record is not None
+        await here.until(view, "COMMITTED")
+        late = await engine.take(record, Answer(outcome=Outcome.SUCCESS))  # the same word, from a record long gone
+        assert late is not None
+        assert late.state == "COMMITTED"
+        assert await here.standing() == ("90.000000", 10_000_000)
+        assert await broken(here) == set()
+
+
+@scenario
+async def test_a_mark_in_what_is_said_disturbs_nobody(place: Place, tmp_path: Path) -> None:
+    """U+001F separates texts on their way to PostgreSQL. In what comes from outside it is replaced."""
+    async with exchange(place, tmp_path) as here:
+        rail = here.transfers.rails[AccountType.SPOT]
+        real = rail.deposit
+
+        async def odd(_item: Item[Any]) -> Answer:
+            rail.deposit = real  # type: ignore[method-assign]
+            return Answer(outcome=Outcome.UNKNOWN, code="O\x1fDD", message="a\x1fb", evidence={"c": "d\x1fe"})
+
+        rail.deposit = odd  # type: ignore[method-assign, assignment]
+        both = await asyncio.gather(here.move(FUNDING, SPOT, "10"), here.move(FUNDING, SPOT, "20"))
+        for view in both:
+            await here.until(view, "COMMITTED")
+        said = [
+            passage.evidence
+            for view in both
+            for passage in await here.transfers.engine.store.read.records.history(view.transfer_id)
+        ]
+        assert any("d\\u001fe" in evidence for evidence in said)
+        assert await here.standing() == ("70.000000", 30_000_000)

@@ -145,7 +145,8 @@ def make_token(
 def allow(*roles: Role) -> Guard:
     """A guard that lets these in, and says who it is. Runs before anything of the body is read."""
 
-    def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+        # async, though it waits for nothing: Litestar would run any other in a thread, for each request
         keys: Keys = connection.app.state["keys"]
         identity = keys.identify(connection.headers.get("authorization"))
         if not identity.has(*roles):
