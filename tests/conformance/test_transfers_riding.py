@@ -263,3 +263,27 @@ async def test_a_mark_in_what_is_said_disturbs_nobody(place: Place, tmp_path: Pa
         ]
         assert any("d\\u001fe" in evidence for evidence in said)
         assert await here.standing() == ("70.000000", 30_000_000)
+
+
+@pytest.mark.parametrize("rides", [True, False])
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+@scenario
+async def test_a_request_overtaken_by_itself(place: Place, tmp_path: Path, way: tuple[str, str], rides: bool) -> None:
+    """The same `client_order_id` twice for the whole balance; the second takes all of it after the first has looked
+    whether it is known. The first finds nothing left, and still gets that transfer (T11, T12)."""
+    async with exchange(place, tmp_path) as here:
+        here.transfers.rails[AccountType.FUNDING].rides = rides
+        if way[0] == SPOT:
+            await here.move(FUNDING, SPOT, "100")
+        faster: list[str] = []
+        real = here.transfers._assets_now
+
+        async def overtaken() -> Any:
+            here.transfers._assets_now = real  # type: ignore[method-assign]
+            faster.append((await here.move(*way, "100", client_order_id="all")).req_id)
+            return await real()
+
+        here.transfers._assets_now = overtaken  # type: ignore[method-assign]
+        view = await here.move(*way, "100", client_order_id="all")
+        assert (view.req_id, view.state, view.replayed) == (faster[0], "COMMITTED", True)
+        assert await here.refused(*way, "100", client_order_id="another") is Code.INSUFFICIENT_BALANCE

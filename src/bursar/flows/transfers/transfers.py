@@ -170,6 +170,16 @@ class Transfers:
         """Check, write down, drive; the answer is at its end, or PENDING."""
         if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
             return first
+        try:
+            return await self._create(request, deadline_s)
+        except TransferRefused:
+            # The same request may have been faster at another server, or a moment ago here, and taken the very money
+            # that is missing now: then that is the answer (T11).
+            if request.client_order_id and (first := await self._first(request)) is not None:
+                return first
+            raise
+
+    async def _create(self, request: Request, deadline_s: float) -> View:
         assets = await self._assets_now()
         if NEW_TRANSFERS in self._paused:
             raise TransferRefused(
