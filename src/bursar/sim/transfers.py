@@ -2,7 +2,8 @@
 
 Callers are people outside: each remembers what it asked for, under a `client_order_id` of its own, and what it was
 told, and asks again until it knows how every transfer ended; of both servers at once, which must say the same. Somebody
-freezes and thaws accounts on both sides meanwhile, so that targets refuse and money has to go back. Every process dies,
+freezes and thaws accounts on both sides meanwhile, so that targets refuse and money has to go back; and on some seeds
+two operators force back what they find on its way. Every process dies,
 is paused past its leases, and finds that the clock has jumped. The network cuts, delays and parts: replies are lost,
 requests arrive twice. The core's disk loses what was not synced. In the end everything is healed, and then: every
 transfer is at an end, none happened twice, what users have on both sides is what the transfers add up to, nothing is in
@@ -18,7 +19,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 
 from bursar.audit import audit
-from bursar.engine import Worker
+from bursar.engine import Operators, Worker
 from bursar.flows.transfers import MACHINE, AccountType, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.request import funding_account
 from bursar.flows.transfers.transfers import OPEN
@@ -43,6 +44,7 @@ FOLDER = "/core"
 USERS = 3
 CALLERS = 4
 TRANSFERS_EACH = 5
+FORCES = 6
 FUNDS = 50  # of each user, in the beginning
 CRASHES = 3
 SERVERS = ("server", "server-2")  # on one machine; the first one judges
@@ -264,6 +266,8 @@ class Scenario:
                 asking.create_task(self.call(caller, transfers, share), name=f"c{caller.number}")
             if process.name == SERVERS[0]:
                 asking.create_task(self.freeze(transfers.ledger, client, process), name="freezer")
+                if self.kernel.seed % 3 == 0:
+                    asking.create_task(self.force(transfers, process), name="operators")
         self.asking.discard(process)
 
     async def call(self, caller: Caller, transfers: Transfers, share: float = 1.0) -> None:
@@ -302,6 +306,23 @@ class Scenario:
             await ledger.unfreeze(account)
             await client.set_status(user, Status.ACTIVE)
             await process.ports.sleep(self.rng.random() * FREEZE_S_MAX)
+
+    async def force(self, transfers: Transfers, process: Process) -> None:
+        """Two people force back what is on its way: the end that is being called has to promise it first (T34)."""
+        people = Operators(transfers.engine)
+        for _ in range(FORCES):
+            await process.ports.sleep(self.rng.random() * FREEZE_S_MAX)
+            for state in ("TARGET_PENDING", "SOURCE_PENDING"):
+                for view in await transfers.list(None, state=state, limit=2):
+                    await self._force(people, view)
+
+    async def _force(self, people: Operators, view: View) -> None:
+        for person in ("ann", "bob"):
+            try:
+                await people.force(MACHINE.name, view.req_id, "EXPLICIT_FAIL", actor=person, reason="it takes too long")
+            except BursarError:  # it has moved meanwhile, or the other side can't be asked
+                return
+        self.net.happened["forced"] += 1
 
     async def heal(self, process: Process) -> None:
         """Nothing breaks from now on, and nobody else asks any more."""
