@@ -128,6 +128,7 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
     """The same, and a worker that drives whatever is due, and a bell that tells people."""
     told = sinks(config, ports)  # wrong settings are refused before anything is opened
     async with opened(config, ports, role) as runtime:
+        runtime.transfers.engine.logs_alerts = runtime.deposits.engine.logs_alerts = False  # the bell does, once
         waiting = Worker(runtime.deposits.engine, scan_s=WAITING_S)
         workers = {"bursar-worker": runtime.worker, "bursar-waiting": waiting}
         tasks = [asyncio.create_task(worker.run(), name=name) for name, worker in workers.items()]

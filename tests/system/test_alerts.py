@@ -106,6 +106,8 @@ def test_a_stuck_transfer_is_told_once(tmp_path: Path) -> None:
             assert sum(here.balances().values()) == 100
             time.sleep(1.5)  # three looks of the bell: whatever was to be told again would have been
             assert here.stop() == 0
+        log = (tmp_path / "serve.log").read_text()
+        assert log.count(f": stuck: transfers {moved} is") == 1  # by the bell, and not by the engine as well
         [accepted], refused = hook.stuck(200), hook.stuck(503)
         assert (accepted["record_id"], accepted["flow"], accepted["attempt"]) == (moved, "transfers", len(refused) + 1)
         assert {alert["id"] for alert in refused} == {accepted["id"]}

@@ -69,6 +69,7 @@ class Engine:
         self.lease_us = int(lease_s * 1e6)
         self.paused: frozenset[tuple[str, str]] = frozenset()  # (kind, name)
         self._pauses_read_s = -PAUSES_S
+        self.logs_alerts = True  # unless a bell does
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self._driving: dict[int, asyncio.Task[Record]] = {}
 
@@ -473,7 +474,8 @@ class Engine:
         """Tell people, once per record and reason until somebody acknowledges."""
         number = 0 if record is None else record.number
         message = storable(message)
-        if await self.store.single().alerts.raise_once(number, reason, severity, message):
+        new = await self.store.single().alerts.raise_once(number, reason, severity, message)
+        if new and self.logs_alerts:
             log.log(logging.CRITICAL if severity == "critical" else logging.WARNING, "%s: %s", reason, message)
 
 
