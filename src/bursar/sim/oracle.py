@@ -58,19 +58,25 @@ class Oracle:
         self.envelopes: dict[int, Row] = {}  # by number: the row as it was announced
         self.postings: dict[int, Row] = {}  # by number: (number, account, asset, amount)
         self.spent: dict[int, int] = {}  # posting → the envelope that lists it
+        self.unspent: dict[int, Row] = {}  # the other postings
         self.balances: Counter[tuple[int, int]] = Counter()  # of what is not spent, per (account, asset)
         self.moved: Counter[tuple[int, int]] = Counter()  # what the movements add up to, per (account, asset)
         self._values: dict[int, Posting] = {}  # the same postings, decoded
+        self._hashed: dict[int, bytes] = {}  # envelopes, by number: the hash of what was announced
         self._versions: dict[tuple[int, int], Account] = {}
+        self._pinned: dict[bytes, tuple[Account, ...]] = {}  # the versions that pins name; most entries name the same
         self._heads: dict[int, Account] = {}  # newest versions
         self._heads_of = 0  # when there were so many
         self.assets: dict[int, Asset] = {r[0]: asset_of(r) for r in self.db.execute("SELECT * FROM assets")}
+        self._all_assets = tuple(self.assets.values())
         self.books = {r[0]: book_of(r) for r in self.db.execute("SELECT id, name, assets, accounts FROM books")}
         if past is not None:
             self._seen = past._seen
             self.envelopes |= past.envelopes
             self.postings |= past.postings
             self.spent |= past.spent
+            self.unspent |= past.unspent
+            self._hashed |= past._hashed
             self.balances.update(past.balances)
             self.moved.update(past.moved)
             self._values |= past._values
@@ -135,17 +141,19 @@ class Oracle:
         self._hashes(row, tuple(consumes), tuple(creates))
         self._conserves(seq, consumes, creates)
         self.envelopes[seq] = row
+        self._hashed[seq] = row[1]
         for number in ids:
             if number in self.spent:
                 raise Violation(f"I2: posting {number} is listed by {self.spent[number]} and {seq}")
             self.spent[number] = seq
+            del self.unspent[number]
 
     def _value(self, row: Row) -> Posting:
         """A posting from its row, which must be the row that it was when it was first seen."""
         number = row[0]
         known = self._values.get(number)
         if known is None:
-            self.postings[number] = row[:4]
+            self.postings[number] = self.unspent[number] = row[:4]
             known = self._values[number] = Posting(number, row[1], row[2], amount_out(row[3]))
         elif self.postings[number] != row[:4]:
             raise Violation(f"I8: posting {number} is {row[:4]}, and was {self.postings[number]}")
@@ -154,7 +162,9 @@ class Oracle:
     def _hashes(self, row: Row, consumes: tuple[Posting, ...], creates: tuple[Posting, ...]) -> None:
         seq, id_, scope, key, book, kind, reverses, legs, pins, _, metadata = row
         movements = decode_legs(legs)
-        used = dict.fromkeys([leg.asset for leg in movements] + [p.asset for p in consumes + creates])
+        accounts = self._pinned.get(pins)
+        if accounts is None:
+            accounts = self._pinned[pins] = tuple([self._version(pin) for pin in decode_pins(pins)])
         envelope = Envelope(
             seq=seq,
             scope=scope,
@@ -163,8 +173,8 @@ class Oracle:
             kind=kind,
             reverses=reverses,
             legs=movements,
-            accounts=tuple([self._version(pin) for pin in decode_pins(pins)]),
-            assets=tuple([self.assets[asset] for asset in used]),
+            accounts=accounts,
+            assets=self._all_assets,
             consumes=consumes,
             creates=creates,
             metadata=metadata,
@@ -172,7 +182,8 @@ class Oracle:
         try:
             hashed = envelope.id()
         except KeyError as missing:
-            raise Violation(f"I8: envelope {seq} has a posting of account {missing}, which it does not name") from None
+            why = f"account {missing}, which it does not name, or of an asset that is not there"
+            raise Violation(f"I8: envelope {seq} has a posting of {why}") from None
         if hashed != id_:
             raise Violation(f"I8: envelope {seq} hashes to {hashed.hex()}, not {id_.hex()}")
         if kind == Kind.COMPACT and movements:
@@ -217,23 +228,20 @@ class Oracle:
         if spends != self.spent:
             raise Violation(f"I2: what envelopes list is not what was spent: {_differ(spends, self.spent)}")
         live = {r[0]: r for r in read("SELECT posting, account, asset, amount FROM live_postings").fetchall()}
-        unspent = {number: row for number, row in self.postings.items() if number not in spends}
-        if live != unspent:
+        if live != self.unspent:
             sums: Counter[int] = Counter()
             for r in live.values():
                 sums[r[2]] += amount_out(r[3])
             if any(sums.values()):
                 raise Violation(f"I1: live postings sum to {dict(sums)}")
-            raise Violation(f"I3: live is not postings - spends: {_differ(live, unspent)}")
+            raise Violation(f"I3: live is not postings - spends: {_differ(live, self.unspent)}")
         if every_column:
             self._every_column()
         else:
             made = {r[0] for r in read("SELECT id FROM postings").fetchall()}
             if made != self.postings.keys():
                 raise Violation(f"I8: postings without their envelope: {sorted(made ^ self.postings.keys())[:5]}")
-            if dict(read("SELECT seq, id FROM envelopes").fetchall()) != {
-                n: row[1] for n, row in self.envelopes.items()
-            }:
+            if dict(read("SELECT seq, id FROM envelopes").fetchall()) != self._hashed:
                 raise Violation("I8: envelopes are not what was announced")
         (announced,) = read("SELECT count(*) FROM events WHERE kind = 1").fetchone()
         if announced != len(self.envelopes):
