@@ -101,6 +101,7 @@ TAMPERING = {
     "I8: hash": "UPDATE envelopes SET id = zeroblob(32) WHERE seq = 1",
     "I8: a posting's owner": "UPDATE postings SET account = account + 1 WHERE id = (SELECT max(id) FROM postings)",
     "I8: a posting of nobody": "INSERT INTO postings SELECT max(id) + (7 << 16), account, asset, amount FROM postings",
+    "I8: no posting": "DELETE FROM postings WHERE id = (SELECT max(id) FROM postings)",
     "I8: no envelope": "DELETE FROM envelopes WHERE seq = 3",
     "I8: no event": "DELETE FROM events WHERE kind = 1 AND subject = 3",
     "cached": "UPDATE balance_cache SET amount = '1' WHERE asset = 1",
@@ -135,6 +136,22 @@ def test_the_oracle_notices_with_the_commit(what: str) -> None:
     connection.execute(TAMPERING[what])
     with pytest.raises(Violation):
         Oracle(connection).look()
+
+
+AT_A_CRASH = [what for what in TAMPERING if what.startswith(("I2", "I3"))]
+AT_A_CRASH += ["I8: hash", "I8: a posting of nobody", "I8: no posting", "I8: no envelope", "I8: no event"]
+AT_A_CRASH += ["cached", "not cached", "guarded", "held"]
+
+
+@pytest.mark.parametrize("what", AT_A_CRASH)
+def test_the_oracle_notices_at_a_crash(what: str) -> None:
+    """Given all that was announced is known, when a row comes, goes or changes its hash, then the next crash shows."""
+    connection = database()
+    oracle = Oracle(connection)
+    oracle.everything()
+    connection.execute(TAMPERING[what])
+    with pytest.raises(Violation):
+        oracle.everything()
 
 
 def database() -> sqlite3.Connection:

@@ -138,16 +138,21 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
     """The floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
+    return _floor_minor(policy.floor, asset.code, asset.precision)
+
+
+@lru_cache(maxsize=1024)  # asked several times for every entry of such an account
+def _floor_minor(floor: str, code: str, precision: int) -> int:
     try:
-        value = Decimal(policy.floor)
+        value = Decimal(floor)
     except InvalidOperation:
-        raise InvalidName("floor", policy.floor, 'a number such as "-500.00"') from None
+        raise InvalidName("floor", floor, 'a number such as "-500.00"') from None
     if not value.is_finite() or value > 0:
-        raise InvalidName("floor", policy.floor, "zero or a negative number")
+        raise InvalidName("floor", floor, "zero or a negative number")
     try:
-        return _from_decimal(value, asset.code, asset.precision)
+        return _from_decimal(value, code, precision)
     except PrecisionOverflow:
-        raise InvalidName("floor", policy.floor, f"{asset.code} has {asset.precision} decimals") from None
+        raise InvalidName("floor", floor, f"{code} has {precision} decimals") from None
 
 
 def check_path(path: str) -> str:

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 
+import msgspec
+
 from bursar.model.accounts import Account
 from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope, decode_ids, decode_legs, decode_pins
@@ -37,6 +39,9 @@ _POSTINGS = (
 )
 CREATED = f"{_POSTINGS} BETWEEN ? AND ?"
 CREATED_AND_CONSUMED = f"{CREATED} UNION ALL {_POSTINGS} IN (SELECT value FROM json_each(?))"
+
+
+_numbers = msgspec.json.Decoder(set[int]).decode
 
 
 class Violation(AssertionError):
@@ -238,7 +243,8 @@ class Oracle:
         if every_column:
             self._every_column()
         else:
-            made = {r[0] for r in read("SELECT id FROM postings").fetchall()}
+            (listed,) = read("SELECT group_concat(id) FROM postings").fetchone()  # a row for each takes twice as long
+            made = _numbers(f"[{listed or ''}]")
             if made != self.postings.keys():
                 raise Violation(f"I8: postings without their envelope: {sorted(made ^ self.postings.keys())[:5]}")
             if dict(read("SELECT seq, id FROM envelopes").fetchall()) != self._hashed:
