@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+
 import pytest
-from tests.builders import scenario
+from tests.builders import Place, scenario
 
 from bursar.model.errors import BursarError
 from bursar.model.money import MINOR_MAX, MINOR_MIN
 from bursar.model.postings import Posting, PostingState, posting_id
 from bursar.model.records import Saga
 from bursar.store import Store
+from bursar.store.sqlite import calls
 
 ALICE, BOB, ALICE_SPOT = 11, 12, 13
 USDT, BTC = 1, 2
@@ -311,3 +315,26 @@ async def test_a_batch_larger_than_any_parameter_limit(store: Store) -> None:
         assert await unit.postings.reserve(ids, owner, 1) == len(rows)
 
     assert [found.posting.id for found in await store.read.postings.get(ids)] == ids
+
+
+@pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
+@scenario
+async def test_many_pools_are_read_as_each_would_be_alone(store: Store, bare_place: Place) -> None:
+    """A large group reads the pools of all its payers in one statement: the largest of each, none that is reserved."""
+    amounts = [5, -7, 300, 2, -1, 300, MINOR_MAX, MINOR_MIN, 40, -40]
+    ids = await live(
+        store, *(posting(100 * a + i, 0, n, account=a) for a in range(1, 9) for i, n in enumerate(amounts))
+    )
+    await store.single().postings.reserve(ids[6:8], await saga(store, "s"), 1)
+    asked = {(account, USDT, sign): 1 + account % 3 for account in range(1, 10) for sign in (1, -1)}
+
+    with contextlib.closing(sqlite3.connect(bare_place.path)) as database:
+        together = calls._pools(database, asked)
+        alone = {pool: calls._pools(database, {pool: most})[pool] for pool, most in asked.items()}
+
+    assert {pool: {p.id: p for p in found} for pool, found in together.items()} == {
+        pool: {p.id: p for p in found} for pool, found in alone.items()
+    }
+    assert [len(together[1, USDT, sign]) for sign in (1, -1)] == [2, 2]
+    assert MINOR_MAX not in [p.amount for p in together[1, USDT, 1]]
+    assert [len(together[9, USDT, sign]) for sign in (1, -1)] == [0, 0]

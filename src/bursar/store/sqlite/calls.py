@@ -23,6 +23,7 @@ SQL = statements("bursar.store.sqlite")
 LARGEST, MOST_NEGATIVE = SQL["largest"], SQL["most_negative"]
 BUSY_MS = 5000
 WAL_TURNS = 50
+FEW = 4  # pools; so few are read faster one by one
 
 _json = msgspec.json.Encoder()
 
@@ -172,14 +173,29 @@ def _taken(connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> d
 
 def _know(connection: sqlite3.Connection, ask: Ask, taken: dict[tuple[str, str], Taken]) -> Known:
     (last,) = connection.execute(SQL["last_number"]).fetchone()
-    more = partial(_more, connection)
-    pools = {pool: more(pool, most) for pool, most in ask.pools.items()}
+    pools = _pools(connection, ask.pools)
     named = _postings(rows(connection, "live_by_id", [ask.named])) if ask.named else []
     floors: dict[tuple[int, int], tuple[int, int]] = {}
     if ask.floors:
         found_rows = rows(connection, "head_balances", [[a for a, _ in ask.floors], [s for _, s in ask.floors]])
         floors = {(r[0], r[1]): (int(r[2]), r[3]) for r in found_rows}
-    return Known(itertools.count(last + 1), taken, pools, named, floors, more=more)
+    return Known(itertools.count(last + 1), taken, pools, named, floors, more=partial(_more, connection))
+
+
+def _pools(connection: sqlite3.Connection, asked: dict[PoolKey, int]) -> dict[PoolKey, list[Posting]]:
+    """So many postings of each pool: one statement for all that want as many of one sign."""
+    if len(asked) < FEW:
+        return {pool: _more(connection, pool, most) for pool, most in asked.items()}
+    found: dict[PoolKey, list[Posting]] = {pool: [] for pool in asked}
+    alike: dict[tuple[int, int], list[PoolKey]] = {}
+    for pool, most in asked.items():
+        alike.setdefault((pool[2], most), []).append(pool)
+    for (sign, most), pools in alike.items():
+        sql = SQL["group_largest" if sign > 0 else "group_most_negative"]
+        for place, id_, amount in connection.execute(sql, (_json.encode(pools).decode(), most)):
+            account, asset, _ = pool = pools[place]
+            found[pool].append(Posting(id_, account, asset, amount_out(amount)))
+    return found
 
 
 def _more(connection: sqlite3.Connection, pool: PoolKey, most: int) -> list[Posting]:

@@ -190,6 +190,24 @@ SELECT posting, account, asset, amount FROM live_postings
 WHERE account = ?1 AND asset = ?2 AND amount < x'80000000000000000000000000000000' AND reservation IS NULL
 ORDER BY amount LIMIT ?3
 
+-- name: group_largest
+-- The same of many at once: JSON list of [account, asset, ...]. The key is the place in that list.
+SELECT w.key, l.posting, l.amount
+FROM json_each(?1) AS w JOIN live_postings l ON l.posting IN (
+    SELECT posting FROM live_postings
+    WHERE account = w.value ->> 0 AND asset = w.value ->> 1 AND amount > x'80000000000000000000000000000000'
+      AND reservation IS NULL
+    ORDER BY amount DESC LIMIT ?2)
+
+-- name: group_most_negative
+-- The same of many at once.
+SELECT w.key, l.posting, l.amount
+FROM json_each(?1) AS w JOIN live_postings l ON l.posting IN (
+    SELECT posting FROM live_postings
+    WHERE account = w.value ->> 0 AND asset = w.value ->> 1 AND amount < x'80000000000000000000000000000000'
+      AND reservation IS NULL
+    ORDER BY amount LIMIT ?2)
+
 -- name: smallest
 -- The smallest free postings of an account and asset, by magnitude within their sign: what compact merges.
 SELECT posting, account, asset, amount FROM live_postings
