@@ -100,6 +100,7 @@ def test_what_was_decided_on_a_group_that_failed_is_decided_again(second: list[s
 async def lose_the_first(second: list[str]) -> None:
     store = OverlappingStore()
     writer = Writer(store)  # type: ignore[arg-type]  # as much of a store as a group needs
+    writer.gather_min = 1
     first = asyncio.ensure_future(writer.apply(payment("one", "b", 80)))
     await store.arrive.wait()
     changes = {"again": payment("one", "b", 80), "small": payment("two", "c", 50)}

@@ -29,7 +29,8 @@ from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
 
 GROUP_MAX = 512  # changes in one unit
-HALVE_FROM = 64  # callers waiting from which it pays to decide one half while the other is written
+GATHER_MIN = 64  # callers who are worth a group of their own while another one is written
+HALVE_FROM = 128  # callers waiting from which it pays to decide one half while the other is written
 TRIES = 30  # before contention is reported
 TRIES_BLOCKED = 4  # of a single change, each of which has waited for a lock
 TRIES_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks meanwhile
@@ -59,9 +60,12 @@ class Writer:
         self.heads = Heads()
         self.tries = tries
         self.patience_s = patience_s
+        self.gather_min = GATHER_MIN
         self.groups = 0  # units committed, for those who watch
         self._waiting: list[Waiting] = []
         self._runner: asyncio.Task[None] | None = None
+        self._enough: asyncio.Future[None] | None = None  # somebody waits until so many have come
+        self._wanted = 0
         self._sagas = SagaCommit(store, tries)
 
     async def apply(self, change: Change) -> Done:
@@ -72,6 +76,8 @@ class Writer:
             return await self._sagas.apply(change)
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._waiting.append((change, future))
+        if self._enough is not None and len(self._waiting) >= self._wanted:
+            _end(self._enough)
         if self._runner is None:
             self._runner = asyncio.get_running_loop().create_task(self._run(), name="bursar-writer")
         return await future
@@ -107,7 +113,7 @@ class Writer:
         flight: Flight | None = None
         try:
             while self._waiting or flight is not None:
-                if not self._waiting and flight is not None:
+                if flight is not None and not await self._gather(flight):
                     await self._land(flight)
                     flight = None
                 else:
@@ -120,6 +126,21 @@ class Writer:
                 await _let_others_run()  # those just answered may have their next change ready: take them along
         finally:
             self._runner = None
+
+    async def _gather(self, flight: Flight) -> bool:
+        """Wait until enough callers have come to decide a group beside the one in flight; False: it has landed first.
+
+        To take the first one who comes would make small groups of all that follow.
+        """
+        self._wanted = max(self.gather_min, len(flight.batch))
+        if len(self._waiting) < self._wanted and not flight.writing.done():
+            enough = self._enough = asyncio.get_running_loop().create_future()
+            flight.writing.add_done_callback(lambda _: _end(enough))
+            try:
+                await enough
+            finally:
+                self._enough = None
+        return bool(self._waiting) and not flight.writing.done()
 
     def _cut(self, *, in_flight: bool) -> list[Waiting]:
         """The next group: all that wait; or half of many, so that the other half is decided while it is written."""

@@ -229,7 +229,8 @@ def _bound(listen: str) -> Iterator[socket.socket]:
     _, host, port = split_address(f"tcp:{listen}")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
+        # TCP by name, or asyncio would not know it for TCP and leave Nagle's algorithm on: 40 ms for each answer.
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)  # at once: two that have only bound the same address would both believe it theirs
