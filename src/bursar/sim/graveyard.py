@@ -49,8 +49,8 @@ def _close(coro: Any) -> bool:
             coro.throw(GeneratorExit)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:
-            pass  # GeneratorExit, Fenced, or an error in a finally block: of no consequence any more
+        except BaseException:  # GeneratorExit, Fenced, or an error in a finally block: its process is dead
+            pass
         if getattr(coro, "cr_frame", None) is None:
             return True
     return False

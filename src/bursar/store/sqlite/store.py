@@ -140,8 +140,7 @@ class SqliteStore:
                 await self._do("BEGIN IMMEDIATE")
                 yield tables
                 await self._do("COMMIT")
-            except BaseException:
-                # Also if BEGIN was cancelled on its way, or COMMIT failed: nobody may find a transaction open.
+            except BaseException:  # BEGIN cancelled, COMMIT failed: nobody may find a transaction open; it goes on
                 await self.run(self._write_lane, partial(calls.roll_back, self._get_writer()))
                 raise
 
