@@ -5,6 +5,8 @@ The short cuts are switched off, and everything is compared: the same envelope, 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,10 +23,11 @@ from bursar.model.accounts import (
     ExternalAccount,
     NoOverdraft,
     Policy,
+    SystemAccount,
     UncappedOverdraft,
 )
 from bursar.model.entries import Intent, Kind, Leg
-from bursar.model.envelope import Envelope
+from bursar.model.envelope import BookedLeg, Envelope
 from bursar.model.errors import Refusal
 from bursar.model.ground import MINUS, PLUS, Ground
 from bursar.model.money import MINOR_MAX, Asset, AssetStatus
@@ -34,7 +37,7 @@ USD = Asset(id=1, code="USD", precision=2)
 policies: st.SearchStrategy[Policy] = st.sampled_from(
     [NoOverdraft(), NoOverdraft(), UncappedOverdraft(), ExternalAccount(), CappedOverdraft("-50.00", "USD")]
 )
-amounts = st.one_of(st.integers(1, 200), st.sampled_from([2**63 - 1, 2**63, MINOR_MAX]))
+amounts = st.one_of(st.integers(1, 4), st.integers(1, 200), st.sampled_from([2**63 - 1, 2**63, MINOR_MAX]))
 
 
 @st.composite
@@ -66,10 +69,13 @@ def grounds(draw: st.DrawFn) -> Ground:
 def intents(draw: st.DrawFn) -> Intent:
     """One movement between two of them, now and then in the other book or as a return."""
     source, target = draw(st.permutations(["a", "b", "c:d"]))[:2]
+    owner = draw(st.integers(1, 3))
+    named = draw(st.sampled_from([(), (), (owner << 20,), (owner << 20, owner << 20 | 1)]))
     return Intent(
         scope="user",
         key="k",
         legs=(Leg(source, target, "USD", draw(amounts)),),
+        consume=named,
         book=draw(st.sampled_from(["main", "main", "other"])),
         kind=draw(st.sampled_from([Kind.ENTRY, Kind.ENTRY, Kind.RETURN])),
     )
@@ -100,6 +106,64 @@ def test_the_short_way_and_the_long_way_lead_to_the_same_place(ground: Ground, i
     assert outcome(intent, ground) == without_short_cuts(intent, ground)
 
 
+def small_envelopes() -> Iterator[tuple[Envelope, Ground]]:
+    """Every small envelope: one movement between two accounts, at most one posting consumed, at most two created."""
+    some: tuple[Policy, ...] = (NoOverdraft(), SystemAccount(), UncappedOverdraft(), CappedOverdraft("-50.00", "USD"))
+    live = [Posting(1, 1, 1, 2), Posting(2, 1, 1, 3), Posting(3, 1, 1, -1), Posting(4, 2, 1, 3)]
+    consumed: list[tuple[Posting, ...]] = [(), *[(p,) for p in live], (Posting(2, 1, 1, 4),), (Posting(9, 1, 1, 3),)]
+    made = [Posting(0, account, 1, amount) for account in (1, 2, 3) for amount in (-3, -2, -1, 0, 1, 2)]
+    creates = [(), *[(one,) for one in made], *[(one, two) for one in made for two in made]]
+    book = Book(id=1, name="main")
+    for policies_ in itertools.product(some, repeat=2):
+        accounts = tuple(Account(id=n, path=f"a{n}", policy=policy) for n, policy in enumerate(policies_, start=1))
+        ground = Ground({a.path: a for a in accounts}, {"USD": USD}, {"main": book})
+        ground.learn(live, key=None)
+        ground.balances = {(1, 1): 4, (2, 1): 3}
+        for minor, consumes, created in itertools.product((2, 0), consumed, creates):
+            envelope = Envelope(
+                seq=7,
+                scope="user",
+                key="k",
+                book=book,
+                kind=Kind.ENTRY,
+                reverses=0,
+                legs=(BookedLeg(1, 2, 1, minor),),
+                accounts=accounts,
+                assets=(USD,),
+                consumes=consumes,
+                creates=created,
+                metadata="",
+            )
+            yield envelope, ground
+
+
+def test_what_takes_the_short_cut_would_have_passed_every_check() -> None:
+    """Given every small envelope, then the short cut is taken only by those that the long way lets through as well."""
+    short = [made for made in small_envelopes() if planning._plainly_right(*made)]
+    assert len(short) > 10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "_plainly_right", lambda *_: False)
+        for envelope, ground in short:
+            assert planning.validate_and_plan(envelope, ground).floors == ()
+
+
+def moved_on() -> tuple[Envelope, Ground]:
+    """What is in transit goes to an account of ours: the very posting, and nothing is left."""
+    system = [Account(id=n, path=path, policy=SystemAccount()) for n, path in enumerate(("a", "b"), start=1)]
+    ground = Ground({a.path: a for a in system}, {"USD": USD}, {"main": Book(id=1, name="main")})
+    ground.learn([Posting(9, 1, 1, 30)], key=None)
+    intent = Intent(scope="user", key="k", legs=(Leg("a", "b", "USD", 30),), consume=(9,))
+    return resolving.resolve(intent, ground, 7), ground
+
+
+def come_in() -> tuple[Envelope, Ground]:
+    """The outside pays a user, out of nothing."""
+    accounts = {"out": Account(id=1, path="out", policy=ExternalAccount()), "u": Account(id=2, path="u")}
+    ground = Ground(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
+    intent = Intent(scope="user", key="k", legs=(Leg("out", "u", "USD", 30),))
+    return resolving.resolve(intent, ground, 7), ground
+
+
 def plain() -> tuple[Envelope, Ground]:
     """A payment of 30 out of a posting of 100: what the short cut is for."""
     accounts = {path: Account(id=n, path=path) for n, path in enumerate(("a", "b"), start=1)}
@@ -109,9 +173,13 @@ def plain() -> tuple[Envelope, Ground]:
     return resolving.resolve(intent, ground, 7), ground
 
 
-def test_the_short_cut_is_taken_for_a_plain_payment() -> None:
-    """Otherwise the comparison above would prove nothing."""
-    assert planning._plainly_right(*plain())
+@pytest.mark.parametrize("made", [plain, moved_on, come_in])
+def test_the_short_cuts_are_taken_for_what_is_usual(made: Callable[[], tuple[Envelope, Ground]]) -> None:
+    """Otherwise the comparisons above would prove nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(resolving, "_deltas")  # the long way goes by it
+        envelope, ground = made()
+    assert planning._plainly_right(envelope, ground)
 
 
 forgeries: dict[str, dict[str, Any]] = {

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from bursar.deadlines import Deadlines
 from bursar.engine import late, waiting
 from bursar.engine.arrows import onward, ridden
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRefused, Item, Ride, storable
@@ -72,6 +73,7 @@ class Engine:
         self.logs_alerts = True  # unless a bell does
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self._driving: dict[int, asyncio.Task[Record]] = {}
+        self._deadlines = Deadlines()
 
     # --- starting ----------------------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class Engine:
     async def process_now(self, record: Record, timeout_s: float) -> Record:
         """Drive a record and wait, but not for ever: what is not at its end by then goes on in the background."""
         task = self.drive(record)
-        await asyncio.wait([task], timeout=timeout_s)
+        await self._deadlines.wait(task, timeout_s)
         if task.done() and not task.cancelled():
             return task.result()
         with contextlib.suppress(StoreError):  # it is written down and goes on, whether or not it can be read just now
@@ -250,8 +252,7 @@ class Engine:
     async def call(self, flow: Flow[Any], action: Action, item: Item[Any]) -> Answer:
         """Call somebody. Whatever happens, it comes back as an answer."""
         try:
-            async with asyncio.timeout(flow.call_timeout_s):
-                answer: object = await action(item)
+            answer: object = await self._deadlines.keep(flow.call_timeout_s, action(item))
             if not isinstance(answer, Answer) or not isinstance(answer.outcome, Outcome):
                 raise TypeError(f"{answer!r} is not an Answer with an Outcome")
         except TimeoutError:

@@ -62,36 +62,43 @@ def validate_and_plan(envelope: Envelope, ground: Ground, pins: tuple[tuple[str,
 
 
 def _plainly_right(envelope: Envelope, ground: Ground) -> bool:
-    """All nine checks at once for most envelopes: one posting becomes a payment and change, between accounts that owe
-    nothing, in a book without limits. It only ever says yes; whatever it is not sure of gets the full treatment.
+    """All nine checks at once for most envelopes: one account pays another with one posting or none, neither has an
+    overdraft, the book has no limits. It only ever says yes; whatever it is not sure of gets the full treatment.
     """
     legs, consumes, creates, accounts = envelope.legs, envelope.consumes, envelope.creates, envelope.accounts
-    if len(legs) != 1 or len(consumes) != 1 or len(creates) != 2 or len(accounts) != 2 or len(envelope.assets) != 1:
+    if len(legs) != 1 or len(consumes) > 1 or not 1 <= len(creates) <= 2 or len(accounts) != 2:
         return False
-    (leg,), (spent,), (change, paid), (asset,) = legs, consumes, creates, envelope.assets
-    book, minor, number = envelope.book, leg.amount, asset.id
-    if book.assets or book.accounts or asset.status is not AssetStatus.ACTIVE or envelope.kind is Kind.COMPACT:
+    book, assets = envelope.book, envelope.assets
+    if len(assets) != 1 or assets[0].status is not AssetStatus.ACTIVE:
+        return False
+    if book.assets or book.accounts or envelope.kind is Kind.COMPACT:
         return False
     for account in accounts:
-        if ground.accounts.get(account.path) is not account or account.book or not account.never_owes:
+        if ground.accounts.get(account.path) is not account or account.book:
             return False
-        if account.status is not AccountStatus.ACTIVE:
+        if account.status is not AccountStatus.ACTIVE or (account.selects and not account.never_owes):
             return False
-    first, second = accounts[0].id, accounts[1].id
-    source, target = leg.source, leg.target
-    return (
-        isinstance(minor, int)
-        and ground.live.get(spent.id) == spent
-        and leg.asset == spent.asset == change.asset == paid.asset == number
-        and source == spent.account == change.account
-        and target == paid.account
-        and ((source == first and target == second) or (source == second and target == first))
-        and source != target
-        and paid.amount == minor
-        and change.amount == spent.amount - minor
-        and 0 < minor <= MINOR_MAX
-        and 0 < change.amount <= MINOR_MAX
-    )
+    leg, paid, number = legs[0], creates[-1], assets[0].id
+    source, target, minor = leg.source, leg.target, leg.amount
+    payer, payee = accounts if accounts[0].id == source else (accounts[1], accounts[0])
+    if payer.id != source or payee.id != target or source == target or leg.asset != number:
+        return False
+    if not isinstance(minor, int) or not 0 < minor <= MINOR_MAX:
+        return False
+    if paid.account != target or paid.asset != number or paid.amount != minor:
+        return False
+    rest = -minor
+    if consumes:
+        spent = consumes[0]
+        if ground.live.get(spent.id) != spent or spent.account != source or spent.asset != number:
+            return False
+        rest += spent.amount
+    if len(creates) == 1:
+        return rest == 0
+    left = creates[0]
+    if left.account != source or left.asset != number or left.amount != rest:
+        return False
+    return 0 < rest <= MINOR_MAX or (MINOR_MIN <= rest < 0 and not payer.selects)
 
 
 def _check_shape(envelope: Envelope) -> None:

@@ -26,7 +26,7 @@ NETTING_MAX = 64  # negative postings that one incoming payment pays off; the re
 def resolve(intent: Intent, ground: Ground, seq: int) -> Envelope:
     """The envelope that carries out the intent on this ground, numbered `seq`."""
     book = ground.book(intent.book)
-    if len(intent.legs) == 1 and not intent.consume:
+    if len(intent.legs) == 1 and len(intent.consume) <= 1:
         simple = _payment(intent, intent.legs[0], ground, book, seq)
         if simple is not None:
             return simple
@@ -68,19 +68,30 @@ def resolve(intent: Intent, ground: Ground, seq: int) -> Envelope:
 
 
 def _payment(intent: Intent, leg: Leg, ground: Ground, book: Book, seq: int) -> Envelope | None:
-    """Most entries: one account that owes nothing pays another. The same as below, without the bookkeeping.
+    """Most entries: one account pays another, and neither has an overdraft. The same as below, without the bookkeeping.
 
     None if it is anything else, or if it falls short: then the general way finds the refusal.
     """
     source, target, asset = ground.account(leg.source), ground.account(leg.target), ground.asset(leg.asset)
-    if not source.never_owes or not target.never_owes:
-        return None
     minor, number = leg.amount, asset.id
-    chosen, total = ground.pools[source.id, number, PLUS].pick(minor)
-    if total < minor or len(chosen) > POSTINGS_MAX:
+    if source is target or (target.selects and not target.never_owes):
+        return None
+    consumes: tuple[Posting, ...] = ()
+    total = 0
+    if intent.consume:  # the very posting that is moved on
+        posting = ground.live.get(intent.consume[0])
+        if posting is None or posting != Posting(posting.id, source.id, number, minor):
+            return None
+        consumes, total = (posting,), minor
+    elif source.never_owes:
+        chosen, total = ground.pools[source.id, number, PLUS].pick(minor)
+        if total < minor or len(chosen) > POSTINGS_MAX:
+            return None
+        live = ground.live
+        consumes = tuple([live[posting] for posting in chosen])
+    elif source.selects:
         return None
     paid = Posting(seq << INDEX_BITS | (total != minor), target.id, number, minor)
-    live = ground.live
     return Envelope(
         seq=seq,
         scope=intent.scope,
@@ -91,7 +102,7 @@ def _payment(intent: Intent, leg: Leg, ground: Ground, book: Book, seq: int) -> 
         legs=(BookedLeg(source.id, target.id, number, booked_amount(minor)),),
         accounts=(source, target) if source.path < target.path else (target, source),
         assets=(asset,),
-        consumes=tuple([live[posting] for posting in chosen]),
+        consumes=consumes,
         creates=(paid,) if total == minor else (Posting(seq << INDEX_BITS, source.id, number, total - minor), paid),
         metadata=intent.metadata,
     )

@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from bursar.deadlines import Deadlines, Pending
 from bursar.model.outcome import Outcome
 from bursar.ports import Ports
 from bursar.rails.trading import protocol, replies
@@ -56,7 +58,7 @@ class Operation(NamedTuple):
 class _Call:
     """Somebody who waits: for one operation, for a user's balances, or for a request of another kind."""
 
-    __slots__ = ("future", "item", "request", "timer", "user", "written_at")
+    __slots__ = ("expire", "future", "item", "pending", "request", "user", "written_at")
 
     def __init__(
         self, item: Named | None, request: Callable[[int], protocol.Request] | None, user: int | None = None
@@ -65,13 +67,14 @@ class _Call:
         self.request = request
         self.user = user
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.timer: asyncio.TimerHandle | None = None
+        self.expire: Callable[[], None] | None = None
+        self.pending: Pending = {}  # where it is to be taken out of when it is over
         self.written_at: float | None = None
 
     def finish(self, answer: Any) -> None:
         """Answer, once."""
-        if self.timer is not None:
-            self.timer.cancel()
+        if self.expire is not None:
+            self.pending.pop(self.expire, None)
         if not self.future.done():
             self.future.set_result(answer if self.user is None else _balances(answer))
 
@@ -94,6 +97,7 @@ class TradingClient:
         self.sequence = seen  # the highest heard of: keep it, and give it to the next client
         self.timeout_s = timeout_s
         self._ports = ports
+        self._deadlines = Deadlines()
         self._outbox: deque[_Call] = deque()
         self._looks: list[_Call] = []
         self._inflight: dict[int, list[_Call]] = {}
@@ -295,7 +299,8 @@ class TradingClient:
         loop = asyncio.get_running_loop()
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         for call in calls:
-            call.timer = loop.call_later(wait_s, self._expire, call)
+            call.expire = partial(self._expire, call)
+            call.pending = self._deadlines.add(wait_s, call.expire)
             (self._outbox if call.user is None else self._looks).append(call)
         if not self._flushing:
             self._flushing = True

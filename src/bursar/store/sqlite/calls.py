@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bursar.model.errors import BursarError, DatabaseCorrupt, DatabaseUnavailable
-from bursar.model.postings import Posting
+from bursar.model.postings import INDEX_BITS, Posting
 from bursar.model.records import Taken
 from bursar.store.group import Ask, Heads, Job, Known, Lost, PoolKey, RecordAsk, RecordRows, RecordsKnown, Rows
 from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, remembered_of
@@ -119,7 +119,7 @@ def together(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
     return result
 
 
-def run_group(connection: sqlite3.Connection, job: Job) -> None:
+def run_group(connection: sqlite3.Connection, job: Job, now_us: int) -> None:
     """Read, decide and write a group. The caller has begun the transaction, so nothing can change in between."""
     heads = job.heads
     (generation,) = connection.execute(SQL["generation"]).fetchone()
@@ -133,7 +133,7 @@ def run_group(connection: sqlite3.Connection, job: Job) -> None:
     if not heads.wary and _taken(connection, job.doubtful()):
         heads.wary = Heads.WARY_GROUPS
         plan = _decide(connection, job)
-    _write_group(connection, plan)
+    _write_group(connection, plan, now_us)
 
 
 def _decide(connection: sqlite3.Connection, job: Job) -> Rows:
@@ -225,24 +225,25 @@ def _look(connection: sqlite3.Connection, ask: RecordAsk) -> RecordsKnown:
     )
 
 
-def _write_group(connection: sqlite3.Connection, plan: Rows) -> None:
+def _write_group(connection: sqlite3.Connection, plan: Rows, now_us: int) -> None:
     if plan.empty:
         return  # a group of refusals and replays writes nothing at all, and does not wait for the disk
     numbers = [row[0] for row in plan.envelopes]
+    first = min(numbers, default=0)
     if plan.records is not None:
         numbers += [row[0] for row in plan.records.new]
     if numbers:
         connection.execute(SQL["set_last_number"], (max(numbers),))
     if plan.envelopes:
-        _write_entries(connection, plan)
+        _write_entries(connection, plan, first, now_us)
     if plan.records is not None:
-        _write_records(connection, plan.records)
+        _write_records(connection, plan.records, now_us)
 
 
-def _write_records(connection: sqlite3.Connection, plan: RecordRows) -> None:
+def _write_records(connection: sqlite3.Connection, plan: RecordRows, now_us: int) -> None:
     """The records' part. A count that is not what it should be: somebody was faster, and the group is decided anew."""
     many = connection.executemany
-    many(SQL["group_outcome"], plan.outcomes)
+    many(SQL["group_outcome"], [(*row, now_us) for row in plan.outcomes])
     # One by one: a row that is at its limit already must not be lost in a sum.
     for key, count, amount, count_max, amount_max, until in plan.counters:
         used = connection.execute(SQL["group_counter"], (key,)).fetchone() or (0, "0")
@@ -250,22 +251,31 @@ def _write_records(connection: sqlite3.Connection, plan: RecordRows) -> None:
         if total[0] > count_max or total[1] > amount_max:
             raise Lost("a limit is used up")
         connection.execute(SQL["group_put_counter"], (key, total[0], str(total[1]), count_max, str(amount_max), until))
-    many(SQL["group_record"], plan.new)
-    if plan.moves and many(SQL["group_move"], plan.moves).rowcount != len(plan.moves):
+    many(SQL["group_record"], [(*row, now_us) for row in plan.new])
+    if plan.moves and many(SQL["group_move"], [(*row, now_us) for row in plan.moves]).rowcount != len(plan.moves):
         raise Lost("a record has moved")
-    many(SQL["group_passage"], plan.passages)
+    many(SQL["group_passage"], [(*row, now_us) for row in plan.passages])
 
 
-def _write_entries(connection: sqlite3.Connection, plan: Rows) -> None:
-    many = connection.executemany
-    many(SQL["insert_envelope_new"], plan.envelopes)
+def _write_entries(connection: sqlite3.Connection, plan: Rows, first: int, now_us: int) -> None:
+    """The entries' part. `first` is the lowest of their numbers: whatever has that number or a higher one is theirs."""
+    many, once = connection.executemany, connection.execute
+    blob = bytearray  # the driver takes it as it is, where it would ask around what `bytes` are to become
+    many(
+        SQL["insert_envelope_new"],
+        [
+            (seq, blob(id_), scope, key, book, kind, back, blob(legs), blob(pins), blob(consumes), metadata, now_us)
+            for seq, id_, scope, key, book, kind, back, legs, pins, consumes, metadata in plan.envelopes
+        ],
+    )
     many(SQL["insert_spend"], plan.spends)
     gone = many(SQL["delete_live"], [(i,) for i in plan.dead]).rowcount if plan.dead else 0
     if gone != len(plan.dead):  # can't happen inside one transaction: the live table is not what the spends say
         raise DatabaseCorrupt("the live table", f"{len(plan.dead)} postings to spend, {gone} found; `bursar rebuild`")
-    created = [(p.id, p.account, p.asset, amount_in(p.amount)) for p, _ in plan.postings]
+    created = [(p.id, p.account, p.asset, blob((p.amount + OFFSET).to_bytes(16, "big"))) for p, _ in plan.postings]
     many(SQL["insert_posting_new"], created)
-    many(SQL["insert_live_new"], [row for row, (_, live) in zip(created, plan.postings, strict=True) if live])
+    passing = [p.id for p, live in plan.postings if not live]
+    once(SQL["group_live"], (first << INDEX_BITS, _json.encode(passing).decode()))
     many(SQL["insert_involved_new"], plan.involved)
     if plan.floors:
         many(SQL["put_head"], [(a, s, str(balance)) for a, s, _turn, balance in plan.floors])
@@ -273,7 +283,7 @@ def _write_entries(connection: sqlite3.Connection, plan: Rows) -> None:
         many(SQL["insert_cache"], [(a, s, p, str(v)) for a, s, p, v in plan.cache])
     if plan.holds:
         many(SQL["put_hold"], [hold_values(h, amount_in) for h in plan.holds])
-    many(SQL["insert_event_new"], [(1, row[0], 0) for row in sorted(plan.envelopes)])
+    once(SQL["group_events"], (first,))
 
 
 def explain(error: sqlite3.Error) -> BursarError:

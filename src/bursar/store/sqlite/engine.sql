@@ -5,24 +5,24 @@
 -- A new record, in the unit of its group.
 INSERT INTO records (number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since,
                      created_at, updated_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, now_us() + ?8, ?9, ?10, ?11, now_us(), now_us(), now_us())
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?12 + ?8, ?9, ?10, ?11, ?12, ?12, ?12)
 
 -- name: group_move
 -- A compare-and-set, in the unit of its group.
 UPDATE records
-SET state = ?3, version = ?4, attempt = ?5, transit = ?6, due = CASE WHEN ?7 = -1 THEN due ELSE now_us() + ?7 END,
-    worker = ?8, body = coalesce(?9, body), error = ?10, since = CASE WHEN state = ?3 THEN since ELSE now_us() END,
-    updated_at = now_us()
+SET state = ?3, version = ?4, attempt = ?5, transit = ?6, due = CASE WHEN ?7 = -1 THEN due ELSE ?11 + ?7 END,
+    worker = ?8, body = coalesce(?9, body), error = ?10, since = CASE WHEN state = ?3 THEN since ELSE ?11 END,
+    updated_at = ?11
 WHERE number = ?1 AND version = ?2
 
 -- name: group_passage
 -- One row of history.
 INSERT INTO transitions (record, version, source, event, target, attempt, actor, evidence, at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, now_us())
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: group_outcome
 -- What an operation was answered.
-INSERT INTO outcomes (scope, id, op, fingerprint, outcome, code, detail, at) VALUES (?, ?, ?, ?, ?, ?, ?, now_us())
+INSERT INTO outcomes (scope, id, op, fingerprint, outcome, code, detail, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outcome
 -- What an operation was answered before.

@@ -122,7 +122,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, now_us()) ON CONFLICT DO NOTHING
 -- name: insert_envelope_new
 -- An envelope in a unit of its own group; a key or number that is there already is an error.
 INSERT INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, now_us())
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_involved
 -- Who took part.
@@ -145,9 +145,11 @@ INSERT INTO postings (id, account, asset, amount) VALUES (?, ?, ?, ?)
 INSERT INTO live_postings (posting, account, asset, amount)
 SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS (SELECT 1 FROM spends WHERE posting = ?1) ON CONFLICT DO NOTHING
 
--- name: insert_live_new
--- The same for a posting that can't have been spent, because its envelope is being written in this very unit.
-INSERT INTO live_postings (posting, account, asset, amount) VALUES (?, ?, ?, ?)
+-- name: group_live
+-- The same for all that a group has made: the postings from a number on, but for those that it has spent itself.
+INSERT INTO live_postings (posting, account, asset, amount)
+SELECT id, account, asset, amount FROM postings WHERE id >= ?1 AND id NOT IN (SELECT value FROM json_each(?2))
+ORDER BY id
 
 -- name: postings_by_id
 -- Postings with their state: (reservation or null, spender or null, is live).
@@ -243,9 +245,9 @@ DELETE FROM live_postings WHERE posting = ? AND reservation IS NULL
 -- What happened; a second time is ignored.
 INSERT INTO events (kind, subject, version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
 
--- name: insert_event_new
--- What happened, in a unit of its own group.
-INSERT INTO events (kind, subject, version) VALUES (?, ?, ?)
+-- name: group_events
+-- A group's envelopes, which are those from a number on.
+INSERT INTO events (kind, subject, version) SELECT 1, seq, 0 FROM envelopes WHERE seq >= ? ORDER BY seq
 
 -- name: events_since
 -- Events after a cursor (epoch and xid are for PostgreSQL), so many.

@@ -190,7 +190,7 @@ class SqliteStore:
 
     def _group(self, job: Job) -> None:
         connection = self._get_writer()
-        work = partial(calls.run_group, connection, job)
+        work = partial(calls.run_group, connection, job, self.ports.now_us())
         try:
             calls.together(connection, work)
         except (sqlite3.IntegrityError, Lost):
@@ -208,7 +208,7 @@ class SqliteStore:
         job.heads.wary = 1  # look keys up: a failed write would cost the caller's transaction a second try
         connection.execute("SAVEPOINT bursar")
         try:
-            calls.run_group(connection, job)
+            calls.run_group(connection, job, self.ports.now_us())
         except BaseException:  # our part alone is undone; the caller hears why, and decides about the rest
             connection.execute("ROLLBACK TO bursar")
             connection.execute("RELEASE bursar")

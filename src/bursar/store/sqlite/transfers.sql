@@ -9,7 +9,7 @@ WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.path = p.value)
 -- name: lease_node
 -- A node number that nobody holds, for so long; it begins after whatever its last holder can have made.
 UPDATE nodes SET holder = ?1, since = max(until, now_us()), until = now_us() + ?2
-WHERE node = (SELECT node FROM nodes WHERE until < now_us() ORDER BY until, node LIMIT 1)
+WHERE node = (SELECT node FROM nodes WHERE until < (SELECT now_us()) ORDER BY until, node LIMIT 1)
 RETURNING node, since
 
 -- name: renew_node

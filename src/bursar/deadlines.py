@@ -1,0 +1,72 @@
+"""Many deadlines, few timers: those that begin at about the same time and last equally long share one.
+
+A busy process waits for thousands of answers at a time, nearly all of which come; a timer for each would cost more than
+many an answer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+PARTS = 32  # a deadline is never early, and late by this part of its length at most
+SHORTEST_S = 0.001
+
+Pending = dict[Callable[[], None], None]  # in the order in which they came
+
+
+class Deadlines:
+    """Of one event loop."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[float, int], Pending] = {}
+
+    def add(self, timeout_s: float, expire: Callable[[], None]) -> Pending:
+        """Have `expire` called after that time. Whoever is done before takes it out of what this returns."""
+        loop = asyncio.get_running_loop()
+        part_s = max(timeout_s, SHORTEST_S) / PARTS
+        slot = (timeout_s, int(loop.time() / part_s))
+        pending = self._pending.get(slot)
+        if pending is None:
+            pending = self._pending[slot] = {}
+            loop.call_at((slot[1] + 1) * part_s + timeout_s, self._expire, slot)
+        pending[expire] = None
+        return pending
+
+    async def keep(self, timeout_s: float, work: Awaitable[T]) -> T:
+        """Do some work; `TimeoutError` if it takes longer, as `asyncio.timeout` has it."""
+        async with asyncio.timeout(None) as limit:
+            expire = partial(_end, limit)
+            pending = self.add(timeout_s, expire)
+            try:
+                return await work
+            finally:
+                pending.pop(expire, None)
+
+    async def wait(self, task: asyncio.Task[Any], timeout_s: float) -> None:
+        """Until a task is over, but no longer than that. It is never cancelled."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end(*_: object) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        task.add_done_callback(end)
+        pending = self.add(timeout_s, end)
+        try:
+            await over
+        finally:
+            task.remove_done_callback(end)
+            pending.pop(end, None)
+
+    def _expire(self, slot: tuple[float, int]) -> None:
+        for expire in list(pending := self._pending.pop(slot)):
+            if expire in pending:  # the one before may have been the end of others, too
+                expire()
+
+
+def _end(limit: asyncio.Timeout) -> None:
+    limit.reschedule(asyncio.get_running_loop().time())
