@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from bursar import garbage
 from bursar.bench import ledger, report, trading, transfers
 from bursar.bench.measure import FULL, QUICK, Row
 from bursar.devdb import PostgresFailedError, PostgresNotFoundError
@@ -71,6 +72,7 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     process and over HTTP. half-rate: beside the p99 allowed. overload-http: settled beside accepted. recovery: of
     transfers left in flight by a crash, beside what is allowed.
     """
+    garbage.rarely()  # as in `bursar serve`
     if name == "trading":
         with _progress(trading.steps()) as say:
             rows = asyncio.run(trading.run(trading.QUICK if quick else trading.FULL, say))

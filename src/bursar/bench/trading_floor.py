@@ -11,7 +11,10 @@ import asyncio
 import os
 import sys
 
+from bursar import garbage
 from bursar.rails.trading import protocol
+
+YOUNG = 200_000  # as in the core
 
 
 class Floor:
@@ -72,6 +75,7 @@ class Connection(asyncio.Protocol):
 async def main(socket: str, path: str) -> None:
     """Serve until killed."""
     floor = Floor(path)
+    garbage.rarely(YOUNG)
     server = await asyncio.get_running_loop().create_unix_server(lambda: Connection(floor), socket)
     print("ready", flush=True)
     await server.serve_forever()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import stat
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 DAMAGED = 1
 MEBIBYTE = 1024 * 1024
 STDIN_BYTES = 4_096
-# A frame is thousands of small tuples that live for a moment: by default the collector would run twice for each.
-GC_THRESHOLDS = (200_000, 20, 50)
+YOUNG = 200_000  # objects before the collector looks: some dozens of full frames
 # The thread that comes back from the disk has answers to release: it must not wait long for its turn.
 SWITCH_S = 0.0005
 
@@ -112,6 +110,7 @@ async def _run(
     connections: int,
     until_eof: bool,
 ) -> None:
+    from bursar import garbage
     from bursar.model.errors import DatabaseUnavailable
     from bursar.ports import SystemPorts
     from bursar.rails.trading import Core, Limits, Server
@@ -123,10 +122,7 @@ async def _run(
         raise DatabaseUnavailable(f"{data}: {error}") from error
     for line in _found(opened.recovery):
         click.echo(line, err=True)
-    # What is remembered stays: the collector need not walk over it again and again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    garbage.rarely(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
     sys.setswitchinterval(SWITCH_S)
     server = Server(ports, opened, secret, limits=Limits(connections=connections), log=_log)
     loop = asyncio.get_running_loop()

@@ -148,6 +148,7 @@ def openapi() -> None:
 
 
 async def _serve(config: Config, out: Output) -> None:
+    from bursar import garbage
     from bursar.api import Keys, application
     from bursar.cli.children import children
     from bursar.config import CHILD
@@ -168,6 +169,7 @@ async def _serve(config: Config, out: Output) -> None:
             stopped = asyncio.create_task(stop.wait())
             while not server.started and not task.done() and not stopped.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+            garbage.rarely()
             cores = {kind: config.core_address(kind) for kind in config.cores}
             fact = {"listen": url, "database": _shown(config.database_url), "cores": cores, "pid": os.getpid()}
             out.line(fact, f"bursar is ready at {url}: database {fact['database']}, cores {', '.join(cores)}")
@@ -178,11 +180,13 @@ async def _serve(config: Config, out: Output) -> None:
 
 
 async def _work(config: Config, out: Output) -> None:
+    from bursar import garbage
     from bursar.ports import SystemPorts
     from bursar.runtime import running
 
     stop = _until_told()
     async with running(config, SystemPorts(), "worker"):
+        garbage.rarely()
         database = _shown(config.database_url)
         out.line({"worker": True, "database": database, "pid": os.getpid()}, f"a worker is ready: database {database}")
         await stop.wait()
