@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Nothing may depend on the order of a set: a failure that does would not come back. Fixed, so that it does.
 export PYTHONHASHSEED := 0
+# Tests start hundreds of processes; each of them would compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test torture lint format bench clean
@@ -36,9 +38,10 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: ends by itself after that time)
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
-# By file: a file's tests share one worker, and each worker starts one PostgreSQL.
+# By file: a file's tests share one worker, and each worker starts one PostgreSQL. One more worker than a machine of two
+# cores has: many tests wait. In the order of the folders, so that the long ones are not left for the end.
 test: setup ## every test
-	@$(BIN)/pytest -n 2 --dist loadfile
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 TORTURE_SECONDS ?= 600
 TORTURE_STORE ?= both

@@ -19,7 +19,7 @@ from bursar.model.outcome import Outcome
 from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, orders
 from bursar.sim.oracle import Violation
 
-SEEDS = int(os.environ.get("BURSAR_ENGINE_SEEDS", "200"))
+SEEDS = int(os.environ.get("BURSAR_ENGINE_SEEDS", "120"))
 
 
 def test_hundreds_of_seeds_break_nothing() -> None:

@@ -38,7 +38,7 @@ from bursar.sim import CrashAt, CrashSwarm, Kernel, Moment, Process, Run, SimHos
 SECRET = b"a secret of the simulator"
 ADDRESS = "unix:/run/spot.sock"
 FOLDER = "/data"
-SEEDS = int(os.environ.get("BURSAR_TRADING_SEEDS", "600"))
+SEEDS = int(os.environ.get("BURSAR_TRADING_SEEDS", "400"))
 USERS = (1, 2, 3)
 ASSETS = ("USDT", "BTC")
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 
 import asyncpg
@@ -51,6 +50,6 @@ def test_the_rate_does_not_fall_as_the_database_grows(fresh_postgres: str) -> No
         return times, rows
 
     times, rows = asyncio.run(body())
-    early, late = statistics.median(times[2 : 2 + EARLY]), statistics.median(times[-LATE:])
+    early, late = min(times[2 : 2 + EARLY]), min(times[-LATE:])  # others may be busy on this machine
     print(f"{1 / early:.0f}/s at first, {1 / late:.0f}/s after {rows} rows")
     assert late < 2 * early, f"{early * 1e6:.0f} µs per commit at first, {late * 1e6:.0f} µs at the end"

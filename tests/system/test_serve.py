@@ -191,7 +191,7 @@ def test_killed_in_flight(tmp_path: Path) -> None:
 
             answered[f"order-{number}"] = until(accepted)
 
-        for victim in ("core", "server", "core", "server"):
+        for victim in ("core", "server"):
             count = len(answered)
             with ThreadPoolExecutor(8) as pool:
                 futures = [pool.submit(move, count + n) for n in range(60)]
@@ -208,8 +208,8 @@ def test_killed_in_flight(tmp_path: Path) -> None:
                 for future in futures:
                     future.result()
         until(lambda: here.pending() == [])
-        assert len(set(answered.values())) == len(answered) == 240
-        for order, req_id in list(answered.items())[::20]:
+        assert len(set(answered.values())) == len(answered) == 120
+        for order, req_id in list(answered.items())[::10]:
             seen = here.send("GET", f"{TRANSFERS}/{req_id}").json()
             assert seen["state"] == "COMMITTED", (order, seen)
         assert here.balances() == {"FUNDING": 500, "SPOT": 500}
@@ -344,7 +344,7 @@ def test_killed_in_flight_on_postgres(tmp_path: Path, fresh_postgres: str, core_
             answered[f"order-{number}"] = until(accepted)
 
         in_flight = []
-        for turn in range(3):
+        for turn in range(2):
             with ThreadPoolExecutor(16) as pool:
                 futures = [pool.submit(move, (one, two)[n % 2], turn * 100 + n) for n in range(100)]
                 until(lambda turn=turn: len(answered) > turn * 100 + 10)  # type: ignore[misc]
@@ -362,8 +362,8 @@ def test_killed_in_flight_on_postgres(tmp_path: Path, fresh_postgres: str, core_
                     future.result()
         assert sum(found > 0 for found in in_flight) >= 1, in_flight
         until(lambda: two.pending() == [])
-        assert len(set(answered.values())) == len(answered) == 300
-        for order, req_id in list(answered.items())[::20]:
+        assert len(set(answered.values())) == len(answered) == 200
+        for order, req_id in list(answered.items())[::10]:
             seen = two.send("GET", f"{TRANSFERS}/{req_id}").json()
             assert seen["state"] == "COMMITTED", (order, seen)
         assert two.balances() == {"FUNDING": 500, "SPOT": 500}

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bursar.flows.transfers import MACHINE as TRANSFERS
@@ -357,6 +357,7 @@ def test_records_in_a_state_that_nobody_knows_are_not_left_out() -> None:
         TRANSFERS.svg({"LOST": 1})
 
 
+@settings(max_examples=30)
 @given(machines())
 def test_every_picture_is_readable_and_the_same_each_time(machine: Machine) -> None:
     """Given any machine, then boxes and labels lie beside each other and inside the picture; twice gives the same."""
