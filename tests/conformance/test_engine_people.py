@@ -125,6 +125,26 @@ async def test_a_paused_flow_makes_no_calls_until_it_is_resumed(place: Place) ->
         await running
 
 
+@pytest.mark.parametrize(("kind", "name"), [("flow", "orders"), ("rail", "shop")])
+@scenario
+async def test_what_a_pause_held_up_goes_on_with_its_end_and_not_with_the_end_of_its_lease(
+    place: Place, kind: str, name: str
+) -> None:
+    world = World()
+    async with program(place, world, lease_s=600) as p:
+        await p.people.pause(kind, name, **WHY)
+        worker = Worker(p.engine, scan_s=0.01)
+        record = await p.now(await p.order())
+        assert record.state == ("CHARGING" if kind == "flow" else "SHIPPING")
+        running = asyncio.create_task(worker.run())
+        await asyncio.sleep(0.05)
+        assert (await p.at(record)).version == record.version
+        await p.people.resume(kind, name, **WHY)
+        await p.until(record, "DONE")
+        worker.stop()
+        await running
+
+
 @scenario
 async def test_a_process_without_a_worker_obeys_a_pause(place: Place) -> None:
     world = World()
@@ -161,18 +181,18 @@ async def test_a_paused_rail_still_gives_money_back(place: Place) -> None:
         shipping = await p.order("o-1")
         await p.engine.step(shipping)
         await p.people.pause("rail", "card", **WHY)
-        await p.engine.read_pauses()
+        await p.engine.pauses.read()
         assert (await p.now(await p.at(shipping))).state == "FAILED"
         assert (await p.now(await p.order("o-2"))).state == "CHARGING"
         assert world.calls == {"charge": 1, "ship": 1, "refund": 1}
         await p.people.resume("rail", "card", **WHY)
         third = await p.order("o-3")
-        await p.engine.read_pauses()
+        await p.engine.pauses.read()
         await p.engine.step(third)
         await p.engine.step(await p.at(third))
         assert (await p.at(third)).state == "REFUNDING"
         await p.people.pause("flow", "orders", **WHY)
-        await p.engine.read_pauses()
+        await p.engine.pauses.read()
         assert (await p.now(await p.at(third))).state == "REFUNDING"
         assert world.calls["refund"] == 1
 

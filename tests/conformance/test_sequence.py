@@ -559,7 +559,7 @@ async def test_an_own_step_can_be_paused_by_its_name(place: Place) -> None:
         view = await p.start([Own("room"), Own("ship")])
         assert (view.state, states(view), shop.effects) == ("RUNNING", ["done", "running"], {"room_do": 1})
         await p.sequences.people.resume("rail", "ship", **ANN)
-        await p.sequences.engine.read_pauses()
+        await p.sequences.engine.pauses.read()
         assert (await p.sequences.wait(view.id)).state == "COMPLETED"
 
 

@@ -428,7 +428,7 @@ WHY = {"actor": "ann", "reason": "the core moves"}
 
 async def noticed(here: Exchange) -> None:
     """As long as a pause may take to be noticed."""
-    await here.transfers.engine.read_pauses()
+    await here.transfers.engine.pauses.read()
     await asyncio.sleep(ASSETS_S)
 
 
@@ -745,7 +745,7 @@ async def test_audit_sees_what_was_changed_behind_our_back(
         )
         assert await broken(here) == set()
         await Operators(here.transfers.engine).pause("flow", "transfers", actor="ann", reason="a test")
-        await here.transfers.engine.read_pauses()
+        await here.transfers.engine.pauses.read()
         await here.transfers.engine.finish(5)
         await behind(place, sql)
         assert invariant in await broken(here)

@@ -141,7 +141,7 @@ async def test_what_is_paused_does_not_ride(place: Place, tmp_path: Path) -> Non
     async with exchange(place, tmp_path) as here:
         people = Operators(here.transfers.engine)
         await people.pause("flow", "transfers", actor="ann", reason="looking into it")
-        await here.transfers.engine.read_pauses()  # or it takes a moment to be known here
+        await here.transfers.engine.pauses.read()  # or it takes a moment to be known here
         request = Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="10")
         view = await here.transfers.create(request, deadline_s=0.2)
         assert (view.fsm_state, await here.funding()) == ("SOURCE_PENDING", "100.000000")

@@ -26,6 +26,7 @@ from bursar.deadlines import Deadlines
 from bursar.engine import late, waiting
 from bursar.engine.arrows import onward, ridden
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRefused, Item, Ride, storable
+from bursar.engine.pauses import Pauses
 from bursar.model.entries import check_key
 from bursar.model.errors import BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, ImpossibleEvent, Kind, State
@@ -38,7 +39,6 @@ from bursar.writer import Change, Done, Limit, Move, Passage, Remember, Writer
 CREATED = "CREATED"
 LEASE_S = 30.0  # how long whoever drives a record has it to himself; an optimisation, not a lock
 PARTING_S = 1.0  # how long calls that were given up may take to notice
-PAUSES_S = 2.0  # how old what we know of pauses may be when somebody is called
 
 log = logging.getLogger("bursar.engine")
 
@@ -68,8 +68,7 @@ class Engine:
         self.flows: Mapping[str, Flow[Any]] = _by_name(flows)
         self.worker = worker
         self.lease_us = int(lease_s * 1e6)
-        self.paused: frozenset[tuple[str, str]] = frozenset()  # (kind, name)
-        self._pauses_read_s = -PAUSES_S
+        self.pauses = Pauses(store, worker)
         self.logs_alerts = True  # unless a bell does
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self._driving: dict[int, asyncio.Task[Record]] = {}
@@ -231,23 +230,11 @@ class Engine:
         if state.kind is Kind.REST:
             move = self._apply(item, onward(flow, item), NOTHING, None)
             return await self._write(item, Change(moves=(move,)), move, None)
-        if await self._is_paused(flow, state, item):
+        if await self.pauses.stop(flow, state, item):
+            self.pauses.hold(record.number)
             return None
         answer = self._believe(flow, state, await self.call(flow, flow.actions[state.action or ""], item))
         return await self._settle(flow, item, state, answer)
-
-    async def _is_paused(self, flow: Flow[Any], state: State, item: Item[Any]) -> bool:
-        """Whether people have switched this call off. A rail's pause spares what gives money back (W15)."""
-        if self.ports.monotonic() - self._pauses_read_s >= PAUSES_S:
-            await self.read_pauses()
-        if not self.paused or ("flow", flow.name) in self.paused:
-            return bool(self.paused)
-        return not state.gives_back and ("rail", flow.rail(item, state.action or "")) in self.paused
-
-    async def read_pauses(self) -> None:
-        """Learn what is switched off. A process without a worker has to obey people, too."""
-        self._pauses_read_s = self.ports.monotonic()
-        self.paused = frozenset((pause.kind, pause.name) for pause in await self.store.read.pauses.list())
 
     async def call(self, flow: Flow[Any], action: Action, item: Item[Any]) -> Answer:
         """Call somebody. Whatever happens, it comes back as an answer."""
@@ -376,7 +363,7 @@ class Engine:
     async def _ride(self, flow: Flow[Any], item: Item[Any], booking: Booking) -> Ride | None:
         """What the call of the state it comes to amounts to, if that can be part of the unit."""
         state = flow.machine.state(item.record.state)
-        if state.kind is not Kind.CALL or await self._is_paused(flow, state, item):
+        if state.kind is not Kind.CALL or await self.pauses.stop(flow, state, item):
             return None
         return flow.ride(item, booking)
 

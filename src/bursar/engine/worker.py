@@ -54,7 +54,7 @@ class Worker:
     @property
     def flows(self) -> list[str]:
         """The flows that are looked after: all that are known here and not paused."""
-        return [name for name in sorted(self.engine.flows) if ("flow", name) not in self.engine.paused]
+        return [name for name in sorted(self.engine.flows) if ("flow", name) not in self.engine.pauses.now]
 
     async def run(self) -> None:
         """Look, drive, look again."""
@@ -74,7 +74,7 @@ class Worker:
     async def look(self) -> int:
         """Refresh what is paused, fetch what is due as long as there is room, and have it driven. Returns how many."""
         self.scans += 1
-        await self.engine.read_pauses()
+        await self.engine.pauses.read()
         if self.scans % SWEEP_EVERY == 1:
             await self.engine.store.single().outcomes.drop_counters(int(COUNTER_AGE_S * 1e6))
         found = 0

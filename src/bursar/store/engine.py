@@ -118,6 +118,10 @@ class Records(Table):
         """Make it due now."""
         return await self._one("wake_record", flow, id_) is not None
 
+    async def wake_held(self, numbers: Sequence[int], worker: str) -> None:
+        """Make those due now that are still this worker's."""
+        await self._s.rows("wake_held", list(numbers), worker)
+
     async def look_again(self, record: Record, delay_us: int | None) -> None:
         """Somebody has looked at a record that only waits, and moved nothing; when the next one should."""
         await self._s.rows("look_again", record.number, record.version, delay_us)

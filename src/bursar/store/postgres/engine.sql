@@ -133,6 +133,14 @@ RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.tran
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
 UPDATE bursar.records SET due = now(), worker = '' WHERE flow = $1 AND id = $2 AND due IS NOT NULL RETURNING number
 
+-- name: wake_held
+-- Due now, those of these that are still the worker's: what held them up is over. Whoever is just moving one needs no
+-- waking of it. Arguments: numbers, worker.
+WITH found AS MATERIALIZED (
+    SELECT number FROM bursar.records WHERE number = ANY ($1::bigint[]) AND worker = $2 AND due IS NOT NULL
+    ORDER BY number FOR UPDATE SKIP LOCKED)
+UPDATE bursar.records r SET due = now() FROM found WHERE r.number = found.number RETURNING r.number
+
 -- name: look_again
 -- After so long, or not before somebody speaks; unless it has moved meanwhile. Arguments: number, version, delay.
 UPDATE bursar.records SET due = now() + $3::bigint * interval '1 microsecond', worker = ''

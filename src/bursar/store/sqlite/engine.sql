@@ -105,6 +105,11 @@ RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
 UPDATE records SET due = now_us(), worker = '' WHERE flow = ? AND id = ? AND due IS NOT NULL RETURNING number
 
+-- name: wake_held
+-- Due now, those of these that are still the worker's: what held them up is over. Arguments: numbers, worker.
+UPDATE records SET due = now_us()
+WHERE number IN (SELECT value FROM json_each(?1)) AND worker = ?2 AND due IS NOT NULL RETURNING number
+
 -- name: look_again
 -- After so long, or not before somebody speaks; unless it has moved meanwhile. Arguments: number, version, delay.
 UPDATE records SET due = now_us() + ?3, worker = '' WHERE number = ?1 AND version = ?2
