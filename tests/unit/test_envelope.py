@@ -162,6 +162,25 @@ def test_everything_that_matters_changes_the_id(changes: dict[str, Any]) -> None
     assert msgspec.structs.replace(SWAP, **changes).id() != SWAP.id()
 
 
+PAYMENT = envelope_of(BY_NAME["payment with change"]["input"])
+
+
+@pytest.mark.parametrize("field", ["account", "asset", "amount"])
+@pytest.mark.parametrize("which", ["consumes", "creates", "legs"])
+def test_nothing_of_a_payment_can_be_another_without_a_trace(which: str, field: str) -> None:
+    """A row that was tampered with has another id; or none at all, if it names what the envelope does not pin."""
+    for place, row in enumerate(getattr(PAYMENT, which)):
+        name = "source" if (which, field) == ("legs", "account") else field
+        for value in (getattr(row, name) + 1, 10**6):
+            rows = list(getattr(PAYMENT, which))
+            rows[place] = msgspec.structs.replace(row, **{name: value})
+            forged = msgspec.structs.replace(PAYMENT, **{which: tuple(rows)})
+            try:
+                assert forged.id() != PAYMENT.id()
+            except KeyError:
+                assert field != "amount"
+
+
 def test_row_numbers_do_not_change_the_id() -> None:
     """The same content in another database is the same envelope, but for the numbers of what it consumed."""
     elsewhere = msgspec.structs.replace(
