@@ -462,7 +462,6 @@ async def test_a_paused_rail_stops_what_would_call_it(
         assert await here.refused(source, target, "1") is Code.TRANSFERS_PAUSED
         assert await people.resume("rail", paused, **WHY)
         await noticed(here)
-        await people.retry_now("transfers", view.req_id, actor="ann", reason="not to wait for its lease")
         await here.until(view, "COMMITTED")
         ten = -10_000_000 if source == SPOT else 10_000_000
         assert (await here.standing())[1] - before[1] == ten

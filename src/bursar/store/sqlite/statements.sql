@@ -65,7 +65,7 @@ WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.id = w.value)
 -- name: versions
 -- Exact versions of accounts: JSON list of [id, version].
 SELECT a.id, a.path, a.version, a.policy, a.status, a.book
-FROM json_each(?1) AS i JOIN json_each(?2) AS v ON v.key = i.key JOIN accounts a ON a.id = i.value AND a.version = v.value
+FROM json_each(?1) AS i JOIN accounts a ON a.id = i.value AND a.version = json_extract(?2, '$[' || i.key || ']')
 
 -- name: account_history
 -- Every version of one account, oldest first.
@@ -86,9 +86,10 @@ WHERE ?2 = coalesce((SELECT max(version) FROM accounts WHERE path = ?3), 0) + 1
 ON CONFLICT DO NOTHING
 
 -- name: envelopes_by_key
--- What the keys stand for already: lists of scopes and keys, side by side.
+-- What the keys stand for already: lists of scopes and keys, side by side. Each is looked up whole: joined to a second
+-- list, SQLite looks up the scope alone, and walks over all that it has.
 SELECT e.seq, e.id, e.scope, e.key, e.book, e.legs
-FROM json_each(?1) AS s JOIN json_each(?2) AS k ON k.key = s.key JOIN envelopes e ON e.scope = s.value AND e.key = k.value
+FROM json_each(?1) AS s JOIN envelopes e ON e.scope = s.value AND e.key = json_extract(?2, '$[' || s.key || ']')
 
 -- name: group_key
 -- What one key stands for already.

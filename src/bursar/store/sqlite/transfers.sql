@@ -2,8 +2,9 @@
 
 -- name: standings
 -- Status of accounts and what they have of an asset: lists of paths and assets, side by side.
-SELECT p.key, a.status, (SELECT sum_amounts(amount) FROM live_postings l WHERE l.account = a.id AND l.asset = s.value)
-FROM json_each(?1) AS p JOIN json_each(?2) AS s ON s.key = p.key JOIN accounts a ON a.path = p.value
+SELECT p.key, a.status, (SELECT sum_amounts(amount) FROM live_postings l
+                         WHERE l.account = a.id AND l.asset = json_extract(?2, '$[' || p.key || ']'))
+FROM json_each(?1) AS p JOIN accounts a ON a.path = p.value
 WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.path = p.value)
 
 -- name: lease_node

@@ -36,8 +36,8 @@ DELETE FROM balance_cache
 -- name: head_balances
 -- Guarded balances: lists of accounts and assets, side by side.
 SELECT h.account, h.asset, h.balance, h.turn, h.reservation
-FROM json_each(?1) AS a JOIN json_each(?2) AS s ON s.key = a.key
-JOIN account_heads h ON h.account = a.value AND h.asset = s.value
+FROM json_each(?1) AS a
+JOIN account_heads h ON h.account = a.value AND h.asset = json_extract(?2, '$[' || a.key || ']')
 
 -- name: all_heads
 -- Every guarded balance, for audit.

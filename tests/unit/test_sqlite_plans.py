@@ -1,0 +1,47 @@
+"""How SQLite looks things up: by whole keys. Half a key works as well, until there is a lot to walk over."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import bursar
+from bursar.store.sqlite.calls import SQL, register
+
+# Statement → the table, and by what it is looked up.
+PLANS = {
+    "envelopes_by_key": ("e", "(scope=? AND key=?)"),
+    "group_key": ("envelopes", "(scope=? AND key=?)"),
+    "versions": ("a", "(id=? AND version=?)"),
+    "head_balances": ("h", "(account=? AND asset=?)"),
+    "standings": ("l", "(account=? AND asset=?)"),
+    "group_live": ("postings", "(rowid>?)"),
+    "group_events": ("envelopes", "(rowid>?)"),
+    "outcome": ("outcomes", "(scope=? AND id=? AND op=?)"),
+}
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> sqlite3.Connection:
+    path = tmp_path_factory.mktemp("plans") / "funds.db"
+
+    async def make() -> None:
+        async with bursar.open(f"sqlite:///{path}"):
+            pass
+
+    asyncio.run(make())
+    opened = sqlite3.connect(Path(path))
+    register(opened, lambda: 0)
+    return opened
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_key_is_looked_up_whole(connection: sqlite3.Connection, name: str) -> None:
+    table, by = PLANS[name]
+    values = ["[]"] * len(set(re.findall(r"\?\d", SQL[name])) or re.findall(r"\?", SQL[name]))
+    plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", values)]
+    assert any(step.startswith(f"SEARCH {table} ") and step.endswith(by) for step in plan), plan
