@@ -190,13 +190,13 @@ def _entries(decided: Decided) -> list[Any]:
 
 
 # A group's columns travel as one text each, not as arrays: asyncpg looks at every element of an array three times,
-# which cost as much as deciding the group. Numbers are written as an array's literal; texts are each preceded by a
-# character that none of them may contain.
+# which cost as much as deciding the group. Numbers and bytes are written as an array's literal; texts are each preceded
+# by a character that none of them may contain.
 _MARK, _NULL = "\x1f", "\x1e"
 
 
 def _packed(rows: Sequence[tuple[Any, ...]], kinds: str) -> list[Any]:
-    """A value per column: n numbers and truths, t texts, b bytes (as they are)."""
+    """A value per column: n numbers and truths, t texts, b bytes."""
     columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(kinds)
     return [_PACKERS[kind](column) for kind, column in zip(kinds, columns, strict=True)]
 
@@ -204,6 +204,10 @@ def _packed(rows: Sequence[tuple[Any, ...]], kinds: str) -> list[Any]:
 def _numbers_text(column: Sequence[int | bool | None]) -> str:
     text = ",".join(map(str, column))
     return "{" + (text.replace("None", "NULL") if "N" in text else text) + "}"
+
+
+def _bytes_text(column: Sequence[bytes]) -> str:
+    return "{" + ",".join(["\\\\x" + value.hex() for value in column]) + "}"
 
 
 def _texts_text(column: Sequence[str | None]) -> str:
@@ -215,7 +219,7 @@ def _texts_text(column: Sequence[str | None]) -> str:
     return text
 
 
-_PACKERS: dict[str, Callable[[Sequence[Any]], Any]] = {"n": _numbers_text, "t": _texts_text, "b": list}
+_PACKERS: dict[str, Callable[[Sequence[Any]], Any]] = {"n": _numbers_text, "t": _texts_text, "b": _bytes_text}
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:

@@ -252,11 +252,12 @@ JOIN bursar.account_heads h ON h.account = w.account AND h.asset = w.asset
 
 -- name: group_write
 -- One group of commits, whole or not at all (see the migration); and numbers for the next one.
-SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::bytea[],
+SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
     (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
-    $7::text::smallint[], $8::text::bigint[], $9::bytea[], $10::bytea[], $11::bytea[], (string_to_array($12::text,
-    E'\x1f'))[2:], $13::text::bigint[], $14::text::bigint[], $15::text::integer[], $16::text::text[],
-    $17::text::boolean[], $18::text::bigint[], $19::text::bigint[], $20::text::bigint[], $21::text::bigint[],
+    $7::text::smallint[], $8::text::bigint[], $9::text::bytea[], $10::text::bytea[], $11::text::bytea[],
+    (string_to_array($12::text, E'\x1f'))[2:], $13::text::bigint[], $14::text::bigint[],
+    $15::text::integer[], $16::text::text[], $17::text::boolean[], $18::text::bigint[],
+    $19::text::bigint[], $20::text::bigint[], $21::text::bigint[],
     $22::text::bigint[], $23::text::bigint[], $24::text::integer[], $25::text::bigint[], $26::text::text[],
     $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], $31::text::bigint[],
     $32::text::bigint[], $33::text::integer[], $34::text::text[], $35::text::text[], $36::text::bigint[],
