@@ -64,11 +64,10 @@ async def _on(place: Place, pace: Pace, say: Say) -> list[Row]:
                 rows.append(await _beside_floor(place, b.ledger, floor, lines[shape], callers, pace))
         say(f"{place.store}: beside a table of balances")
         rows.append(await _beside_plain(place, b.ledger, lines["uniform"][0], pace))
-    rows += await _growth(place, base, pace, say)
-    say(f"{place.store}: memory")
-    async with bursar.open(base) as b:
-        rows.append(await _memory(place, b.ledger, pace))
-    return rows
+        say(f"{place.store}: memory")
+        # Here, where the database's own cache has filled up.
+        memory = await _memory(place, b.ledger, lines["uniform"][0], pace)
+    return [*rows, *await _growth(place, base, pace, say), memory]
 
 
 async def _beside_floor(
@@ -154,8 +153,7 @@ async def _growth_of(
     return rows
 
 
-async def _memory(place: Place, ledger: Ledger, pace: Pace) -> Row:
-    line = Workload("uniform", seed=11)
+async def _memory(place: Place, ledger: Ledger, line: Workload, pace: Pace) -> Row:
     await ours(ledger, line, MANY, pace.memory_seconds / 4)
     halves, resident = [], []
     for _ in range(2):
