@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 from bursar.model.errors import (
@@ -175,16 +176,22 @@ class Writer:
         if decided.rows.empty:
             _answer(batch, job.outcomes)
             return None
+        if len(batch) < self.gather_min:  # so few that nobody would be decided beside it: no need for a task
+            await self._written(batch, job, self.store.write(decided))
+            return None
         return Flight(batch, job, asyncio.get_running_loop().create_task(self.store.write(decided)))
 
     async def _land(self, flight: Flight) -> bool:
         """Wait for a group to be written and answer its callers. If it was not written, try again by itself."""
+        return await self._written(flight.batch, flight.job, flight.writing)
+
+    async def _written(self, batch: list[Waiting], job: GroupJob, writing: Awaitable[None]) -> bool:
         try:
-            await flight.writing
+            await writing
         except Exception:
-            await self._group(flight.batch)  # what went wrong is met again there, and reported if it stays
+            await self._group(batch)  # what went wrong is met again there, and reported if it stays
             return False
-        _answer(flight.batch, flight.job.outcomes)
+        _answer(batch, job.outcomes)
         return True
 
     async def _group(self, batch: list[Waiting]) -> None:

@@ -71,17 +71,11 @@ async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[i
     answer = await connection.fetch(
         SQL["group_read"],
         0 if numbers else ask.intents,
-        [scope for scope, _ in ask.keys],
-        [key for _, key in ask.keys],
-        [key[0] for key in plus],
-        [key[1] for key in plus],
-        [ask.pools[key] for key in plus],
-        [key[0] for key in minus],
-        [key[1] for key in minus],
-        [ask.pools[key] for key in minus],
-        ask.named,
-        [account for account, _ in ask.floors],
-        [asset for _, asset in ask.floors],
+        *_packed(ask.keys, "tt"),
+        *_packed([(account, asset, ask.pools[account, asset, sign]) for account, asset, sign in plus], "nnn"),
+        *_packed([(account, asset, ask.pools[account, asset, sign]) for account, asset, sign in minus], "nnn"),
+        _numbers_text(ask.named),
+        *_packed(ask.floors, "nn"),
     )
     generation = 0
     taken: dict[tuple[str, str], Taken] = {}
@@ -138,7 +132,8 @@ async def _look(connection: Connection, ask: RecordAsk) -> RecordsKnown:
 async def write_group(connection: Connection, decided: Decided, now_s: float) -> None:
     """Write what was decided, if all it rests on still stands."""
     rows, heads = decided.rows, decided.heads
-    ahead = NUMBERS_AHEAD if len(rows.envelopes) + len(rows.postings) <= 3 * SMALL else 0
+    small = len(rows.envelopes) + len(rows.postings) <= 3 * SMALL
+    ahead = NUMBERS_AHEAD if rows.records is not None and small else 0
     if rows.records is None:
         if not rows.envelopes:
             return

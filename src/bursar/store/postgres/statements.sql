@@ -226,28 +226,31 @@ UNION ALL
 SELECT 2, 0, nextval('bursar.numbers'), 0, NULL, NULL FROM generate_series(1, $1::bigint)
 UNION ALL
 SELECT 3, w.place, e.seq, e.book, NULL, e.id || e.legs
-FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS w (scope, key, place)
+FROM unnest((string_to_array($2::text, E'\x1f'))[2:], (string_to_array($3::text, E'\x1f'))[2:])
+     WITH ORDINALITY AS w (scope, key, place)
 CROSS JOIN LATERAL (SELECT seq, book, id, legs FROM bursar.envelopes WHERE scope = w.scope AND key = w.key LIMIT 1) e
 UNION ALL
 SELECT 4, w.place, l.posting, 0, l.amount::text, NULL
-FROM unnest($4::bigint[], $5::integer[], $6::integer[]) WITH ORDINALITY AS w (account, asset, most, place)
+FROM unnest($4::text::bigint[], $5::text::integer[], $6::text::integer[])
+     WITH ORDINALITY AS w (account, asset, most, place)
 CROSS JOIN LATERAL (
     SELECT posting, amount FROM bursar.live_postings
     WHERE account = w.account AND asset = w.asset AND amount > 0 AND reservation IS NULL
     ORDER BY amount DESC LIMIT w.most) l
 UNION ALL
 SELECT 5, w.place, l.posting, 0, l.amount::text, NULL
-FROM unnest($7::bigint[], $8::integer[], $9::integer[]) WITH ORDINALITY AS w (account, asset, most, place)
+FROM unnest($7::text::bigint[], $8::text::integer[], $9::text::integer[])
+     WITH ORDINALITY AS w (account, asset, most, place)
 CROSS JOIN LATERAL (
     SELECT posting, amount FROM bursar.live_postings
     WHERE account = w.account AND asset = w.asset AND amount < 0 AND reservation IS NULL
     ORDER BY amount LIMIT w.most) l
 UNION ALL
 SELECT 6, asset, posting, account, amount::text, NULL
-FROM bursar.live_postings WHERE posting = ANY ($10::bigint[]) AND reservation IS NULL
+FROM bursar.live_postings WHERE posting = ANY ($10::text::bigint[]) AND reservation IS NULL
 UNION ALL
 SELECT 7, w.place, h.turn, 0, h.balance::text, NULL
-FROM unnest($11::bigint[], $12::integer[]) WITH ORDINALITY AS w (account, asset, place)
+FROM unnest($11::text::bigint[], $12::text::integer[]) WITH ORDINALITY AS w (account, asset, place)
 JOIN bursar.account_heads h ON h.account = w.account AND h.asset = w.asset
 
 -- name: group_write
