@@ -29,7 +29,7 @@ from bursar.rails.trading import Status, TradingClient
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
 ALICE = 1001
-FUNDING, SPOT, FUTURE = "FUNDING", "SPOT", "FUTURE"
+FUNDING, SPOT, FUTURE, MARGIN = "FUNDING", "SPOT", "FUTURE", "MARGIN"
 UNIT = 10**6
 PAIRS = [(FUNDING, FUTURE), (FUTURE, FUNDING), (SPOT, FUTURE), (FUTURE, SPOT)]
 
@@ -80,16 +80,16 @@ class House:
 
 
 @asynccontextmanager
-async def house(place: Place, folder: Path) -> AsyncIterator[House]:
+async def house(place: Place, folder: Path, second: str = FUTURE) -> AsyncIterator[House]:
     """100 in funding, 50 in each core, all brought there by transfers."""
-    for name in ("spot", "future"):
+    for name in ("spot", second.lower()):
         (folder / name).mkdir()
     async with (
         place.bursar() as bursar,
         desk(folder / "spot", name="spot") as spot,
-        desk(folder / "future", name="future") as future,
+        desk(folder / second.lower(), name=second.lower()) as other,
     ):
-        clients = {SPOT: await spot.client(), FUTURE: await future.client()}
+        clients = {SPOT: await spot.client(), second: await other.client()}
         transfers = Transfers(
             bursar.ledger,
             {AccountType(kind): client for kind, client in clients.items()},
@@ -100,16 +100,29 @@ async def house(place: Place, folder: Path) -> AsyncIterator[House]:
         await transfers.fund(ALICE, "USDT", "200", reference="seed")
         worker = Worker(transfers.engine, scan_s=0.02)
         running = asyncio.create_task(worker.run())
-        here = House(bursar, {SPOT: spot, FUTURE: future}, transfers)
+        here = House(bursar, {SPOT: spot, second: other}, transfers)
         here.clients = clients
         try:
-            for kind in (SPOT, FUTURE):
+            for kind in clients:
                 assert (await here.move(FUNDING, kind, "50")).state == "COMMITTED"
             yield here
         finally:
             worker.stop()
             await running
             await transfers.engine.finish(10)
+
+
+@scenario
+async def test_margin_is_a_core_like_the_others(place: Place, tmp_path: Path) -> None:
+    """There and back, from and to another core, and given back where it is refused."""
+    async with house(place, tmp_path, MARGIN) as here:
+        before = await here.standing()
+        for source, target in ((FUNDING, MARGIN), (MARGIN, SPOT), (SPOT, MARGIN), (MARGIN, FUNDING)):
+            assert (await here.move(source, target, "10")).state == "COMMITTED"
+        assert await here.standing() == before
+        here.break_rail(MARGIN, "deposit", Outcome.EXPLICIT_FAIL)
+        assert (await here.move(FUNDING, MARGIN, "10")).state == "ROLLED_BACK"
+        assert await here.standing() == before
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
