@@ -63,9 +63,14 @@ class Deadlines:
             pending.pop(end, None)
 
     def _expire(self, slot: tuple[float, int]) -> None:
-        for expire in list(pending := self._pending.pop(slot)):
-            if expire in pending:  # the one before may have been the end of others, too
-                expire()
+        pending = self._pending.pop(slot)
+        for expire in list(pending):  # each by itself: one that fails must not keep the others waiting
+            asyncio.get_running_loop().call_soon(_tell, pending, expire)
+
+
+def _tell(pending: Pending, expire: Callable[[], None]) -> None:
+    if expire in pending:  # the one before may have been the end of others, too
+        expire()
 
 
 def _end(limit: asyncio.Timeout) -> None:

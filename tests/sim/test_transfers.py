@@ -53,7 +53,7 @@ def test_no_seed_loses_or_makes_money(part: int) -> None:
     assert min(seen["driven by both"], seen["late"], seen["clock jumps"], seen["forced"]) > each // 3
     assert min(seen["cut before"], seen["cut after"]) > each // 6
     assert min(seen["server"], seen["server-2"], seen["killed on the net"], seen["swallowed"]) > each // 20
-    assert seen["back"] > each // 40
+    assert seen["back"] >= max(1, each // 60)  # few: a core hardly ever refuses what it was asked for
 
 
 @pytest.mark.parametrize("process", ["server", "server-2", "core"])

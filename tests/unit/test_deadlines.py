@@ -70,6 +70,27 @@ def test_who_is_done_is_not_told() -> None:
     assert asyncio.run(play()) == ["second"]
 
 
+def test_one_that_fails_does_not_keep_the_others_waiting() -> None:
+    """Somebody waits for each of them."""
+
+    async def play() -> tuple[list[str], list[str]]:
+        failed: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(repr(context["exception"])))
+        told: list[str] = []
+        part = LENGTH / PARTS
+        await asyncio.sleep(part - asyncio.get_running_loop().time() % part)
+        deadlines = Deadlines()
+        deadlines.add(LENGTH, lambda: told.append("first"))
+        deadlines.add(LENGTH, lambda: told.remove("nobody"))
+        deadlines.add(LENGTH, lambda: told.append("third"))
+        await asyncio.sleep(1.5 * LENGTH)
+        return told, failed
+
+    told, failed = asyncio.run(play())
+    assert told == ["first", "third"]
+    assert [error.split("(")[0] for error in failed] == ["ValueError"]
+
+
 @pytest.mark.parametrize("length", [0.0, -1.0])
 def test_no_time_at_all_is_over_at_once(length: float) -> None:
     async def play() -> bool:

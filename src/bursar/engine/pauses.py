@@ -34,7 +34,7 @@ class Pauses:
         self._held.add(number)
 
     async def read(self) -> None:
-        """Learn what is switched off, and make due what a pause that is over has held up."""
+        """Learn what is switched off, and make due what a pause that is over has held up; or their leases do."""
         self._read_s = self._store.ports.monotonic()
         before = self.now
         self.now = frozenset((pause.kind, pause.name) for pause in await self._store.read.pauses.list())
