@@ -27,6 +27,7 @@ import pytest
 from bursar import demo
 from bursar.config import read
 from bursar.demo import Blow, Report, Story
+from bursar.staging import Guard, program
 from bursar.staging.load import Habits, Load
 from bursar.staging.promises import Ask, Found, Kind, Row, Said
 
@@ -226,6 +227,51 @@ def test_ctrl_c_at_any_moment_leaves_nothing_behind(place: dict[str, str], after
     assert terminal.exit_code() == 130, terminal.text
     if "TOKEN=" in terminal.text:  # to be copied: whole, however narrow the screen
         assert re.search(r"TOKEN=[\w.-]{150,}\r?\n", terminal.text)
+
+
+def test_ctrl_c_in_the_moment_of_starting_a_process_leaves_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is there, and whoever started it has not noted it yet."""
+    pids: list[int] = []
+
+    class Interrupted(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            pids.append(self.pid)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    guard = Guard("")
+    monkeypatch.setattr(program, "COMMAND", ("sleep",))
+    sleeper = program.Program("sleep", [str(WAIT_S)], {}, tmp_path / "log", guard)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("bursar.staging.program.subprocess.Popen", Interrupted)
+        sleeper.start()
+    assert sleeper.pid == pids[0]
+    guard.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == -signal.SIGKILL
+
+
+def test_a_process_that_is_born_after_the_guard_has_gone_is_ended(tmp_path: Path) -> None:
+    guard = Guard("")
+    guard.close()
+    with subprocess.Popen(["sleep", str(WAIT_S)]) as late:
+        guard.born(late.pid)
+        assert late.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_a_child_core_whose_server_is_gone_does_not_bring_its_folder_back(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("s" * 32)
+    words = ["core", "--data", str(tmp_path / "gone" / "spot"), "--listen", f"unix:{tmp_path}/s", "--until-eof"]
+    words += ["--secret-file", str(secret), "--name", "spot"]
+    ran = subprocess.run([*COMMAND, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "needs a pipe" in ran.stderr) == (2, True), ran
+    ran = subprocess.run([*COMMAND, *words], input="", capture_output=True, text=True, check=False)
+    assert ran.returncode == 4
+    assert "is gone" in ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)])

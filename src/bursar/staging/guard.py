@@ -7,6 +7,8 @@ Each line names all processes that live; the last one counts.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import threading
 
@@ -40,7 +42,8 @@ class Guard:
         """A process was started."""
         with self._lock:
             self._pids.add(pid)
-            self._tell()
+            if not self._tell():
+                os.kill(pid, signal.SIGKILL)  # too late: nobody would end it
 
     def gone(self, pid: int) -> None:
         """It has ended: its number may be somebody else's by now."""
@@ -53,8 +56,10 @@ class Guard:
         with contextlib.suppress(BrokenPipeError):
             self._shell.communicate()
 
-    def _tell(self) -> None:
+    def _tell(self) -> bool:
         assert self._shell.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._shell.stdin.write(" ".join(map(str, sorted(self._pids))) + "\n")
             self._shell.stdin.flush()
+            return True
+        return False

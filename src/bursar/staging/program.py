@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,12 @@ class Program:
         return 0 if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Start it, and don't wait."""
+        """Start it, and don't wait until it is ready."""
+        # In a thread, which Ctrl-C does not interrupt: a process that was started and not noted would be nobody's.
+        with ThreadPoolExecutor(1) as apart:
+            apart.submit(self._bear).result()
+
+    def _bear(self) -> None:
         self.ready.clear()
         self.fact = {}
         self.starts += 1

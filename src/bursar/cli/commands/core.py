@@ -70,6 +70,8 @@ def core(
     assert data and listen and secret_file and name
     secret = _secret(secret_file)
     _check_address(listen)
+    if until_eof and not _has_an_end():
+        raise click.UsageError("--until-eof needs a pipe or a terminal as standard input", ctx)
     out = Output(as_json=ctx.ensure_object(State).json)
     asyncio.run(_run(out, data, listen, secret, name, snapshot_mib * MEBIBYTE, connections, until_eof))
     return 0
@@ -89,6 +91,12 @@ def _secret(file: str) -> bytes:
     if len(secret) < SECRET_BYTES_MIN:
         raise click.BadParameter(f"{file} has fewer than {SECRET_BYTES_MIN} bytes", param_hint="--secret-file")
     return secret
+
+
+def _has_an_end() -> bool:
+    """Whether one can wait for the end of standard input."""
+    mode = os.fstat(0).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0)
 
 
 def _check_address(listen: str) -> None:
@@ -116,6 +124,8 @@ async def _run(
     from bursar.rails.trading import Core, Limits, Server
 
     ports = SystemPorts()
+    if until_eof and not Path(data).parent.is_dir():  # the parent has gone, with all it had: don't make it anew
+        raise DatabaseUnavailable(f"{Path(data).parent} is gone")
     try:
         opened = await Core.open(ports, data, name, snapshot_bytes=snapshot_bytes)
     except OSError as error:
