@@ -442,6 +442,45 @@ async def test_authorize_with_the_same_key_is_the_same_hold(ledger: Ledger) -> N
     assert await balance(ledger, "alice") == "6.000000"
 
 
+@scenario
+async def test_authorize_tells_what_is_there(ledger: Ledger) -> None:
+    """The first time as it was written; again, as it stands by then."""
+    await seed(ledger, "alice", "10")
+    first = await ledger.authorize("alice", "USDT", "4", key="k", expires_in=timedelta(hours=1))
+
+    assert first == await ledger.hold(first.id)
+    assert [first] == await ledger.holds("alice")
+    await ledger.confirm(first.id, "bob", "1")
+    again = await ledger.authorize("alice", "USDT", "4", key="k", expires_in=timedelta(hours=1))
+    assert (again.id, str(again.remaining)) == (first.id, "3.000000")
+
+
+@scenario
+async def test_confirm_again_although_too_little_remains_is_the_same_receipt(ledger: Ledger) -> None:
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "4")
+    first = await ledger.confirm(hold.id, "bob", "3", key="k")
+
+    second = await ledger.confirm(hold.id, "bob", "3", key="k")
+
+    assert (second.envelope, second.replayed) == (first.envelope, True)
+    with pytest.raises(HoldTooSmall):
+        await ledger.confirm(hold.id, "bob", "3", key="other")
+    assert await balance(ledger, "bob") == "3.000000"
+
+
+@scenario
+async def test_confirm_all_with_the_key_of_a_part_is_that_part(ledger: Ledger) -> None:
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "4")
+    first = await ledger.confirm(hold.id, "bob", "1", key="k")
+
+    second = await ledger.confirm(hold.id, "bob", key="k")
+
+    assert (second.envelope, second.replayed) == (first.envelope, True)
+    assert await balance(ledger, "bob") == "1.000000"
+
+
 @pytest.mark.parametrize("amount", ["1", None])
 @scenario
 async def test_confirm_with_the_same_key_happens_once(ledger: Ledger, amount: str | None) -> None:

@@ -40,8 +40,8 @@ from bursar.model.errors import (
     UnknownEnvelope,
     UnknownHold,
 )
-from bursar.model.money import Amount
-from bursar.model.postings import SEQ_MAX
+from bursar.model.money import Amount, Asset
+from bursar.model.postings import SEQ_MAX, PostingState
 from bursar.model.records import Hold, HoldRow
 from bursar.model.views import EnvelopeView
 from bursar.store import Store
@@ -122,26 +122,26 @@ class Ledger(Reads):
         if row.kind is Kind.COMPACT:
             raise InvalidName("envelope to reverse", str(seq), "it only merged postings; nothing moved")
         heads = await self.store.read.accounts.heads_by_id([account for account, _ in decode_pins(row.pins)])
-        assets = {a.id: a for a in (await self.assets()).values()}
-        books = {b.id: b.name for b in (await self.books()).values()}
+        moved = decode_legs(row.legs)
+        assets = await self._numbered([leg.asset for leg in moved])
+        book = await self._book_name(row.book)
         legs = tuple(
             Leg(heads[leg.target].path, heads[leg.source].path, assets[leg.asset].code, leg.minor)
-            for leg in reversed(decode_legs(row.legs))
+            for leg in reversed(moved)
         )
         if any(HELD in (leg.source, leg.target) for leg in legs):
             raise InvalidName("envelope to reverse", str(seq), "it belongs to a hold; use confirm or void")
         for _ in range(TRIES):
             created = await self.store.read.postings.of_envelopes(seq, seq)
-            live = await self.store.read.postings.live([p.posting.id for p in created])
             intent = Intent(
                 scope="reverse",
                 key=str(seq),
                 legs=legs,
-                book=books[row.book],
+                book=book,
                 metadata=encode_metadata(metadata or {}),
                 kind=Kind.RETURN,
                 reverses=seq,
-                consume=tuple(sorted(p.id for p in live)),
+                consume=tuple(p.posting.id for p in created if p.state is PostingState.LIVE),
             )
             try:
                 return (await self.writer.apply(Change((intent,)))).receipts[0]
@@ -163,7 +163,9 @@ class Ledger(Reads):
         metadata: dict[str, Any] | None = None,
     ) -> Hold:
         """Set money aside. A hold with an owner never expires by itself: whoever owns it ends it (L21)."""
-        kind = await self.asset(asset)
+        kind = (await self.known_assets(asset)).get(asset)
+        if kind is None:
+            raise UnknownAsset(str(asset))
         minor = kind.minor(amount)
         if minor <= 0:
             raise InvalidAmount(str(amount), "a hold needs an amount above zero")
@@ -196,7 +198,18 @@ class Ledger(Reads):
             ),
         )
         receipt = (await self.writer.apply(Change((intent,)))).receipts[0]
-        return await self.hold(receipt.envelope)
+        if receipt.replayed:  # much may have happened to it since
+            return await self.hold(receipt.envelope)
+        held = kind.of_minor(minor)
+        return Hold(
+            id=receipt.envelope,
+            account=account,
+            amount=held,
+            remaining=held,
+            state=HoldState.OPEN,
+            owner=owner,
+            expires_us=expires_us,
+        )
 
     async def confirm(
         self,
@@ -213,21 +226,22 @@ class Ledger(Reads):
         key = self.store.ports.token() if key is None else check_key(key)
         note = encode_metadata(metadata or {})
         for _ in range(TRIES):
-            row, head, code = await self._hold_row(hold)
-            asset = (await self.known_assets(code))[code]
+            row, head, asset = await self._hold_row(hold)
+            code = asset.code
             minor = row.remaining if amount is None else asset.minor(amount)
-            replayed = await self._replayed(hold, key, target, code, None if amount is None else minor)
-            if replayed is not None:
-                return replayed
+            if amount is not None and minor <= 0:
+                raise InvalidAmount(str(amount), "a confirmation needs an amount above zero")
+            wanted = None if amount is None else minor
             try:
                 await self._check_open(row)
-            except HoldClosed:
+                if minor > row.remaining:
+                    raise HoldTooSmall(hold, str(asset.of_minor(row.remaining)), str(asset.of_minor(minor)))
+            except (HoldClosed, HoldTooSmall):  # this very confirmation may be why
+                replayed = await self._replayed(hold, key, target, code, wanted)
+                if replayed is not None:
+                    return replayed
                 await self._only_if_unasked(key)
                 raise
-            if minor <= 0:
-                raise InvalidAmount(str(amount), "a confirmation needs an amount above zero")
-            if minor > row.remaining:
-                raise HoldTooSmall(hold, str(asset.of_minor(row.remaining)), str(asset.of_minor(minor)))
             rest = row.remaining - minor
             state = HoldState.OPEN if rest else HoldState.CONFIRMED
             legs = (Leg(HELD, target, code, minor),)
@@ -236,8 +250,13 @@ class Ledger(Reads):
                 receipt = (await self.writer.apply(Change((intent,)))).receipts[0]
             except PostingNotLive:
                 continue  # confirmed, voided or expired since we looked
-            if receipt.replayed:  # somebody was faster with this key: is it this hold's?
-                await self._replayed(hold, key, target, code, minor)
+            except KeyReused:  # for another amount: of what remained then?
+                replayed = await self._replayed(hold, key, target, code, wanted)
+                if replayed is None:
+                    raise
+                return replayed
+            if receipt.replayed:  # is it this hold's?
+                await self._replayed(hold, key, target, code, wanted)
             return receipt
         raise Conflict(f"hold {hold} keeps moving", TRIES)
 
@@ -257,15 +276,15 @@ class Ledger(Reads):
 
     async def _give_back(self, hold: int, state: HoldState) -> Receipt:
         for _ in range(TRIES):
-            row, head, code = await self._hold_row(hold)
+            row, head, asset = await self._hold_row(hold)
             if row.state is not HoldState.OPEN:
                 taken = await self.store.read.envelopes.taken([("void", str(hold))])
                 if row.state is state and taken:
                     found = taken["void", str(hold)]
                     return Receipt(envelope=found.seq, id=found.id.hex(), key=str(hold), replayed=True)
                 raise HoldClosed(hold, row.state.value)
-            legs = (Leg(HELD, head.path, code, row.remaining),)
-            intent = self._settle(row, head, code, legs, 0, state, "void", str(hold), Kind.RETURN, "{}")
+            legs = (Leg(HELD, head.path, asset.code, row.remaining),)
+            intent = self._settle(row, head, asset.code, legs, 0, state, "void", str(hold), Kind.RETURN, "{}")
             try:
                 return (await self.writer.apply(Change((intent,)))).receipts[0]
             except (PostingNotLive, KeyReused):
@@ -340,23 +359,22 @@ class Ledger(Reads):
         if row.expires_us is not None and row.expires_us <= await self.store.read.holds.clock_us():
             raise HoldClosed(row.id, HoldState.EXPIRED.value)
 
-    async def _hold_row(self, hold: int) -> tuple[HoldRow, Account, str]:
-        rows = await self.store.read.holds.get([hold]) if isinstance(hold, int) and 0 < hold <= SEQ_MAX else []
-        if not rows:
+    async def _hold_row(self, hold: int) -> tuple[HoldRow, Account, Asset]:
+        found = await self.store.read.holds.get([hold]) if isinstance(hold, int) and 0 < hold <= SEQ_MAX else []
+        if not found:
             raise UnknownHold(hold)
-        head = (await self.store.read.accounts.heads_by_id([rows[0].account]))[rows[0].account]
-        known = {a.id: a.code for a in self._assets.values()}
-        if rows[0].asset not in known:
-            known = {a.id: a.code for a in (await self.known_assets("")).values()}
-        return rows[0], head, known[rows[0].asset]
+        row, head = found[0]
+        return row, head, (await self._numbered([row.asset]))[row.asset]
 
     async def hold(self, hold: int) -> Hold:
         """One hold as it stands."""
-        row, head, code = await self._hold_row(hold)
-        asset = (await self.known_assets(code))[code]
+        row, head, asset = await self._hold_row(hold)
+        return self._hold(row, head.path, asset)
+
+    def _hold(self, row: HoldRow, account: str, asset: Asset) -> Hold:
         return Hold(
             id=row.id,
-            account=head.path,
+            account=account,
             amount=asset.of_minor(row.amount),
             remaining=asset.of_minor(row.remaining),
             state=row.state,
@@ -367,7 +385,9 @@ class Ledger(Reads):
     async def holds(self, account: str) -> list[Hold]:
         """Open holds of an account."""
         head = await self.account(account)
-        return [await self.hold(row.id) for row in await self.store.read.holds.open_of(head.id)]
+        rows = await self.store.read.holds.open_of(head.id)
+        assets = await self._numbered([row.asset for row in rows])
+        return [self._hold(row, head.path, assets[row.asset]) for row in rows]
 
     # --- upkeep ------------------------------------------------------------------------------------------------
 

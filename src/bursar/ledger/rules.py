@@ -6,6 +6,8 @@ validated before the bump fail and are decided again. So a freeze that has retur
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bursar.model.accounts import (
     HELD,
     Account,
@@ -43,6 +45,7 @@ class RuleBook:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._assets: dict[str, Asset] = {}
+        self._books: dict[int, str] = {}  # names by number
 
     # --- assets ------------------------------------------------------------------------------------------------
 
@@ -117,6 +120,13 @@ class RuleBook:
             self._assets = await self.store.read.rules.assets()
         return self._assets
 
+    async def _numbered(self, numbers: Iterable[int]) -> dict[int, Asset]:
+        """Assets by number, from memory if these are in it."""
+        known = {asset.id: asset for asset in self._assets.values()}
+        if known.keys() >= set(numbers):
+            return known
+        return {asset.id: asset for asset in (await self.known_assets("")).values()}
+
     async def asset(self, code: str) -> Asset:
         """One asset, as it is now."""
         found = (await self.assets()).get(code)
@@ -149,6 +159,12 @@ class RuleBook:
     async def books(self) -> dict[str, Book]:
         """All books by name."""
         return await self.store.read.rules.books()
+
+    async def _book_name(self, number: int) -> str:
+        """The name of a book, which never changes."""
+        if number not in self._books:
+            self._books = {book.id: book.name for book in (await self.books()).values()}
+        return self._books[number]
 
     # --- accounts ----------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ CRASHES = 3
 JUMP_US = 60_000_000
 RESTART_S_MAX = 0.05
 # Within how many port calls the crashes fall. A run that is over before its third crash dies once more at its end.
-SPREAD = {True: 900, False: 105}
+SPREAD = {True: 900, False: 84}
 IN_FLIGHT = 16
 LEDGER, RIVAL = "ledger", "rival"  # in split mode there are two processes on one disk
 SHARING = 4  # every so manieth caller is the rival's
@@ -329,7 +329,9 @@ async def furnish(ledger: Ledger) -> None:
 def crash_points(dice: random.Random, split: bool) -> list[CrashAt]:
     """Three port calls, far enough apart that each crash has happened before the next call is even asked for."""
     span = SPREAD[split] // CRASHES
-    calls = [1 + n * span + dice.randrange(span - IN_FLIGHT) for n in range(CRASHES)]
+    calls = [1 + dice.randrange(span)]
+    while len(calls) < CRASHES:
+        calls.append(calls[-1] + IN_FLIGHT + dice.randrange(span - IN_FLIGHT))
     return [CrashAt("ledger", call, dice.choice((Moment.BEFORE, Moment.AFTER))) for call in calls]
 
 

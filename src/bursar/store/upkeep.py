@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bursar.model.accounts import Account
 from bursar.model.entries import HoldState
 from bursar.model.records import Event, EventKind, HoldRow, Saga
-from bursar.store.rows import Row, hold_values, parse_cursor
+from bursar.store.rows import Row, account_of, hold_values, parse_cursor
 from bursar.store.session import Table
 from bursar.store.value import LAST_PATH
 
@@ -150,7 +151,7 @@ class Holds(Table):
     """Holds as they stand."""
 
     def _hold(self, row: Row) -> HoldRow:
-        id_, account, asset, amount, remaining, posting, state, owner, expires_us = row
+        id_, account, asset, amount, remaining, posting, state, owner, expires_us = row[:9]
         return HoldRow(
             id=id_,
             account=account,
@@ -167,9 +168,9 @@ class Holds(Table):
         """Write a hold, new or changed."""
         return await self._s.write("put_hold", [hold_values(hold, self._s.amount)])
 
-    async def get(self, ids: Iterable[int]) -> list[HoldRow]:
-        """Holds by number."""
-        return [self._hold(row) for row in await self._s.rows("holds_by_id", list(ids))]
+    async def get(self, ids: Iterable[int]) -> list[tuple[HoldRow, Account]]:
+        """Holds by number, each with its account."""
+        return [(self._hold(row), account_of(row[9:])) for row in await self._s.rows("holds_by_id", list(ids))]
 
     async def open_of(self, account: int) -> list[HoldRow]:
         """Open holds of an account."""

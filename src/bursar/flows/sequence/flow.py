@@ -31,6 +31,7 @@ from bursar.flows.sequence.machine import (
 from bursar.flows.sequence.steps import Call, EntryStep, OwnCall, OwnStep, Refused, Sequence
 from bursar.model.entries import Intent, Kind, Leg, check_key
 from bursar.model.outcome import Outcome
+from bursar.model.postings import PostingState
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
 from bursar.store import Store
@@ -159,8 +160,8 @@ class Actions:
         if by_hand is not None:
             return Answer(outcome=Outcome.SUCCESS, evidence={"envelope": done.seq, "reversed_by": by_hand.seq})
         created = await read.postings.of_envelopes(done.seq, done.seq)
-        live = await read.postings.live([stored.posting.id for stored in created])
-        evidence = {REVERSES: done.seq, CONSUMES: sorted(posting.id for posting in live)}
+        live = [stored.posting.id for stored in created if stored.state is PostingState.LIVE]
+        evidence = {REVERSES: done.seq, CONSUMES: live}
         return Answer(outcome=Outcome.SUCCESS, evidence=evidence)
 
     async def _missing(self, item: Item[Sequence], step: OwnCall) -> Answer:

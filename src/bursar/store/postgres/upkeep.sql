@@ -84,9 +84,12 @@ FROM unnest($1::bigint[], $2::bigint[], $3::integer[], $4::text[], $5::text[], $
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state
 
 -- name: holds_by_id
--- Holds by number.
-SELECT id, account, asset, amount::text, remaining::text, posting, state, owner, expires_us FROM bursar.holds
-WHERE id = ANY ($1::bigint[]) ORDER BY id
+-- Holds by number, each with the newest version of its account.
+SELECT h.id, h.account, h.asset, h.amount::text, h.remaining::text, h.posting, h.state, h.owner, h.expires_us,
+    a.id, a.path, a.version, a.policy, a.status, a.book
+FROM bursar.holds h
+CROSS JOIN LATERAL (SELECT * FROM bursar.accounts a WHERE a.id = h.account ORDER BY version DESC LIMIT 1) a
+WHERE h.id = ANY ($1::bigint[]) ORDER BY h.id
 
 -- name: holds_of_account
 -- Open holds of an account.

@@ -76,9 +76,11 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state
 
 -- name: holds_by_id
--- Holds by number.
-SELECT h.id, h.account, h.asset, h.amount, h.remaining, h.posting, h.state, h.owner, h.expires_us
-FROM json_each(?) AS w JOIN holds h ON h.id = w.value ORDER BY h.id
+-- Holds by number, each with the newest version of its account.
+SELECT h.id, h.account, h.asset, h.amount, h.remaining, h.posting, h.state, h.owner, h.expires_us,
+    a.id, a.path, a.version, a.policy, a.status, a.book
+FROM json_each(?) AS w JOIN holds h ON h.id = w.value JOIN accounts a ON a.id = h.account
+WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.id = h.account) ORDER BY h.id
 
 -- name: holds_of_account
 -- Open holds of an account.
