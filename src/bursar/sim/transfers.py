@@ -2,12 +2,12 @@
 
 Callers are people outside: each remembers what it asked for, under a `client_order_id` of its own, and what it was
 told, and asks again until it knows how every transfer ended; of both servers at once, which must say the same. Somebody
-freezes and thaws accounts on both sides meanwhile, so that targets refuse and money has to go back; and on some seeds
-two operators force back what they find on its way. Every process dies,
-is paused past its leases, and finds that the clock has jumped. The network cuts, delays and parts: replies are lost,
-requests arrive twice. The core's disk loses what was not synced. In the end everything is healed, and then: every
-transfer is at an end, none happened twice, what users have on both sides is what the transfers add up to, nothing is in
-transit, and the ledger's side of the core is what the core says (I4, I5, I7), beside I1, I2, I3 and I8.
+freezes and thaws accounts on both sides meanwhile, also in the moment between a check and the call that relies on it,
+so that targets refuse and money has to go back; and on some seeds two operators force back what they find on its way.
+Every process dies, is paused past its leases, and finds that the clock has jumped. The network cuts, delays and parts:
+replies are lost, requests arrive twice. The core's disk loses what was not synced. In the end everything is healed, and
+then: every transfer is at an end, none happened twice, what users have on both sides is what the transfers add up to,
+nothing is in transit, and the ledger's side of the core is what the core says (I4, I5, I7), beside I1, I2, I3 and I8.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from contextvars import Context
 from dataclasses import dataclass, field
+from typing import Any
 
 from bursar.audit import audit
 from bursar.engine import Operators, Worker
@@ -27,7 +28,7 @@ from bursar.ledger import Ledger
 from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome as Said
 from bursar.model.retry import Retry
-from bursar.rails.trading import Core, CoreStopped, Server, Status, TradingClient
+from bursar.rails.trading import Core, CoreStopped, Reply, Server, Status, TradingClient
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.net import SimHost, SimNet
 from bursar.sim.oracle import Violation
@@ -48,14 +49,16 @@ FORCES = 6
 FUNDS = 50  # of each user, in the beginning
 CRASHES = 3
 SERVERS = ("server", "server-2")  # on one machine; the first one judges
-SPREAD = {"server": 160, "server-2": 120, "core": 60}  # port calls within which each process dies
+SPREAD = {"server": 400, "server-2": 300, "core": 150}  # port calls within which each process dies
 LEASE_S = 0.1  # of a record; pauses are shorter and longer
 PAUSES = 3
 PAUSES_S = (0.05, 0.3, 1.0)
 PARTITION_S_MAX = 0.8
-TROUBLE_S = 0.25  # virtual seconds within which pauses and partitions begin
+TROUBLE_S = 1.0  # virtual seconds within which pauses and partitions begin
 JUMP_SHARE = 0.2  # of the boots find another time
 JUMPS_S = (-36_000, -3_600, -5, 5, 3_600, 36_000)
+TRIES = 12  # of a wish, until there is an answer
+AGAIN_S_MAX = 0.05
 ASKED_TWICE = 0.5  # of the wishes are asked of the second server too
 LATE = 0.08  # of the writes to the network
 RESTART_S_MAX = 0.3
@@ -64,6 +67,7 @@ CALL_S = 0.15  # how long a server waits for the core; what is late comes later
 HEALED_S = 30.0  # virtual seconds within which all must be at an end
 FREEZES = 4
 FREEZE_S_MAX = 0.03
+AMBUSHES = 0.1  # of the calls find that the target has been frozen in that moment
 RETRY = Retry(first_s=0.05, cap_s=0.5)
 
 
@@ -80,8 +84,9 @@ class Outcome:
     """What one seed did."""
 
     commits: int  # transfers that arrived
-    rolled_back: int
+    rolled_back: dict[str, int]  # by where the money came from, and went back to
     refusals: int
+    early: int  # transfers that were begun before all was healed
     retried: int  # calls whose answer was not known
     drivers: int  # servers that moved a record
     trouble: dict[str, int]  # what the network did, pauses, jumps of a clock
@@ -116,6 +121,39 @@ class TransferOracle(RecordOracle):
             raise Violation(f"healed, and not at an end: {found}")
 
 
+class Ambush(TradingClient):
+    """A client in whose calls now and then the target is frozen: it was looked at before, and refuses now."""
+
+    def __init__(self, scenario: Scenario, process: Process, ledger: Ledger) -> None:
+        super().__init__(process.ports, ADDRESS, name="spot", secret=SECRET, timeout_s=CALL_S)
+        self._scenario = scenario
+        self._process = process
+        self._ledger = ledger
+
+    async def deposit(self, req_id: str | int, user_id: int, *args: Any, **options: Any) -> Reply:
+        """Money comes to the core, and the account there is frozen."""
+        if self._strikes():
+            await self.set_status(user_id, Status.FROZEN)
+            self._process.spawn(self._thaw(user_id), name="thaw")
+        return await super().deposit(req_id, user_id, *args, **options)
+
+    async def withdraw(self, req_id: str | int, user_id: int, *args: Any, **options: Any) -> Reply:
+        """Money leaves the core, and the ledger's account is frozen."""
+        if self._strikes():
+            await self._ledger.freeze(funding_account(user_id))
+            self._process.spawn(self._thaw(user_id), name="thaw")
+        return await super().withdraw(req_id, user_id, *args, **options)
+
+    def _strikes(self) -> bool:
+        return not self._scenario.healed and self._scenario.rng.random() < AMBUSHES
+
+    async def _thaw(self, user: int) -> None:
+        """What this leaves frozen because the process dies, is thawed in the end."""
+        await self._process.ports.sleep(self._scenario.rng.random() * FREEZE_S_MAX)
+        await self.set_status(user, Status.ACTIVE)
+        await self._ledger.unfreeze(funding_account(user))
+
+
 class Scenario:
     """One run."""
 
@@ -132,6 +170,7 @@ class Scenario:
         self.oracle: TransferOracle | None = None  # from when there is something to look at
         self.asking: set[Process] = set()  # whose callers have not all been answered
         self.healed = False
+        self.early = 0  # transfers that were begun by then
         self.over = False
         self.finished: asyncio.Future[None] = kernel.loop.create_future()
 
@@ -142,15 +181,17 @@ class Scenario:
             self.boot(name)
         self.trouble()
         await self.finished
-        ends = Counter(view.fsm_state for caller in self.callers for view in caller.told.values())
+        views = [view for caller in self.callers for view in caller.told.values()]
+        ends = Counter(view.fsm_state for view in views)
         refusals = ends["FAILED"] + sum(len(caller.refused) for caller in self.callers)
         db = self.hosts["server"].open(PATH)
         (retried,) = db.execute("SELECT count(*) FROM transitions WHERE attempt > 0").fetchone()
         (drivers,) = db.execute("SELECT count(DISTINCT actor) FROM transitions WHERE version > 1").fetchone()
         return Outcome(
             commits=ends["COMMITTED"],
-            rolled_back=ends["ROLLED_BACK"],
+            rolled_back=dict(Counter(view.source.value for view in views if view.fsm_state == "ROLLED_BACK")),
             refusals=refusals,
+            early=self.early,
             retried=retried,
             drivers=drivers,
             trouble=dict(self.net.happened),
@@ -176,7 +217,9 @@ class Scenario:
         self.kernel.loop.call_later(delay, self.boot, process.name, context=Context())
 
     def look(self) -> TransferOracle | None:
-        """After every crash, and in the end."""
+        """After every crash, unless somebody else is in the middle of something; and in the end."""
+        if self.hosts["server"].held():
+            return self.oracle
         db = self.hosts["server"].open(PATH)
         is_made = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()
         if self.oracle is None and is_made and db.execute("SELECT 1 FROM records LIMIT 1").fetchone():
@@ -229,7 +272,7 @@ class Scenario:
         store = connect(URL, SharedPorts(process))
         await store.open()
         ledger = Ledger(store)
-        async with TradingClient(process.ports, ADDRESS, name="spot", secret=SECRET, timeout_s=CALL_S) as client:
+        async with Ambush(self, process, ledger) as client:
             transfers = Transfers(
                 ledger,
                 {AccountType.SPOT: client},
@@ -263,28 +306,37 @@ class Scenario:
         async with asyncio.TaskGroup() as asking:
             for caller in self.callers:
                 share = 1.0 if process.name == SERVERS[0] else ASKED_TWICE
-                asking.create_task(self.call(caller, transfers, share), name=f"c{caller.number}")
+                asking.create_task(self.call(caller, transfers, process, share), name=f"c{caller.number}")
             if process.name == SERVERS[0]:
                 asking.create_task(self.freeze(transfers.ledger, client, process), name="freezer")
                 if self.kernel.seed % 3 == 0:
                     asking.create_task(self.force(transfers, process), name="operators")
         self.asking.discard(process)
 
-    async def call(self, caller: Caller, transfers: Transfers, share: float = 1.0) -> None:
-        """Ask for everything that is not answered yet; PENDING is an answer for now."""
+    async def call(self, caller: Caller, transfers: Transfers, process: Process, share: float = 1.0) -> None:
+        """Ask for everything that is not answered yet, again and again; PENDING is an answer for now."""
         for wish in caller.wishes:
-            order = wish.client_order_id
-            if order in caller.told or order in caller.refused or self.rng.random() >= share:
-                continue
-            try:
-                view = await transfers.create(wish, deadline_s=0.2 + self.rng.random())
-            except TransferRefused:
-                if self.healed:  # until then the same wish may be under way at the other server, and is asked again
-                    caller.refused.add(order)
-            except (BursarError, ConnectionError):
-                continue  # the core or the database could not be asked: asked again later
-            else:
-                self.hear(caller, order, view)
+            if self.rng.random() < share:
+                for _ in range(TRIES):
+                    if await self.wish(caller, wish, transfers):
+                        break
+                    await process.ports.sleep(self.rng.random() * AGAIN_S_MAX)
+
+    async def wish(self, caller: Caller, wish: Request, transfers: Transfers) -> bool:
+        """Ask once; whether there was an answer."""
+        order = wish.client_order_id
+        if order in caller.told or order in caller.refused:
+            return True
+        try:
+            view = await transfers.create(wish, deadline_s=0.2 + self.rng.random())
+        except TransferRefused:
+            if self.healed:  # until then the same wish may be under way at the other server
+                caller.refused.add(order)
+            return self.healed
+        except (BursarError, ConnectionError):
+            return False  # the core or the database could not be asked
+        self.hear(caller, order, view)
+        return True
 
     def hear(self, caller: Caller, order: str, view: View) -> None:
         """Whoever was told before was told the same."""
@@ -326,6 +378,8 @@ class Scenario:
 
     async def heal(self, process: Process) -> None:
         """Nothing breaks from now on, and nobody else asks any more."""
+        if not self.healed:
+            self.early = len({id_ for caller in self.callers for id_ in caller.named.values()})
         self.healed = True
         self.kernel.calm()
         self.net.heal()
@@ -347,7 +401,7 @@ class Scenario:
             if self.kernel.loop.now > deadline:
                 raise Violation("healed, but transfers have not come to an end")
             for caller in self.callers:
-                await self.call(caller, transfers)
+                await self.call(caller, transfers, process)
             await process.ports.sleep(0.3)
 
     async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
