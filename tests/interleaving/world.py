@@ -114,8 +114,8 @@ class World:
         """A new account, with a posting for each amount."""
         path = self.path(name)
         await self.ledger.create_account(path, policy=policy or NoOverdraft())
-        for amount in amounts:
-            await self.ledger.commit(deposit(BANK, path, ASSET, amount))
+        for receipt in await self.ledger.commit_many([deposit(BANK, path, ASSET, amount) for amount in amounts]):
+            assert isinstance(receipt, Receipt)
         return path
 
     async def balance(self, name: str) -> str:
