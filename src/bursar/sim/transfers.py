@@ -3,7 +3,8 @@
 Callers are people outside: each remembers what it asked for, under a `client_order_id` of its own, and what it was
 told, and asks again until it knows how every transfer ended; of both servers at once, which must say the same. Somebody
 freezes and thaws accounts on both sides meanwhile, also in the moment between a check and the call that relies on it,
-so that targets refuse and money has to go back; and on some seeds two operators force back what they find on its way.
+so that targets refuse and money has to go back. On some seeds two operators force back what they find on its way, and
+on others one switches the flow or a rail off for a while.
 Every process dies, is paused past its leases, and finds that the clock has jumped. The network cuts, delays and parts:
 replies are lost, requests arrive twice. The core's disk loses what was not synced. In the end everything is healed, and
 then: every transfer is at an end, none happened twice, what users have on both sides is what the transfers add up to,
@@ -22,6 +23,7 @@ from typing import Any
 from bursar.audit import audit
 from bursar.engine import Operators, Worker
 from bursar.flows.transfers import MACHINE, AccountType, Limits, Request, TransferRefused, Transfers, View
+from bursar.flows.transfers.checks import Code
 from bursar.flows.transfers.request import funding_account
 from bursar.flows.transfers.transfers import OPEN
 from bursar.ledger import Ledger
@@ -65,6 +67,9 @@ RESTART_S_MAX = 0.3
 CUT = 0.03  # of the writes to the network
 CALL_S = 0.15  # how long a server waits for the core; what is late comes later
 HEALED_S = 30.0  # virtual seconds within which all must be at an end
+SWITCHES = 2
+SWITCH_S_MAX = 3.0  # longer than it takes until every process knows of it
+SWITCHED = (("flow", "transfers"), ("rail", "funding"), ("rail", "spot"))
 FREEZES = 4
 FREEZE_S_MAX = 0.03
 AMBUSHES = 0.1  # of the calls find that the target has been frozen in that moment
@@ -311,6 +316,8 @@ class Scenario:
                 asking.create_task(self.freeze(transfers.ledger, client, process), name="freezer")
                 if self.kernel.seed % 3 == 0:
                     asking.create_task(self.force(transfers, process), name="operators")
+                if self.kernel.seed % 5 == 1:
+                    asking.create_task(self.switch(transfers, process), name="operator")
         self.asking.discard(process)
 
     async def call(self, caller: Caller, transfers: Transfers, process: Process, share: float = 1.0) -> None:
@@ -329,7 +336,9 @@ class Scenario:
             return True
         try:
             view = await transfers.create(wish, deadline_s=0.2 + self.rng.random())
-        except TransferRefused:
+        except TransferRefused as refusal:
+            if refusal.reason is Code.TRANSFERS_PAUSED:
+                return False
             if self.healed:  # until then the same wish may be under way at the other server
                 caller.refused.add(order)
             return self.healed
@@ -368,6 +377,17 @@ class Scenario:
                 for view in await transfers.list(None, state=state, limit=2):
                     await self._force(people, view)
 
+    async def switch(self, transfers: Transfers, process: Process) -> None:
+        """Somebody switches something off, and on again later; or it stays off, because the server has died."""
+        people = Operators(transfers.engine)
+        for _ in range(SWITCHES):
+            what = self.rng.choice(SWITCHED)
+            await process.ports.sleep(self.rng.random() * SWITCH_S_MAX / 4)
+            await people.pause(*what, actor="ann", reason="it looks strange")
+            self.net.happened["switched off"] += 1
+            await process.ports.sleep(self.rng.random() * SWITCH_S_MAX)
+            await people.resume(*what, actor="bob", reason="it was nothing")
+
     async def _force(self, people: Operators, view: View) -> None:
         for person in ("ann", "bob"):
             try:
@@ -391,6 +411,8 @@ class Scenario:
     async def end(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
         """Nothing goes wrong any more: ask until every wish has come to an end."""
         deadline = self.kernel.loop.now + HEALED_S
+        for what in SWITCHED:
+            await Operators(transfers.engine).resume(*what, actor="bob", reason="we go home")
         for user in range(1, USERS + 1):
             await transfers.ledger.unfreeze(funding_account(user))
             while (await client.set_status(user, Status.ACTIVE)).outcome is not Said.SUCCESS:
@@ -406,6 +428,8 @@ class Scenario:
 
     async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
         """Everything that was told is true, and nothing else happened."""
+        while self.hosts["server"].held():
+            await process.ports.sleep(0.01)  # somebody thaws an account
         oracle = self.look()
         assert oracle is not None
         oracle.everything(every_column=True)
