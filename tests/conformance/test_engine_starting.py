@@ -13,7 +13,16 @@ from tests.toy import Order, Program, World, program
 
 from bursar.engine import Started
 from bursar.model.entries import Intent, Leg
-from bursar.model.errors import Conflict, InsufficientFunds, InvalidName, LimitExceeded, OtherRequest
+from bursar.model.errors import (
+    AccountClosed,
+    AccountFrozen,
+    Conflict,
+    InsufficientFunds,
+    InvalidName,
+    LimitExceeded,
+    OtherRequest,
+    UnknownAccount,
+)
 from bursar.model.outcome import Outcome
 from bursar.store.group import Broken
 from bursar.writer import Change, Limit, Move, Passage, Remember
@@ -57,6 +66,30 @@ async def test_the_same_request_again_gets_the_record_of_the_first(place: Place)
         late = await start(p)
         assert (late.replayed, late.record.state, late.record.number) == (True, "DONE", ended.number)
         assert await count(p) == 1
+
+
+@scenario
+async def test_a_record_may_need_accounts_that_are_active(place: Place) -> None:
+    """Nothing of theirs moves; and if one is not, nothing is written, whatever else the group does."""
+    async with program(place, World()) as p, place.bursar() as other:
+        for path in ("open", "frozen", "closed"):
+            await other.ledger.create_account(path)
+        await other.ledger.freeze("frozen")
+        await other.ledger.close("closed")
+
+        def wanted(*active: str) -> Any:
+            return outcome(p.engine.start("orders", Order("book"), active=active))
+
+        wishes = [("open",), ("frozen",), (), ("open", "closed"), ("nobody",), ("open",)]
+        found = await asyncio.gather(*[wanted(*active) for active in wishes])
+        assert [type(one) for one in found] == [
+            *(Started, AccountFrozen, Started, AccountClosed, UnknownAccount, Started)
+        ]
+        await other.ledger.unfreeze("frozen")
+        assert isinstance(await wanted("frozen", "open"), Started)
+        await other.ledger.freeze("open")
+        assert isinstance(await wanted("open"), AccountFrozen)
+        assert await count(p) == 4
 
 
 @scenario

@@ -18,6 +18,7 @@ from bursar.flows.transfers import AccountType, Code, Request
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.rails import FundingRail
 from bursar.model.outcome import Outcome
+from bursar.writer import Writer
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -195,6 +196,43 @@ async def test_nothing_rides_from_a_frozen_source(place: Place, tmp_path: Path) 
         assert await here.transfers.list(ALICE) == []
         await here.bursar.ledger.unfreeze(f"user:{ALICE}:funding")
         assert await here.standing() == ("100.000000", 0)
+
+
+@scenario
+async def test_beside_others_the_unit_that_starts_it_looks_at_the_target(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks the ledger's end before; frozen in the last moment, it refuses, and nothing is written."""
+    monkeypatch.setattr(Writer, "busy", True)
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "50")
+        asked: list[str] = []
+        ledger, core = here.transfers.rails[AccountType.FUNDING], here.transfers.rails[AccountType.SPOT]
+        real, real_core = ledger.look, core.look
+        ledger.look = lambda transfer: asked.append("ledger") or real(transfer)  # type: ignore[method-assign,func-returns-value]
+        assert (await here.move(SPOT, FUNDING, "10")).state == "COMMITTED"
+        assert asked == []
+        core.look = lambda transfer: _then_freeze(here, real_core(transfer))  # type: ignore[method-assign]
+        assert await here.refused(SPOT, FUNDING, "10") is Code.ACCOUNT_FROZEN
+        assert asked == ["ledger"]  # to say why
+        core.look = real_core  # type: ignore[method-assign]
+        assert await here.refused(SPOT, FUNDING, "41") is Code.ACCOUNT_FROZEN
+        await here.bursar.ledger.unfreeze(f"user:{ALICE}:funding")
+        assert await here.refused(SPOT, FUNDING, "41") is Code.INSUFFICIENT_BALANCE
+        assert len(await here.transfers.list(ALICE)) == 2
+        assert await here.standing() == ("60.000000", 40_000_000)
+
+
+@scenario
+async def test_beside_others_a_missing_target_is_not_made(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writer, "busy", True)
+    async with exchange(place, tmp_path, funds="") as here:
+        client = await here.core.client()
+        await client.deposit(1, ALICE, "USDT", 5)
+        assert await here.refused(SPOT, FUNDING, "0.000001") is Code.TARGET_ACCOUNT_NOT_FOUND
+        assert await here.transfers.list(ALICE) == []
 
 
 async def _then_freeze(here: Exchange, asked: Any) -> Any:

@@ -87,12 +87,14 @@ class Engine:
         limits: tuple[Limit, ...] = (),
         actor: str = "",
         riding: bool = False,
+        active: tuple[str, ...] = (),
     ) -> Started:
         """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
 
         With `remember`, a repeated request gets the record of the first one; a refusal is never remembered, because
         nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. With
-        `riding`, it is started only if its first call can be part of the unit; if not, a refusal says why.
+        `riding`, it is started only if its first call can be part of the unit; with `active`, only if those accounts of
+        the ledger are there and active. If not, a refusal says why.
         """
         driven = self.require(flow)
         now_us = self.ports.now_us()
@@ -125,7 +127,7 @@ class Engine:
             move = self._move(
                 record, (*passages, *ridden(driven, there, ride)), actor, body=text, keeps=ride.booking.keeps
             )
-            change = Change(ride.booking.intents, (move,), remember, limits, ride.operations)
+            change = Change(ride.booking.intents, (move,), remember, limits, ride.operations, active)
             try:
                 return await self._started(record, move, change)
             except Refusal:  # whatever it is, it is told again below, or by whoever is called
@@ -135,7 +137,8 @@ class Engine:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
         move = self._move(record, passages, actor, body=text)
         try:
-            return await self._started(record, move, Change(moves=(move,), remember=remember, limits=limits))
+            change = Change(moves=(move,), remember=remember, limits=limits, active=active)
+            return await self._started(record, move, change)
         except RecordMoved:
             if id is not None:
                 raise

@@ -142,6 +142,14 @@ def _wanted(envelope: Envelope) -> dict[tuple[int, int], int]:
     return net
 
 
+def check_active(account: Account) -> None:
+    """Whoever is to pay or be paid must be."""
+    if account.status is AccountStatus.CLOSED:
+        raise AccountClosed(account.path)
+    if account.status is not AccountStatus.ACTIVE:
+        raise AccountFrozen(account.path)
+
+
 def _check_accounts(
     envelope: Envelope, ground: Ground, wanted: dict[tuple[int, int], int], pins: tuple[tuple[str, bytes], ...]
 ) -> None:
@@ -154,13 +162,11 @@ def _check_accounts(
             raise UnknownAccount(account.path)
         if head is not account and head.snapshot != account.snapshot:
             raise StalePin(account.path)
-        if head.status is AccountStatus.ACTIVE:
-            continue
-        if head.status is AccountStatus.CLOSED:
-            raise AccountClosed(account.path)
-        receives = envelope.kind is Kind.RETURN and all(d >= 0 for (a, _), d in wanted.items() if a == account.id)
-        if not receives and envelope.kind is not Kind.COMPACT:
-            raise AccountFrozen(account.path)
+        if head.status is AccountStatus.FROZEN:
+            receives = envelope.kind is Kind.RETURN and all(d >= 0 for (a, _), d in wanted.items() if a == account.id)
+            if receives or envelope.kind is Kind.COMPACT:
+                continue
+        check_active(head)
 
 
 def _check_value(

@@ -17,34 +17,29 @@ import asyncio
 import random
 from collections import Counter
 from contextvars import Context
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from bursar.audit import audit
 from bursar.engine import Operators, Worker
 from bursar.flows.transfers import MACHINE, AccountType, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.checks import Code
 from bursar.flows.transfers.request import funding_account
-from bursar.flows.transfers.transfers import OPEN
 from bursar.ledger import Ledger
 from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome as Said
 from bursar.model.retry import Retry
-from bursar.rails.trading import Core, CoreStopped, Reply, Server, Status, TradingClient
+from bursar.rails.trading import Core, CoreStopped, Server, Status, TradingClient
+from bursar.sim.exchange import ADDRESS, SECRET, USERS, Ambush, Caller, TransferOracle, wishes
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.net import SimHost, SimNet
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Moment, Process
-from bursar.sim.records import RecordOracle
 from bursar.sim.sharing import SharedPorts
 from bursar.store import connect
 
 PATH = "funds.db"
 URL = f"sqlite:///{PATH}"
-SECRET = b"a secret of the simulator"
-ADDRESS = "unix:/run/spot.sock"
 FOLDER = "/core"
-USERS = 3
 CALLERS = 4
 TRANSFERS_EACH = 5
 FORCES = 6
@@ -65,7 +60,6 @@ ASKED_TWICE = 0.5  # of the wishes are asked of the second server too
 LATE = 0.08  # of the writes to the network
 RESTART_S_MAX = 0.3
 CUT = 0.03  # of the writes to the network
-CALL_S = 0.15  # how long a server waits for the core; what is late comes later
 HEALED_S = 30.0  # virtual seconds within which all must be at an end
 SWITCHES = 2
 SWITCH_S_MAX = 3.0  # longer than it takes until every process knows of it
@@ -95,68 +89,6 @@ class Outcome:
     retried: int  # calls whose answer was not known
     drivers: int  # servers that moved a record
     trouble: dict[str, int]  # what the network did, pauses, jumps of a clock
-
-
-@dataclass
-class Caller:
-    """Somebody outside, with a list of wishes."""
-
-    number: int
-    wishes: list[Request]
-    told: dict[str, View] = field(default_factory=dict)  # by client_order_id, the end of each
-    named: dict[str, str] = field(default_factory=dict)  # by client_order_id, the transfer's id
-    refused: set[str] = field(default_factory=set)
-
-
-class TransferOracle(RecordOracle):
-    """What must be true of transfers, whoever drove them: each arrow once, in order, and legal."""
-
-    machine = MACHINE
-
-    def records(self) -> None:
-        """Two that drive one transfer must not have written over each other."""
-        steps = self.steps()
-        for number, id_, state, version in self.db.execute("SELECT number, id, state, version FROM records"):
-            self.legal(number, id_, steps[number], state, version)
-
-    def ended(self) -> None:
-        """All at an end."""
-        marks = ", ".join("?" * len(OPEN))
-        if found := self.db.execute(f"SELECT id, state FROM records WHERE state IN ({marks})", OPEN).fetchall():
-            raise Violation(f"healed, and not at an end: {found}")
-
-
-class Ambush(TradingClient):
-    """A client in whose calls now and then the target is frozen: it was looked at before, and refuses now."""
-
-    def __init__(self, scenario: Scenario, process: Process, ledger: Ledger) -> None:
-        super().__init__(process.ports, ADDRESS, name="spot", secret=SECRET, timeout_s=CALL_S)
-        self._scenario = scenario
-        self._process = process
-        self._ledger = ledger
-
-    async def deposit(self, req_id: str | int, user_id: int, *args: Any, **options: Any) -> Reply:
-        """Money comes to the core, and the account there is frozen."""
-        if self._strikes():
-            await self.set_status(user_id, Status.FROZEN)
-            self._process.spawn(self._thaw(user_id), name="thaw")
-        return await super().deposit(req_id, user_id, *args, **options)
-
-    async def withdraw(self, req_id: str | int, user_id: int, *args: Any, **options: Any) -> Reply:
-        """Money leaves the core, and the ledger's account is frozen."""
-        if self._strikes():
-            await self._ledger.freeze(funding_account(user_id))
-            self._process.spawn(self._thaw(user_id), name="thaw")
-        return await super().withdraw(req_id, user_id, *args, **options)
-
-    def _strikes(self) -> bool:
-        return not self._scenario.healed and self._scenario.rng.random() < AMBUSHES
-
-    async def _thaw(self, user: int) -> None:
-        """What this leaves frozen because the process dies, is thawed in the end."""
-        await self._process.ports.sleep(self._scenario.rng.random() * FREEZE_S_MAX)
-        await self.set_status(user, Status.ACTIVE)
-        await self._ledger.unfreeze(funding_account(user))
 
 
 class Scenario:
@@ -277,7 +209,7 @@ class Scenario:
         store = connect(URL, SharedPorts(process))
         await store.open()
         ledger = Ledger(store)
-        async with Ambush(self, process, ledger) as client:
+        async with Ambush(process, ledger, self.strikes) as client:
             transfers = Transfers(
                 ledger,
                 {AccountType.SPOT: client},
@@ -367,6 +299,10 @@ class Scenario:
             await ledger.unfreeze(account)
             await client.set_status(user, Status.ACTIVE)
             await process.ports.sleep(self.rng.random() * FREEZE_S_MAX)
+
+    def strikes(self) -> bool:
+        """Whether the next call is to find its target frozen."""
+        return not self.healed and self.rng.random() < AMBUSHES
 
     async def force(self, transfers: Transfers, process: Process) -> None:
         """Two people force back what is on its way: the end that is being called has to promise it first (T34)."""
@@ -477,25 +413,6 @@ async def furnish(ledger: Ledger, transfers: Transfers) -> None:
     await transfers.prepare()
     for user in range(1, USERS + 1):
         await transfers.fund(user, "USD", f"{FUNDS}.00", reference=f"seed-{user}")
-
-
-def wishes(seed: int, caller: int, how_many: int) -> list[Request]:
-    """What one caller wants: mostly there, some of it back, and now and then more than there is."""
-    dice = random.Random(f"{seed} wishes {caller}")
-    found = []
-    for number in range(how_many):
-        there = dice.random() < 0.6 or number == 0
-        found.append(
-            Request(
-                user=dice.randrange(USERS) + 1,
-                source="FUNDING" if there else "SPOT",
-                target="SPOT" if there else "FUNDING",
-                asset="USD",
-                amount=f"{dice.randrange(1, 25)}.00",
-                client_order_id=f"{caller}-{number}",
-            )
-        )
-    return found
 
 
 def crash_points(dice: random.Random) -> list[CrashAt]:

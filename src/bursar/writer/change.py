@@ -82,6 +82,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     remember: Remember | None = None
     limits: tuple[Limit, ...] = ()
     operations: tuple[Remember, ...] = ()  # that happen with it; refused if one of them was answered before
+    active: tuple[str, ...] = ()  # accounts that must be there and active, although nothing of theirs moves
 
     @property
     def plain(self) -> bool:

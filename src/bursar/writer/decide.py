@@ -16,7 +16,7 @@ from bursar.model.entries import HoldChange, Intent
 from bursar.model.envelope import Receipt, encode_legs
 from bursar.model.errors import InvalidEntry, KeyReused, Refusal
 from bursar.model.ground import MINUS, PLUS, Ground
-from bursar.model.plan import validate_and_plan
+from bursar.model.plan import check_active, validate_and_plan
 from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
 from bursar.model.records import HoldRow, Taken
@@ -93,6 +93,7 @@ class GroupJob:
         """Every account that is named."""
         found: set[str] = set()
         for change in self.changes:
+            found.update(change.active)
             for intent in change.intents:
                 for leg in intent.legs:
                     found.add(leg.source)
@@ -119,7 +120,9 @@ class GroupJob:
                 ask.intents += not move.version
         ask.floors = sorted(floors)
         unread = not (self.heads.wary or self._doubts or ask.pools or floors)
-        ask.hopeful = unread and all(change.moves or not change.intents for change in self.changes)
+        ask.hopeful = unread and all(
+            not change.active and (change.moves or not change.intents) for change in self.changes
+        )
         if (
             self.after is None
             and (self.heads.wary or self._doubts)
@@ -244,6 +247,8 @@ class Decision:
             if remember is not None and (answer := self.records.answered(remember)) is not None:
                 return Done(remembered=answer)
             self.records.check(change)
+            for path in change.active:
+                check_active(self.ground.account(path))
             receipts = tuple([self.intent(intent) for intent in change.intents])
             self._goes_together(change, receipts, mark)
         except Refusal as refusal:

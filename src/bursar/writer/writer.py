@@ -30,8 +30,8 @@ from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
 
 GROUP_MAX = 512  # changes in one unit
-GATHER_MIN = 64  # callers who are worth a group of their own while another one is written
-HALVE_FROM = 128  # callers waiting from which it pays to decide one half while the other is written
+GATHER_MIN = 24  # callers who are worth a group of their own while another one is written
+HALVE_FROM = 48  # callers waiting from which it pays to decide one half while the other is written
 TRIES = 30  # before contention is reported
 TRIES_BLOCKED = 4  # of a single change, each of which has waited for a lock
 TRIES_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks meanwhile
@@ -68,6 +68,11 @@ class Writer:
         self._enough: asyncio.Future[None] | None = None  # somebody waits until so many have come
         self._wanted = 0
         self._sagas = SagaCommit(store, tries)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a group is on its way, so that the next change shares the one after it."""
+        return self._runner is not None
 
     async def apply(self, change: Change) -> Done:
         """Make a change, riding with whoever else is waiting. Raises its refusal."""
