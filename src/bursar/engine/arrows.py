@@ -14,12 +14,11 @@ from bursar.writer import Passage
 def onward(flow: Flow[Any], item: Item[Any]) -> tuple[Passage, ...]:
     """The arrows out of rest states, which are taken in the unit that reaches them (both rows are written)."""
     passages: list[Passage] = []
-    record = item.record
-    while flow.machine.state(record.state).kind is Kind.REST:
-        event = flow.way_on(Item(record, item.body))
-        target = flow.machine.arrow(record.state, event).target
-        passages.append(Passage(record.state, event, target))
-        record = msgspec.structs.replace(record, state=target)
+    state = item.record.state
+    while flow.machine.state(state).kind is Kind.REST:
+        arrow = flow.way_on(item.record, state, item.body)
+        passages.append(Passage(state, str(arrow.event), arrow.target))
+        state = arrow.target
     return tuple(passages)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from bursar.model.entries import Intent
-from bursar.model.machine import Kind, Machine, MachineError
+from bursar.model.machine import Arrow, Kind, Machine, MachineError
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
@@ -202,7 +202,9 @@ class Flow(Generic[B]):
         """A record with its body decoded."""
         return Item(record, msgspec.json.decode(record.body, type=self.body))
 
-    def way_on(self, item: Item[B]) -> str:
-        """The event by which a rest state is left."""
-        arrows = self.machine.arrows_from(item.record.state)
-        return str(arrows[0].event) if self.choose is None or len(arrows) == 1 else self.choose(item)
+    def way_on(self, record: Record, state: str, body: B) -> Arrow:
+        """The arrow by which a record leaves a rest state that it comes to."""
+        arrows = self.machine.arrows_from(state)
+        if self.choose is None or len(arrows) == 1:
+            return arrows[0]
+        return self.machine.arrow(state, self.choose(Item(msgspec.structs.replace(record, state=state), body)))

@@ -181,10 +181,11 @@ class Machine:
 
     def arrow(self, state: str, event: str) -> Arrow:
         """The arrow itself, for whoever must see that its `answer` is what the rail really said."""
-        leaving = self._arrows[self.state(state).name]
-        if event not in leaving:
-            raise ImpossibleEvent(self.name, state, str(event), tuple(map(str, leaving)))
-        return leaving[event]
+        try:
+            return self._arrows[state][event]
+        except KeyError:
+            leaving = self._arrows[self.state(state).name]
+            raise ImpossibleEvent(self.name, state, str(event), tuple(map(str, leaving))) from None
 
     def arrows_from(self, state: str) -> tuple[Arrow, ...]:
         """Everything that can happen in `state`, in the order in which it was written."""
@@ -192,9 +193,10 @@ class Machine:
 
     def state(self, name: str) -> State:
         """The state of that name, or `UnknownState`."""
-        if name not in self._states:
-            raise UnknownState(self.name, name)
-        return self._states[name]
+        try:
+            return self._states[name]
+        except KeyError:
+            raise UnknownState(self.name, name) from None
 
     def state_of_code(self, code: int) -> State:
         """The state of that code, or `UnknownState`."""
