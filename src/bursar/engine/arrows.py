@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from bursar.engine.flow import Flow, Item, Ride
 from bursar.model.machine import Kind
 from bursar.writer import Passage
 
 
-def onward(flow: Flow[Any], item: Item[Any]) -> tuple[Passage, ...]:
+def onward(flow: Flow[Any], item: Item[Any], state: str) -> tuple[Passage, ...]:
     """The arrows out of rest states, which are taken in the unit that reaches them (both rows are written)."""
     passages: list[Passage] = []
-    state = item.record.state
     while flow.machine.state(state).kind is Kind.REST:
         arrow = flow.way_on(item.record, state, item.body)
         passages.append(Passage(state, str(arrow.event), arrow.target))
@@ -27,5 +24,4 @@ def ridden(flow: Flow[Any], item: Item[Any], ride: Ride) -> tuple[Passage, ...]:
     state, answer = item.record.state, ride.answer
     event = answer.event or answer.outcome.value
     told = Passage(state, event, flow.machine.arrow(state, event).target, answer.as_json())
-    there = Item(msgspec.structs.replace(item.record, state=told.target), item.body)
-    return (told, *onward(flow, there))
+    return (told, *onward(flow, item, told.target))

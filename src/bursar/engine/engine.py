@@ -120,7 +120,7 @@ class Engine:
             created_us=now_us,
             updated_us=now_us,
         )
-        passages = (Passage("", CREATED, record.state), *onward(driven, Item(record, body)))
+        passages = (Passage("", CREATED, record.state), *onward(driven, Item(record, body), record.state))
         there = Item(msgspec.structs.replace(record, state=passages[-1].target), body)
         ride = await self._ride(driven, there, NOTHING)
         if ride is not None:
@@ -231,7 +231,7 @@ class Engine:
             return None
         item = flow.item(record)
         if state.kind is Kind.REST:
-            move = self._apply(item, onward(flow, item), NOTHING, None)
+            move = self._apply(item, onward(flow, item, record.state), NOTHING, None)
             return await self._write(item, Change(moves=(move,)), move, None)
         if await self.pauses.stop(flow, state, item):
             self.pauses.hold(record.number)
@@ -283,7 +283,7 @@ class Engine:
         answer = msgspec.structs.replace(answer, body=flow.after(item, event, answer))
         body = item.body if answer.body is None else answer.body
         told = Passage(record.state, event, target, answer.as_json())
-        passages = (told, *onward(flow, Item(msgspec.structs.replace(record, state=target), body)))
+        passages = (told, *onward(flow, Item(record, body), target))
         booking = flow.book(item, event, answer)
         move = self._apply(item, passages, booking, answer, actor=actor)
         done = await self.writer.apply(Change(intents=booking.intents, moves=(move,)))
@@ -301,14 +301,13 @@ class Engine:
             return await self._stay(flow, item, arrow, answer, actor=actor)
         booking = flow.book(item, event, answer)
         fact = fact and not booking.refused
-        if answer.body is None:
-            answer = msgspec.structs.replace(answer, body=flow.after(item, event, answer))
+        if answer.body is None and (after := flow.after(item, event, answer)) is not None:
+            answer = msgspec.structs.replace(answer, body=after)
         body = item.body if answer.body is None else answer.body
         told = Passage(state.name, event, arrow.target, answer.as_json())
-        there = msgspec.structs.replace(item.record, state=arrow.target)
-        passages = (told, *onward(flow, Item(there, body)))
+        passages = (told, *onward(flow, Item(item.record, body), arrow.target))
         transit = item.record.transit if answer.transit is None else answer.transit
-        landed = Item(msgspec.structs.replace(there, state=passages[-1].target, transit=transit), body)
+        landed = Item(msgspec.structs.replace(item.record, state=passages[-1].target, transit=transit), body)
         ride = await self._ride(flow, landed, booking)
         if ride is not None:
             move = self._apply(item, (*passages, *ridden(flow, landed, ride)), ride.booking, answer, actor=actor)
