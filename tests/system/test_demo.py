@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from bursar import demo
+from bursar.cli.commands import demo as command
 from bursar.config import read
 from bursar.demo import Blow, Report, Story
 from bursar.staging import Guard, program
@@ -118,6 +119,12 @@ def test_it_tells_its_story_the_curl_lines_work_and_it_ends_by_itself(place: dic
     places = [text.index(words) for words in story]
     assert places == sorted(places)
     assert "\x1b" not in text
+
+
+def test_an_amount_for_programs_is_a_plain_number() -> None:
+    report = Report("")
+    report.blows = [Blow("core", 1, 0.0, {"sr-1": ("TARGET_PENDING", 1_417_750_000)})]
+    assert command._json(report)["kills"][0]["in_flight"] == "1417.75"
 
 
 def try_out(told: list[str]) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def _json(r: Report) -> dict[str, Any]:
                 "pid": blow.pid,
                 "at": round(blow.at_s, 3),
                 "on_their_way": dict(Counter(state for state, _ in blow.open.values())),
-                "in_flight": _units(blow.in_flight),
+                "in_flight": _units(blow.in_flight).replace(",", ""),  # for programs: a plain number
                 "back": round(blow.back_s, 3),
                 "ended": round(blow.ended_s, 3),
                 "ends": dict(blow.ends),
