@@ -352,3 +352,30 @@ async def test_a_scan_reads_what_is_due_and_not_all_that_ever_ended(place: Place
         assert "records_owner" not in plan
         assert "Seq Scan" not in plan
         assert "SCAN records" not in plan
+
+
+@scenario
+async def test_who_claims_what_another_is_just_leaving_drives_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last word is written, and it is due again before whoever wrote that is gone: it must not wait for a lease."""
+    async with program(place, World(charge=[Outcome.UNKNOWN, Outcome.UNKNOWN])) as p:
+        said, leaving = asyncio.Event(), asyncio.Event()
+        real = p.engine._drive
+
+        async def slow(record: Record) -> Record:
+            after = await real(record)
+            said.set()
+            await leaving.wait()
+            return after
+
+        monkeypatch.setattr(p.engine, "_drive", slow)
+        record = (await p.engine.start("orders", Order("book"))).record
+        first = p.engine.drive(record)
+        await said.wait()
+        claimed = await p.engine.get("orders", record.id)
+        assert claimed is not None
+        second = p.engine.drive(claimed)
+        leaving.set()
+        assert (await first).version == claimed.version
+        assert (await second).version > claimed.version
+        await asyncio.sleep(0)
+        assert p.engine.in_hand == 0

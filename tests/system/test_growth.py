@@ -17,6 +17,7 @@ ROWS = 100_000  # postings, spends, envelopes and events together
 GROUP = 250
 PEOPLE = 200
 EARLY, LATE = 12, 12  # groups in the windows that are compared
+MORE = 10  # late windows, at most
 
 
 async def one_group(ledger: Ledger, number: int) -> float:
@@ -46,10 +47,14 @@ def test_the_rate_does_not_fall_as_the_database_grows(fresh_postgres: str) -> No
                 rows = await observer.fetchval(
                     "SELECT (SELECT last_value FROM bursar.numbers) * 5"  # 2 postings, 1 spend, 1 envelope, 1 event
                 )
+            for _ in range(MORE):  # others may be busy on this machine; a bad plan stays bad
+                if min(times[-LATE:]) < 2 * min(times[2 : 2 + EARLY]):
+                    break
+                times += [await one_group(bursar.ledger, len(times)) for _ in range(LATE)]
         await observer.close()
         return times, rows
 
     times, rows = asyncio.run(body())
-    early, late = min(times[2 : 2 + EARLY]), min(times[-LATE:])  # others may be busy on this machine
+    early, late = min(times[2 : 2 + EARLY]), min(times[-LATE:])
     print(f"{1 / early:.0f}/s at first, {1 / late:.0f}/s after {rows} rows")
     assert late < 2 * early, f"{early * 1e6:.0f} µs per commit at first, {late * 1e6:.0f} µs at the end"

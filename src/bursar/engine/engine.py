@@ -18,6 +18,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -177,12 +178,21 @@ class Engine:
 
     def drive(self, record: Record) -> asyncio.Task[Record]:
         """Drive a record in a task of its own, which nobody's impatience cancels; once per process at a time."""
-        task = self._driving.get(record.number)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._drive(record), name=f"bursar-{record.flow}-{record.id}")
-            self._driving[record.number] = task
-            task.add_done_callback(lambda _: self._driving.pop(record.number, None))
+        before = self._driving.get(record.number)
+        driving = self._drive(record) if before is None else self._drive_after(before, record)
+        task = asyncio.get_running_loop().create_task(driving, name=f"bursar-{record.flow}-{record.id}")
+        self._driving[record.number] = task
+        task.add_done_callback(partial(self._driven, record.number))
         return task
+
+    def _driven(self, number: int, task: asyncio.Task[Record]) -> None:
+        if self._driving.get(number) is task:
+            del self._driving[number]
+
+    async def _drive_after(self, before: asyncio.Task[Record], record: Record) -> Record:
+        """Whoever drives it may have written its last and be leaving: nobody else comes before the lease is over."""
+        done = await before
+        return done if done.version > record.version else await self._drive(record)
 
     @property
     def in_hand(self) -> int:
