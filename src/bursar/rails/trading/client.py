@@ -58,7 +58,7 @@ class Operation(NamedTuple):
 class _Call:
     """Somebody who waits: for one operation, for a user's balances, or for a request of another kind."""
 
-    __slots__ = ("expire", "future", "item", "pending", "request", "user", "written_at")
+    __slots__ = ("asked_at", "expire", "future", "item", "pending", "request", "user", "written_at")
 
     def __init__(
         self, item: Named | None, request: Callable[[int], protocol.Request] | None, user: int | None = None
@@ -69,6 +69,7 @@ class _Call:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.expire: Callable[[], None] | None = None
         self.pending: Pending = {}  # where it is to be taken out of when it is over
+        self.asked_at = 0.0
         self.written_at: float | None = None
 
     def finish(self, answer: Any) -> None:
@@ -298,7 +299,9 @@ class TradingClient:
             return
         loop = asyncio.get_running_loop()
         wait_s = self.timeout_s if timeout_s is None else timeout_s
+        now = self._ports.monotonic()
         for call in calls:
+            call.asked_at = now
             call.expire = partial(self._expire, call)
             call.pending = self._deadlines.add(wait_s, call.expire)
             (self._outbox if call.user is None else self._looks).append(call)
@@ -360,11 +363,13 @@ class TradingClient:
         """Its time is up. If the core has been silent since it was sent, the connection is not worth keeping either."""
         if call.future.done():
             return
-        if call.written_at is None:
+        since = call.written_at
+        if since is None:  # no connection; or too many frames are on their way, and if nothing comes they never end
+            since = call.asked_at
             call.finish(Reply(Outcome.NETWORK_ERROR, replies.NOT_SENT_IN_TIME, detail=self.trouble))
-            return
-        call.finish(Reply(Outcome.TIMEOUT, replies.NO_REPLY))
-        if self._connected is not None and self._heard_at < call.written_at:
+        else:
+            call.finish(Reply(Outcome.TIMEOUT, replies.NO_REPLY))
+        if self._connected is not None and self._heard_at < since:
             self._connected.stream.abort()
             self._disconnect(NoConnection(replies.CONNECTION_LOST, "the core fell silent"))
 
