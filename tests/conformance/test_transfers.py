@@ -81,7 +81,7 @@ class Exchange:
         return [passage.target for passage in history]
 
     async def until(self, view: View, state: str) -> View:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):  # longer than a lease, for which it waits now and then: see docs/status.md
             while (found := await self.transfers.get(ALICE, view.req_id)).fsm_state != state:
                 await self.transfers.engine.ports.sleep(0.01)
         return found
