@@ -23,8 +23,10 @@ from bursar.rails.trading import (
     Status,
     TradingClient,
     protocol,
+    replies,
 )
 from bursar.rails.trading.book import indexed
+from bursar.rails.trading.client import FRAMES_MAX
 
 Case = Callable[[Desk], Awaitable[None]]
 
@@ -539,3 +541,20 @@ def test_a_socket_that_is_in_use_is_not_taken_over(tmp_path: Path) -> None:
         assert (await client.deposit("sr-1", 1, "USDT", 1)).outcome is Outcome.SUCCESS
 
     play(tmp_path, case)
+
+
+def test_a_window_full_of_frames_that_are_never_answered_is_a_silent_connection(tmp_path: Path) -> None:
+    """Nothing more can be sent on it, so no later call would notice: it is given up, and the next one is used."""
+
+    async def body() -> None:
+        async with desk(tmp_path) as here:
+            client = await here.client(timeout_s=0.2)
+            assert (await client.deposit(1, 7, "USDT", 5)).outcome is Outcome.SUCCESS
+            client._inflight = {number: [] for number in range(-FRAMES_MAX, 0)}  # sent, and lost on the way
+            unsent = await client.deposit(2, 7, "USDT", 5)
+            assert (unsent.outcome, unsent.code) == (Outcome.NETWORK_ERROR, replies.NOT_SENT_IN_TIME)
+            async with asyncio.timeout(10):
+                while (await client.deposit(2, 7, "USDT", 5)).outcome is not Outcome.SUCCESS:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # real processes, which tell nobody
+
+    asyncio.run(body())
