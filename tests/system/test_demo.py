@@ -116,8 +116,10 @@ def test_it_tells_its_story_the_curl_lines_work_and_it_ends_by_itself(place: dic
     assert not ours or ":8080" not in text
     story = ["all of it", "It is ready at", "TOKEN=", "kill -9 of the core", "are on their way", "The server starts it"]
     story += ["kill -9 of the server", "It is started again", "The end", "Balances", "Audit", "I5", "All is well"]
-    places = [text.index(words) for words in story]
-    assert places == sorted(places)
+    rest = text
+    for words in story:
+        _, found, rest = rest.partition(words)
+        assert found, f"{words!r} is not told where it belongs, in:\n{text}"
     assert "\x1b" not in text
 
 
