@@ -12,7 +12,7 @@ from tests.builders import Place, scenario
 from tests.toy import PATIENCE_S, Order, Program, World, program
 
 from bursar.engine import Engine, Worker
-from bursar.model.errors import DatabaseUnavailable
+from bursar.model.errors import Conflict, DatabaseUnavailable
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Retry
@@ -20,7 +20,7 @@ from bursar.store.postgres.store import SETTINGS
 from bursar.store.postgres.store import SQL as POSTGRES
 from bursar.store.sqlite.calls import SQL as LITE
 from bursar.store.sqlite.calls import register
-from bursar.writer import Remember
+from bursar.writer import Change, Done, Remember
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -379,3 +379,62 @@ async def test_who_claims_what_another_is_just_leaving_drives_it(place: Place, m
         assert (await second).version > claimed.version
         await asyncio.sleep(0)
         assert p.engine.in_hand == 0
+
+
+@pytest.mark.parametrize("blow", [DatabaseUnavailable("gone for a moment"), Conflict("too many at once", 20)])
+@scenario
+async def test_what_could_not_be_written_goes_on_when_it_can_and_not_with_the_end_of_its_lease(
+    place: Place, blow: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    async with program(place, world, lease_s=600) as p:
+        worker = Worker(p.engine, scan_s=0.01)
+        await worker.look()
+        real, blows = p.engine.writer.apply, [blow]
+
+        async def apply(change: Change) -> Done:
+            if change.moves[0].version and blows:
+                raise blows.pop()
+            return await real(change)
+
+        monkeypatch.setattr(p.engine.writer, "apply", apply)
+        record = await p.now(await p.order())
+        assert (record.state, blows) == ("CHARGING", [])
+        await look_until(worker, p, [record], "DONE")
+    assert len(world.effects) == 2  # charged twice, which happened once
+
+
+@scenario
+async def test_a_note_beside_a_call_does_not_make_it_wait_for_its_lease(place: Place) -> None:
+    """The record's version moves under its driver, whose answer is lost with that; it is his, and he asks again."""
+    world = World(charge=[Outcome.UNKNOWN])
+    async with program(place, world, lease_s=600) as p:
+        record = await p.now(await p.order("o-1"))
+        assert (record.state, record.attempt) == ("CHARGING", 1)
+        worker = Worker(p.engine)
+        real = p.engine.call
+
+        async def noted(flow: Any, action: Any, item: Any) -> Any:
+            answer = await real(flow, action, item)
+            if item.record.version == record.version:
+                await behind(place, "UPDATE records SET version = version + 1 WHERE id = 'o-1'")
+            return answer
+
+        p.engine.call = noted  # type: ignore[method-assign]
+        await look_until(worker, p, [record], "DONE")
+    assert world.calls == {"charge": 3, "ship": 1}
+
+
+@scenario
+async def test_a_record_that_is_claimed_again_in_the_queue_is_driven_as_it_is_now(place: Place) -> None:
+    world = World()
+    async with program(place, world) as p:
+        worker = Worker(p.engine, driven_max=0)
+        record = await p.order()
+        assert await worker.look() == 1
+        await p.engine.step(record)  # somebody moves it, and it is due again
+        await behind(place, "UPDATE records SET due = due - 60000000", "UPDATE bursar.records SET due = now()")
+        assert await worker.look() == 1
+        worker.driven_max = 1
+        await look_until(worker, p, [record], "DONE")
+    assert world.calls == {"charge": 1, "ship": 1}

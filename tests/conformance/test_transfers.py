@@ -40,6 +40,7 @@ pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=Tr
 
 ALICE = 1001
 SOON = Retry(first_s=0.01, cap_s=0.05)
+PATIENCE_S = 20  # shorter than a lease: nothing here should have to wait for one
 FUNDING, SPOT = "FUNDING", "SPOT"
 
 
@@ -81,10 +82,19 @@ class Exchange:
         return [passage.target for passage in history]
 
     async def until(self, view: View, state: str) -> View:
-        async with asyncio.timeout(45):  # longer than a lease, for which it waits now and then: see docs/status.md
-            while (found := await self.transfers.get(ALICE, view.req_id)).fsm_state != state:
-                await self.transfers.engine.ports.sleep(0.01)
+        deadline = self.transfers.engine.ports.monotonic() + PATIENCE_S
+        while (found := await self.transfers.get(ALICE, view.req_id)).fsm_state != state:
+            if self.transfers.engine.ports.monotonic() > deadline:
+                pytest.fail(f"not {state} after {PATIENCE_S} s:\n{await self.story(view)}")
+            await self.transfers.engine.ports.sleep(0.01)
         return found
+
+    async def story(self, view: View) -> str:
+        """What happened when to a transfer, for whoever has to find out why."""
+        records = self.transfers.engine.store.read.records
+        told = [str(passage) for passage in await records.history(view.transfer_id)]
+        record = await records.by_number(view.transfer_id)
+        return "\n".join([*told, str(record), f"now {self.transfers.engine.ports.now_us()}"])
 
     def break_rail(self, kind: AccountType, op: str, *says: Any) -> None:
         """Let an operation of one end say something else for a while: before the effect (Outcome), or after it."""
@@ -336,7 +346,7 @@ async def test_every_unknown_stays_and_is_asked_again(
             ten = -10_000_000 if source == SPOT else 10_000_000
             assert after[1] - before[1] == ten
         state = {"withdraw": "SOURCE_PENDING", "deposit": "TARGET_PENDING", "refund": "COMPENSATING"}[op]
-        assert (await here.path(ended)).count(state) == len(says) + 1
+        assert (await here.path(ended)).count(state) == len(says) + 1, await here.story(ended)
 
 
 @scenario

@@ -217,13 +217,12 @@ class Engine:
                 after = await self.step(record)
                 if after is None:
                     return record
-                if after.state == record.state and after.attempt:
-                    return after
+                if after.state == record.state and after.attempt and after.worker != self.worker:
+                    return after  # called again later, or by whoever has it; what is ours still, goes on
                 record = after
-        except StoreError as error:
-            log.error("%s %s: %s; it stays %s until the database is back", record.flow, record.id, error, record.state)
-        except Conflict as error:
-            log.error("%s %s stays %s: %s", record.flow, record.id, record.state, error)
+        except (StoreError, Conflict) as error:
+            log.error("%s %s stays %s until the database takes it: %s", record.flow, record.id, record.state, error)
+            self.pauses.leave(record.number)
         except Exception as error:  # one record that can't be read or driven must not stop the others
             log.exception("%s %s stays %s", record.flow, record.id, record.state)
             message = f"{record.flow} {record.id} can't be driven: {type(error).__name__}: {error}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict
 
 from bursar.engine.engine import Engine
 from bursar.model.errors import BursarError
@@ -44,8 +44,7 @@ class Worker:
         self.queue_max = queue_max
         self.scan_s = scan_s
         self.scans = 0
-        self._queue: deque[Record] = deque()
-        self._queued: set[int] = set()
+        self._queue: OrderedDict[int, Record] = OrderedDict()  # by number; the last claimed version of each
         self._stop = asyncio.Event()
         self._room = asyncio.Event()
         self._after = 0  # the last record of the first, full look
@@ -82,10 +81,7 @@ class Worker:
             most = min(PAGE, self.queue_max - len(self._queue))
             page = await self._claim(most)
             found += len(page)
-            for record in page:
-                if record.number not in self._queued:
-                    self._queued.add(record.number)
-                    self._queue.append(record)
+            self._queue.update((record.number, record) for record in page)
             self._feed()
             if self._looked and len(page) < most:
                 break
@@ -107,8 +103,7 @@ class Worker:
     def _feed(self) -> None:
         """Hand over as many as may be driven at once."""
         while self._queue and self.engine.in_hand < self.driven_max:
-            record = self._queue.popleft()
-            self._queued.discard(record.number)
+            _, record = self._queue.popitem(last=False)
             self.engine.drive(record).add_done_callback(self._done)
 
     def _done(self, _task: asyncio.Task[Record]) -> None:
