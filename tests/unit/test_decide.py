@@ -20,6 +20,7 @@ from bursar.model.errors import (
     UnknownAccount,
     UnknownBook,
 )
+from bursar.model.ground import Ground
 from bursar.model.money import Asset
 from bursar.model.postings import Posting, posting_id
 from bursar.model.records import Taken
@@ -295,7 +296,7 @@ def test_reading_on_in_between_and_deciding_anew_come_to_the_same(data: st.DataO
 def test_a_pool_is_never_read_beyond_what_an_envelope_could_list() -> None:
     group = Group(pay("alice", "bob", 1))
     for _ in range(10):
-        ground = group.job.ground(group.known())
+        ground = group.job.fill(Ground(group.job.heads.accounts, {}, {}), group.known())
         group.job.deepen(ground, Short(ground.pools[ID["alice"], USDT.id, 1]))
 
     assert group.job.ask().pools == {(ID["alice"], USDT.id, 1): READ_MAX}

@@ -16,6 +16,7 @@ from bursar.model.accounts import Account, Book
 from bursar.model.money import Asset
 from bursar.model.postings import POSTINGS_MAX, Posting
 from bursar.model.records import HoldRow, Remembered, Taken
+from bursar.model.selection import Pool
 
 FIRST_READ = 2  # postings read per account and asset at first; eight times as many whenever that was too few
 READ_MAX = POSTINGS_MAX + 1
@@ -33,23 +34,42 @@ class Broken(Exception):
     """The connection broke and what was being written may or may not be there: ask again with the same keys."""
 
 
+PoolKey = tuple[int, int, int]  # account, asset, sign
+
+
 class Heads:
     """Newest versions of accounts, with assets and books: good as long as the rules' generation stands.
 
     Only what is true is kept; that an account does *not* exist is asked again every time.
+
+    And live postings as our last group has left them (decision 18), where a round trip is saved if nobody else has
+    written since: the write notices, and whatever goes wrong, they are forgotten.
     """
 
     WARY_GROUPS = 64
     LIMIT = 200_000  # accounts kept; beyond that the cache starts over
+    LIVE_MAX = 200_000  # postings, and pools, likewise
 
-    __slots__ = ("accounts", "assets", "books", "generation", "kept", "numbers", "numbers_until", "wary", "wide")
+    __slots__ = (
+        "accounts",
+        "assets",
+        "books",
+        "generation",
+        "live",
+        "numbers",
+        "numbers_until",
+        "pools",
+        "wary",
+        "wide",
+    )
 
     def __init__(self) -> None:
         self.generation = 0
         self.wary = 0  # groups that look ahead at what others usually only hope for, because a race was lost lately
         self.numbers: list[int] = []  # fetched ahead, by a store that does so
         self.numbers_until = 0.0  # and still fresh until then
-        self.kept: dict[int, Posting] = {}  # postings that records own, where a store keeps them in mind
+        self.live: dict[int, Posting] = {}  # of records, and of the pools
+        self.pools: dict[PoolKey, Pool] = {}
         self.accounts: dict[str, Account] = {}
         self.assets: dict[str, Asset] = {}
         self.books: dict[str, Book] = {}
@@ -62,15 +82,19 @@ class Heads:
         self.assets = assets
         self.books = books
         self.wide = wide
+        self.forget()
+
+    def forget(self) -> None:
+        """Postings may not be as our last group has left them: read them again. Not the dicts that are in use."""
+        self.live, self.pools = {}, {}
 
     def missing(self, paths: set[str]) -> list[str]:
         """Accounts that have to be read."""
         if len(self.accounts) > self.LIMIT:
             self.accounts = {}
+        if max(len(self.live), len(self.pools)) > self.LIVE_MAX:
+            self.forget()
         return [path for path in paths if path not in self.accounts]
-
-
-PoolKey = tuple[int, int, int]  # account, asset, sign
 
 
 class RecordAsk(msgspec.Struct):
@@ -99,7 +123,7 @@ class Ask(msgspec.Struct):
     pools: dict[PoolKey, int] = {}  # → how many postings to read
     named: list[int] = []
     floors: list[tuple[int, int]] = []
-    hopeful: bool = False  # all entries go with moves and select nothing: nothing has to be read
+    hopeful: bool = False  # all of that is kept from the group before: nothing has to be read, if nobody else writes
     look: RecordAsk | None = None  # None: hope that nobody was faster; the write notices if somebody was
 
 
@@ -113,6 +137,7 @@ class Known(msgspec.Struct):
     floors: dict[tuple[int, int], tuple[int, int]]  # → balance, turn
     found: RecordsKnown | None = None
     more: Callable[[PoolKey, int], list[Posting]] | None = None  # where the store can be asked again in between
+    hoped: bool = False  # nothing was read: what is refused on this has to be looked at again
 
 
 class RecordRows(msgspec.Struct):
@@ -157,6 +182,7 @@ class Job(Protocol):
 
     heads: Heads
     first_read: int  # postings read per account and asset at first
+    keeps: bool  # whether it is decided on the postings that are kept, and leaves its own behind
 
     def paths(self) -> set[str]:
         """The accounts whose heads are needed."""

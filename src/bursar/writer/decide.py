@@ -27,6 +27,8 @@ from bursar.store.rows import envelope_row
 from bursar.writer.change import Change, Done
 from bursar.writer.records import RecordDecision, look
 
+KEEPS_MAX = 16  # changes of a group that keeps postings: of a larger one, a round trip is a small part
+
 Outcome = Done | Refusal
 
 
@@ -82,6 +84,7 @@ class GroupJob:
         self.changes = changes
         self.after = after
         self.first_read = FIRST_READ
+        self.keeps = after is None and len(changes) <= KEEPS_MAX
         self._decision: Decision | None = None
         self._rows = Rows()
         self.outcomes: list[Outcome] = []
@@ -119,9 +122,11 @@ class GroupJob:
             for move in change.moves:
                 ask.intents += not move.version
         ask.floors = sorted(floors)
-        unread = not (self.heads.wary or self._doubts or ask.pools or floors)
-        ask.hopeful = unread and all(
-            not change.active and (change.moves or not change.intents) for change in self.changes
+        heads = self.heads
+        ask.hopeful = (
+            not (heads.wary or self._doubts or floors or any(change.active for change in self.changes))
+            and (ask.pools.keys() <= heads.pools.keys() if self.keeps else not ask.pools)
+            and all(number in heads.live for number in ask.named)
         )
         if (
             self.after is None
@@ -156,9 +161,8 @@ class GroupJob:
     def _want(self, ask: Ask, key: PoolKey) -> None:
         ask.pools[key] = self._limits.get(key, self.first_read)
 
-    def ground(self, known: Known, read: Mapping[PoolKey, int] | None = None) -> Ground:
-        """What was asked for, as ground to decide on. `read` says how many postings of each pool the store had."""
-        ground = Ground(self.heads.accounts, self.heads.assets, self.heads.books)
+    def fill(self, ground: Ground, known: Known, read: Mapping[PoolKey, int] | None = None) -> Ground:
+        """What was asked for, on the ground to decide on. `read` says how many postings of each pool the store had."""
         for key, postings in known.pools.items():
             most = self._ask.pools[key]
             count = len(postings) if read is None else read[key]
@@ -170,9 +174,9 @@ class GroupJob:
 
     def deepen(self, ground: Ground, short: Short) -> None:
         """A pool was too shallow: ask for more of it next time."""
-        for key, pool in ground.pools.items():
-            if pool is short.pool:
-                self._limits[key] = min(READ_MAX, self._ask.pools[key] * 8)
+        key = next(key for key, pool in ground.pools.items() if pool is short.pool)
+        self._limits[key] = min(READ_MAX, self._ask.pools[key] * 8)
+        del ground.pools[key]  # or it would be taken as it is
 
     def _read_on(self, decision: Decision, short: Short, more: Callable[[PoolKey, int], list[Posting]]) -> None:
         """A pool was too shallow, and the store can be asked in between: only this change is decided again."""
@@ -180,16 +184,34 @@ class GroupJob:
         key = next(key for key, pool in ground.pools.items() if pool is short.pool)
         most = self._ask.pools[key] = min(READ_MAX, self._ask.pools[key] * 8)
         found = more(key, most)
-        spent = {p.id for step in decision.steps for p in step.plan.envelope.consumes}
-        fresh = [p for p in found if p.id not in ground.live and p.id not in spent]
+        known = {-minus for _, minus in short.pool.items}
+        known.update(p.id for step in decision.steps for p in step.plan.envelope.consumes)
+        fresh = [p for p in found if p.id not in known]
         ground.deepen(key, fresh, complete=len(found) < most or most >= READ_MAX)
 
     def decide(self, known: Known) -> Rows | None:
         """Decide every change in order; None if a pool turned out too shallow, or a refusal needs a closer look."""
+        try:
+            return self._decide(known)
+        except BaseException:  # whatever it is: what was done so far to the postings in mind will not happen
+            self.heads.forget()
+            raise
+
+    def _decide(self, known: Known) -> Rows | None:
+        if self._decision is not None:  # that was not good enough
+            self._decision.undo(0)
+            self._decision = None
+        hoped = known.hoped
         read = {key: len(postings) for key, postings in known.pools.items()}
         if self.after is not None:
             known = self.after.after(known, self._ask.named)
-        ground = self.ground(known, read)
+        heads = self.heads
+        ground = Ground(heads.accounts, heads.assets, heads.books)
+        if self.keeps:
+            ground.live, ground.pools = heads.live, heads.pools
+        else:
+            heads.pools = {}  # they will not be what they were
+        self.fill(ground, known, read)
         decision = Decision(ground, known)
         self.outcomes = []
         while len(self.outcomes) < len(self.changes):
@@ -200,13 +222,15 @@ class GroupJob:
                     self.outcomes.append(decision.change(change))
             except Short as short:
                 if known.more is None:
+                    decision.undo(0)
                     self.deepen(ground, short)
                     return None
                 decision.undo(mark)
                 self._read_on(decision, short, known.more)
-        if decision.doubts:
-            if self.after is not None:  # what is being written beside it can't be looked up: wait for it
-                raise Lost("a refusal rests on what another group is just writing")
+        if decision.doubts and self.after is not None:  # what is being written beside it can't be looked up: wait
+            raise Lost("a refusal rests on what another group is just writing")
+        if decision.doubts or (hoped and any(isinstance(outcome, Refusal) for outcome in self.outcomes)):
+            self.heads.forget()
             self._doubts = True
             return None
         self._decision = decision
@@ -320,8 +344,8 @@ class Decision:
             return replay(intent, self.fresh[key].taken(), ground)
         envelope = resolve(intent, ground, next(self.numbers))
         plan = validate_and_plan(envelope, ground, intent.pins)
-        ground.apply(plan)
         hold = None if intent.hold is None else hold_row(intent.hold, plan, ground)
+        ground.apply(plan)
         step = self.fresh[key] = Step(plan, envelope_row(envelope, plan.id), hold)
         self.steps.append(step)
         return Receipt(envelope=envelope.seq, id=plan.id.hex(), key=intent.key)

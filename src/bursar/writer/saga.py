@@ -153,7 +153,8 @@ class SagaCommit:
             await tables.postings.live(ask.named) if ask.named else [],
             {key: (balance, turn) for key, (balance, turn, _) in floors.items()},
         )
-        return job.ground(known), known
+        heads = job.heads
+        return job.fill(Ground(heads.accounts, heads.assets, heads.books), known), known
 
     async def _number(self, tables: Tables) -> int:
         """An envelope number, from a handful taken ahead; what a crash leaves over is never used."""

@@ -194,6 +194,7 @@ class Writer:
         try:
             await writing
         except Exception:
+            self.heads.forget()
             await self._group(batch)  # what went wrong is met again there, and reported if it stays
             return False
         _answer(batch, job.outcomes)
@@ -228,7 +229,7 @@ class Writer:
             except Lost as error:
                 lost += 1
                 self.heads.wary = Heads.WARY_GROUPS
-                self.heads.kept.clear()
+                self.heads.forget()
                 if isinstance(error, Blocked) and (len(changes) > 1 or lost >= TRIES_BLOCKED):
                     raise Conflict(str(error), lost) from error  # halves find whom it concerns; the others go on
                 if lost >= self.tries:
@@ -240,6 +241,9 @@ class Writer:
                 if self.ports.monotonic() - broken_since > self.patience_s:
                     raise OutcomeUnknown(_keys(changes), str(error)) from error
                 await self.ports.sleep(PAUSE_BROKEN_S)
+            except BaseException:  # what was decided is not written: postings are not as it would have left them
+                self.heads.forget()
+                raise
 
     async def _pause(self) -> None:
         await self.ports.sleep(PAUSE_S * (0.25 + self.ports.random()))

@@ -1,9 +1,9 @@
 """A group on PostgreSQL: what is read to decide it, and how it is written. Two round trips, or one.
 
-A group of record moves whose entries select nothing (they consume the postings that their records own, or come from
-accounts of ours) has nothing to read: its keys are as new as the moves, and if not, the write fails by itself, as it
-does if the rules have changed or a posting is gone. Fresh numbers for such a group came with the write before it. A
-refusal is never decided so: nothing would be written, and nothing would notice.
+A group that selects no postings, or a small one that only selects among those which the groups before have left
+behind, has nothing to read if nobody else writes: its keys are new and its postings live, and if not, the write fails
+by itself, as it does if the rules have changed. Fresh numbers for such a group came with the write before it. A refusal
+is never decided so: nothing would be written, and nothing would notice.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, r
 from bursar.store.sql import statements
 
 SQL = statements("bursar.store.postgres")
-NUMBERS_AHEAD = 8  # that come with the write of a small group
+NUMBERS_AHEAD = 8  # at least, that come with the write of a small group
 NUMBERS_S = 1.0  # for so long
-SMALL = 8  # changes
+SMALL = 16  # new entries and records
 ANSWER_BYTES = 32  # of a content hash, in front of the legs
 
 Connection = asyncpg.Connection
@@ -41,10 +41,10 @@ async def read_group(connection: Connection, job: Job, now_s: float) -> Decided:
             for row in await connection.fetch(SQL["heads_by_path"], missing):
                 heads.accounts[row[1]] = account_of(cast("Row", row))
         ask = job.ask()
-        kept = [] if heads.wary else [heads.kept[number] for number in ask.named if number in heads.kept]
-        if ask.hopeful and len(kept) == len(ask.named):
+        if ask.hopeful:
             found = await _numbers(connection, heads, ask.intents, now_s)
-            generation, known = heads.generation, Known(found, {}, {}, kept, {})
+            kept = [heads.live[number] for number in ask.named]
+            generation, known = heads.generation, Known(found, {}, {}, kept, {}, hoped=True)
         else:
             generation, known = await _know(connection, ask, numbers)
             if generation != heads.generation:
@@ -132,8 +132,8 @@ async def _look(connection: Connection, ask: RecordAsk) -> RecordsKnown:
 async def write_group(connection: Connection, decided: Decided, now_s: float) -> None:
     """Write what was decided, if all it rests on still stands."""
     rows, heads = decided.rows, decided.heads
-    small = len(rows.envelopes) + len(rows.postings) <= 3 * SMALL
-    ahead = NUMBERS_AHEAD if rows.records is not None and small else 0
+    made = len(rows.envelopes) + (0 if rows.records is None else len(rows.records.new))
+    ahead = max(NUMBERS_AHEAD, made) if made <= SMALL and not heads.wary else 0
     if rows.records is None:
         if not rows.envelopes:
             return
@@ -149,13 +149,10 @@ async def write_group(connection: Connection, decided: Decided, now_s: float) ->
 def _keep(heads: Heads, rows: Rows) -> None:
     """Remember the postings that records own from now on: whoever moves those records names them."""
     for posting in rows.dead:
-        heads.kept.pop(posting, None)
-    if rows.records is None:
-        return
-    owned = {row[6] for row in rows.records.new} | {row[5] for row in rows.records.moves}
-    if len(heads.kept) > heads.LIMIT:
-        heads.kept.clear()
-    heads.kept.update({p.id: p for p, live in rows.postings if live and p.id in owned})
+        heads.live.pop(posting, None)
+    if rows.records is not None:
+        owned = {row[6] for row in rows.records.new} | {row[5] for row in rows.records.moves}
+        heads.live.update({p.id: p for p, live in rows.postings if live and p.id in owned})
 
 
 def _records(rows: RecordRows) -> list[str]:

@@ -144,6 +144,7 @@ def _decide(connection: sqlite3.Connection, job: Job) -> Rows:
     """
     plan: Rows | None = None
     job.first_read = 1  # the largest is mostly enough, and reading on costs one more look, not one more round
+    job.keeps = False  # nor does reading at all
     while plan is None:
         ask = job.ask()
         known = _know(connection, ask, _taken(connection, ask.keys) if job.heads.wary else {})

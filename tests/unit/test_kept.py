@@ -1,0 +1,186 @@
+"""Postings kept from one group to the next: whoever decides on them decides as if they had been read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bursar.model.accounts import Account, Book, ExternalAccount, UncappedOverdraft
+from bursar.model.entries import Intent, Leg
+from bursar.model.errors import InsufficientFunds, PostingNotLive, Refusal
+from bursar.model.money import Asset
+from bursar.model.postings import Posting
+from bursar.store.group import Heads, Known, PoolKey
+from bursar.writer import Change
+from bursar.writer.decide import KEEPS_MAX, GroupJob
+
+USDT = Asset(id=1, code="USDT", precision=6)
+PEOPLE = ("alice", "bob", "carol")
+ACCOUNTS = [Account(id=10 + place, path=path, version=1) for place, path in enumerate(PEOPLE)]
+ACCOUNTS += [Account(id=90, path="bank", version=1, policy=ExternalAccount())]
+ACCOUNTS += [Account(id=91, path="loose", version=1, policy=UncappedOverdraft())]
+PATH = {account.id: account.path for account in ACCOUNTS}
+
+Move = tuple[str, str, int]
+
+
+def process() -> Heads:
+    """What a process knows when it starts."""
+    heads = Heads()
+    heads.reset(1, {"USDT": USDT}, {"main": Book(id=1, name="main")}, set())
+    heads.accounts = {account.path: account for account in ACCOUNTS}
+    return heads
+
+
+class Town:
+    """Live postings, and processes that write groups; one whose postings are gone writes nothing and tries again."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, Posting] = {}
+        self.number = 100
+        self.read = self.hoped = self.lost = 0
+
+    def know(self, job: GroupJob) -> Known:
+        ask = job.ask()
+        numbers = list(range(self.number, self.number + ask.intents))
+        self.number += ask.intents
+        if ask.hopeful:
+            self.hoped += 1
+            return Known(numbers, {}, {}, [job.heads.live[number] for number in ask.named], {}, hoped=True)
+        self.read += 1
+        pools = {pool: self.pool(pool, most) for pool, most in ask.pools.items()}
+        return Known(numbers, {}, pools, [self.live[n] for n in ask.named if n in self.live], {})
+
+    def pool(self, pool: PoolKey, most: int) -> list[Posting]:
+        account, _, sign = pool
+        mine = [p for p in self.live.values() if p.account == account and p.amount * sign > 0]
+        return sorted(mine, key=lambda p: -abs(p.amount))[:most]
+
+    def group(self, heads: Heads, moves: list[Move], consume: tuple[int, ...] = ()) -> list[type[Refusal] | None]:
+        """Decide and write, as a store does that hopes first."""
+        changes = [
+            Change((Intent(scope="t", key=f"{self.number}/{i}", legs=(Leg(a, b, "USDT", n),), consume=consume),))
+            for i, (a, b, n) in enumerate(moves)
+        ]
+        while True:
+            job = GroupJob(heads, changes)
+            while (rows := job.decide(self.know(job))) is None:
+                pass
+            if all(number in self.live for number in rows.dead):
+                break
+            self.lost += 1
+            heads.forget()
+        for number in rows.dead:
+            del self.live[number]
+        self.live.update({p.id: p for p, alive in rows.postings if alive})
+        return [type(outcome) if isinstance(outcome, Refusal) else None for outcome in job.outcomes]
+
+    def balances(self) -> dict[str, int]:
+        found = dict.fromkeys(PATH.values(), 0)
+        for p in self.live.values():
+            found[PATH[p.account]] += p.amount
+        return found
+
+
+AMOUNTS = st.integers(1, 12)
+MOVES = st.one_of(
+    st.tuples(st.sampled_from([*PEOPLE, "loose"]), st.sampled_from([*PEOPLE, "loose", "bank"]), AMOUNTS).filter(
+        lambda m: m[0] != m[1]
+    ),
+    st.tuples(st.just("bank"), st.sampled_from(PEOPLE), AMOUNTS),
+)
+GROUPS = st.lists(st.tuples(st.integers(0, 1), st.lists(MOVES, min_size=1, max_size=5)), max_size=12)
+
+
+@given(groups=GROUPS)
+@settings(max_examples=300)
+def test_whoever_hopes_decides_as_one_who_reads(groups: list[tuple[int, list[Move]]]) -> None:
+    """Two processes write in turns on what each has kept; beside them the same groups, each read anew."""
+    hoping, reading = Town(), Town()
+    processes = process(), process()
+    for who, moves in groups:
+        assert hoping.group(processes[who], moves) == reading.group(process(), moves)
+        assert hoping.balances() == reading.balances()
+
+
+@given(groups=GROUPS)
+@settings(max_examples=300)
+def test_a_process_alone_never_hopes_in_vain(groups: list[tuple[int, list[Move]]]) -> None:
+    town, heads = Town(), process()
+    for _, moves in groups:
+        town.group(heads, moves)
+        assert town.lost == 0
+        assert all(town.live[number] == p for number, p in heads.live.items())
+
+
+def test_a_process_alone_reads_once() -> None:
+    town, heads = Town(), process()
+    town.group(heads, [("bank", "alice", 100)])
+    for _ in range(5):
+        assert town.group(heads, [("alice", "bob", 7)]) == [None]
+    assert (town.read, town.hoped) == (1, 5)  # the deposit selects nothing
+    assert town.balances()["alice"] == 65
+
+
+def test_what_somebody_else_has_spent_is_read_again() -> None:
+    town, one, other = Town(), process(), process()
+    town.group(one, [("bank", "alice", 100)])
+    town.group(one, [("alice", "bob", 10)])
+    town.group(other, [("alice", "bob", 10)])
+    assert town.group(one, [("alice", "carol", 80)]) == [None]
+    assert (town.lost, town.balances()["alice"]) == (1, 0)
+
+
+def test_what_somebody_else_has_brought_is_looked_for_before_anybody_is_refused() -> None:
+    town, one, other = Town(), process(), process()
+    town.group(one, [("bank", "alice", 10)])
+    assert town.group(one, [("alice", "bob", 11)]) == [InsufficientFunds]
+    town.group(one, [("alice", "bob", 1)])
+    town.group(other, [("bank", "alice", 90)])
+    assert town.group(one, [("alice", "bob", 99)]) == [None]
+
+
+def test_a_posting_named_by_number_is_looked_for_before_anybody_is_refused() -> None:
+    town, one, other = Town(), process(), process()
+    town.group(one, [("bank", "alice", 10)])
+    mine = next(number for number, p in town.live.items() if p.amount > 0)
+    town.group(other, [("alice", "bob", 10)])
+    assert town.group(one, [("alice", "carol", 10)], consume=(mine,)) == [PostingNotLive]
+
+
+def test_a_large_group_has_a_ground_of_its_own_and_small_ones_read_after_it() -> None:
+    town, heads = Town(), process()
+    town.group(heads, [("bank", "alice", 100)])
+    town.group(heads, [("alice", "bob", 1)])
+    assert heads.pools
+    town.group(heads, [("alice", "carol", 2)] * (KEEPS_MAX + 1))
+    assert not heads.pools
+    read = town.read
+    assert town.group(heads, [("alice", "bob", 65)]) == [None]
+    assert (town.read, town.balances()["alice"]) == (read + 1, 0)
+
+
+def test_a_decision_that_breaks_leaves_nothing_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    town, heads = Town(), process()
+    town.group(heads, [("bank", "alice", 100)])
+    town.group(heads, [("alice", "bob", 1)])
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("bursar.writer.decide.envelope_row", breaks)
+    with pytest.raises(RuntimeError):
+        town.group(heads, [("alice", "bob", 2)])
+    assert not heads.pools
+    assert not heads.live
+
+
+def test_no_more_is_kept_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heads, "LIVE_MAX", 10)
+    town, heads = Town(), process()
+    for _ in range(50):
+        town.group(heads, [("bank", "alice", 1)])
+        heads.missing(set())
+        assert len(heads.live) <= 10
+    assert town.balances()["alice"] == 50
