@@ -438,3 +438,28 @@ async def test_a_record_that_is_claimed_again_in_the_queue_is_driven_as_it_is_no
         worker.driven_max = 1
         await look_until(worker, p, [record], "DONE")
     assert world.calls == {"charge": 1, "ship": 1}
+
+
+@scenario
+async def test_what_was_moved_on_here_while_it_was_claimed_is_not_called_twice(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that has just started claims what a request is driving, and hears of it when that has gone on."""
+    world = World(charge=[Outcome.UNKNOWN])
+    async with program(place, world) as p:
+        worker = Worker(p.engine)
+        record = await p.order()
+        real = worker._claim
+
+        async def slow(most: int) -> list[Record]:
+            page = await real(most)
+            if [claimed.version for claimed in page] == [record.version]:
+                assert (await p.now(record)).attempt == 1
+            return page
+
+        monkeypatch.setattr(worker, "_claim", slow)
+        await worker.look()
+        assert p.engine.in_hand == 0
+        assert world.calls == {"charge": 1}
+        await look_until(worker, p, [record], "DONE")
+    assert world.calls == {"charge": 2, "ship": 1}

@@ -26,7 +26,7 @@ import msgspec
 from bursar.deadlines import Deadlines
 from bursar.engine import late, waiting
 from bursar.engine.arrows import onward, ridden
-from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRefused, Item, Ride, storable
+from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, Item, Ride, by_name, storable
 from bursar.engine.pauses import Pauses
 from bursar.model.entries import check_key
 from bursar.model.errors import BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
@@ -66,12 +66,13 @@ class Engine:
         self.store = store
         self.writer = writer
         self.ports = store.ports
-        self.flows: Mapping[str, Flow[Any]] = _by_name(flows)
+        self.flows: Mapping[str, Flow[Any]] = by_name(flows)
         self.worker = worker
         self.lease_us = int(lease_s * 1e6)
         self.pauses = Pauses(store, worker)
         self.logs_alerts = True  # unless a bell does
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
+        self.ended: dict[int, int] | None = None  # while a worker claims: what was driven here meanwhile, → version
         self._driving: dict[int, asyncio.Task[Record]] = {}
         self._deadlines = Deadlines()
 
@@ -186,6 +187,8 @@ class Engine:
         return task
 
     def _driven(self, number: int, task: asyncio.Task[Record]) -> None:
+        if self.ended is not None and not task.cancelled():
+            self.ended[number] = task.result().version
         if self._driving.get(number) is task:
             del self._driving[number]
 
@@ -476,15 +479,6 @@ class Engine:
         new = await self.store.single().alerts.raise_once(number, reason, severity, message)
         if new and self.logs_alerts:
             log.log(logging.CRITICAL if severity == "critical" else logging.WARNING, "%s: %s", reason, message)
-
-
-def _by_name(flows: Iterable[Flow[Any]]) -> dict[str, Flow[Any]]:
-    found: dict[str, Flow[Any]] = {}
-    for flow in flows:
-        if flow.name in found:
-            raise FlowRefused(flow.name, "another flow has that name; their records would be mixed up")
-        found[flow.name] = flow
-    return found
 
 
 def _names(detail: str, record: str) -> str:

@@ -9,7 +9,7 @@ the engine's. An exception that an action lets slip is `UNKNOWN`: nobody knows w
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -208,3 +208,13 @@ class Flow(Generic[B]):
         if self.choose is None or len(arrows) == 1:
             return arrows[0]
         return self.machine.arrow(state, self.choose(Item(msgspec.structs.replace(record, state=state), body)))
+
+
+def by_name(flows: Iterable[Flow[Any]]) -> dict[str, Flow[Any]]:
+    """Flows, each under a name of its own."""
+    found: dict[str, Flow[Any]] = {}
+    for flow in flows:
+        if flow.name in found:
+            raise FlowRefused(flow.name, "another flow has that name; their records would be mixed up")
+        found[flow.name] = flow
+    return found

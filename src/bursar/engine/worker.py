@@ -81,14 +81,20 @@ class Worker:
             most = min(PAGE, self.queue_max - len(self._queue))
             page = await self._claim(most)
             found += len(page)
-            self._queue.update((record.number, record) for record in page)
+            self._queue.update((record.number, record) for record in self._as_they_are(page))
             self._feed()
             if self._looked and len(page) < most:
                 break
         return found
 
+    def _as_they_are(self, page: list[Record]) -> list[Record]:
+        """Without those that somebody here has moved on before we heard that they are ours."""
+        ended, self.engine.ended = self.engine.ended or {}, None
+        return [record for record in page if record.version >= ended.get(record.number, 0)]
+
     async def _claim(self, most: int) -> list[Record]:
         engine = self.engine
+        engine.ended = {}
         records = engine.store.single().records
         if self._looked:
             longest_s = max([CAP_S, *(flow.retry.cap_s for flow in engine.flows.values())])
