@@ -696,3 +696,19 @@ async def test_a_connection_that_was_lost_is_made_anew(ledger: Ledger, place: Pl
     await ledger.commit(deposit(BANK, "alice", "USDT", "1"))
 
     assert await balance(ledger, "alice") == "9.000000"
+
+
+@pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)  # by saga there are no groups
+@scenario
+async def test_a_taken_key_deep_in_a_large_group_leaves_nothing_of_it_behind(ledger: Ledger) -> None:
+    """Rows are written many at a time: those before the one that fails are gone, too, and written by the next try."""
+    await seed(ledger, "alice", "1000")
+    entries = [pay("alice", "bob", "USDT", "1", key=f"k-{n:03}") for n in range(100)]
+    first = await ledger.commit(entries[70])
+
+    found = await asyncio.gather(*[ledger.commit(entry) for entry in entries])
+
+    assert [n for n, receipt in enumerate(found) if receipt.replayed] == [70]
+    assert (found[70].id, len({receipt.envelope for receipt in found})) == (first.id, 100)
+    assert (await balance(ledger, "alice"), await balance(ledger, "bob")) == ("900.000000", "100.000000")
+    assert len(await ledger.history("bob", limit=200)) == 100

@@ -175,7 +175,7 @@ def test_a_run_with_a_broken_ledger_fails(monkeypatch: pytest.MonkeyPatch) -> No
     """Given a store that leaves spent postings in the live table, then seeds fail and say how to replay them."""
     from bursar.store.sqlite import calls  # noqa: PLC0415
 
-    sql = dict(calls.SQL, delete_live="DELETE FROM live_postings WHERE posting = -? AND reservation IS NULL")
+    sql = dict(calls.SQL, group_dead=calls.SQL["group_dead"].replace("SELECT value", "SELECT -value"))
     monkeypatch.setattr(calls, "SQL", sql)
     tally = run_jobs("ledger", [Job(1, None, "group")])
     assert len(tally.failures) == 1

@@ -13,8 +13,8 @@ into rows, and those into what the driver takes, happens on the clock, because n
 
 The distance to a ratio of 1 is what keys, selection, validation, hashing and callers cost; less what the ledger saves
 by handing rows over in ways that the drivers take faster. The floor uses the usual ones, an array per column on
-PostgreSQL and `executemany` on SQLite; the ledger writes texts (decision 17), and has SQLite copy the rows of live
-postings and events from those just written. With those ways, the floor would cost less, too.
+PostgreSQL and `executemany` on SQLite; the ledger writes texts (decision 17), and on SQLite many rows by one statement,
+copying those of live postings and events from the rows just written. With those ways, the floor would cost less, too.
 """
 
 from __future__ import annotations

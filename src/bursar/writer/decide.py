@@ -353,34 +353,38 @@ class Decision:
     def rows(self, wide: set[int]) -> Rows:
         """What all that was accepted writes."""
         rows = Rows(envelopes=[], postings=[], spends=[], dead=[], involved=[], floors=[], cache=[], holds=[])
-        made: dict[int, Posting] = {}
+        envelopes, spends, dead, involved = rows.envelopes, rows.spends, rows.dead, rows.involved
+        created: list[Posting] = []
+        made: set[int] = set()  # in this group, and still there
         cache: dict[tuple[int, int], list[int]] = {}
         holds: dict[int, HoldRow] = {}
         touched: set[tuple[int, int]] = set()
-        for step in self.steps:
-            envelope = step.plan.envelope
+        for plan, row, hold in self.steps:
+            envelope = plan.envelope
             seq = envelope.seq
-            rows.envelopes.append(step.row)
+            envelopes.append(row)
             for p in envelope.consumes:
-                rows.spends.append((p.id, seq))
-                if made.pop(p.id, None) is None:
-                    rows.dead.append(p.id)
+                spends.append((p.id, seq))
+                if p.id in made:
+                    made.remove(p.id)
+                else:
+                    dead.append(p.id)
             for p in envelope.creates:
-                made[p.id] = p
-                rows.postings.append((p, True))
+                made.add(p.id)
+                created.append(p)
             cached = False
             for account in envelope.accounts:
-                rows.involved.append((account.id, seq))
+                involved.append((account.id, seq))
                 cached |= not account.selects or account.id in wide
-            for (a, s), change in cache_changes(step.plan, wide).items() if cached else ():
+            for (a, s), change in cache_changes(plan, wide).items() if cached else ():
                 part = cache.setdefault((a, s), [0, 0])
                 part[0] += change
                 part[1] = seq
-            if step.plan.floors:
-                touched.update((a, s) for a, s, _, _ in step.plan.floors)
-            if step.hold is not None:
-                holds[step.hold.id] = step.hold
-        rows.postings = [(p, p.id in made) for p, _ in rows.postings]
+            if plan.floors:
+                touched.update((a, s) for a, s, _, _ in plan.floors)
+            if hold is not None:
+                holds[hold.id] = hold
+        rows.postings = [(p, p.id in made) for p in created]
         rows.envelopes.sort(key=_scope_key)  # lock order: two groups with the same keys must not deadlock
         rows.spends.sort()
         rows.dead.sort()

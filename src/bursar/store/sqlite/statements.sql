@@ -121,8 +121,10 @@ INSERT INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, co
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, now_us()) ON CONFLICT DO NOTHING
 
 -- name: insert_envelope_new
--- An envelope in a unit of its own group; a key or number that is there already is an error.
-INSERT INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
+-- An envelope in a unit of its own group; a key or number that is there already is an error. Here and in what else a
+-- group inserts: OR FAIL, because the unit is rolled back whatever fails. Without it, SQLite copies every page that a
+-- statement of several rows changes, in case that one of them fails; that cost as much again as the rows.
+INSERT OR FAIL INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_involved
@@ -131,7 +133,7 @@ INSERT INTO involved (account, envelope) VALUES (?, ?) ON CONFLICT DO NOTHING
 
 -- name: insert_involved_new
 -- Who took part, in a unit of its own group.
-INSERT INTO involved (account, envelope) VALUES (?, ?)
+INSERT OR FAIL INTO involved (account, envelope) VALUES (?, ?)
 
 -- name: insert_posting
 -- A posting; a replay changes nothing.
@@ -139,7 +141,7 @@ INSERT INTO postings (id, account, asset, amount) VALUES (?, ?, ?, ?) ON CONFLIC
 
 -- name: insert_posting_new
 -- A posting in a unit of its own group.
-INSERT INTO postings (id, account, asset, amount) VALUES (?, ?, ?, ?)
+INSERT OR FAIL INTO postings (id, account, asset, amount) VALUES (?, ?, ?, ?)
 
 -- name: insert_live
 -- It is live, unless it was spent already.
@@ -148,7 +150,7 @@ SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS (SELECT 1 FROM spends WHERE posting = ?1)
 
 -- name: group_live
 -- The same for all that a group has made: the postings from a number on, but for those that it has spent itself.
-INSERT INTO live_postings (posting, account, asset, amount)
+INSERT OR FAIL INTO live_postings (posting, account, asset, amount)
 SELECT id, account, asset, amount FROM postings WHERE id >= ?1 AND id NOT IN (SELECT value FROM json_each(?2))
 ORDER BY id
 
@@ -236,11 +238,11 @@ WHERE i.account = ?1 AND NOT EXISTS (
 
 -- name: insert_spend
 -- A spend within a unit; a second one of the same posting is an error.
-INSERT INTO spends (posting, envelope) VALUES (?, ?)
+INSERT OR FAIL INTO spends (posting, envelope) VALUES (?, ?)
 
--- name: delete_live
--- A posting stops being live.
-DELETE FROM live_postings WHERE posting = ? AND reservation IS NULL
+-- name: group_dead
+-- Postings that stop being live: JSON list of numbers.
+DELETE FROM live_postings WHERE posting IN (SELECT value FROM json_each(?)) AND reservation IS NULL
 
 -- name: insert_event
 -- What happened; a second time is ignored.
@@ -248,7 +250,7 @@ INSERT INTO events (kind, subject, version) VALUES (?, ?, ?) ON CONFLICT DO NOTH
 
 -- name: group_events
 -- A group's envelopes, which are those from a number on.
-INSERT INTO events (kind, subject, version) SELECT 1, seq, 0 FROM envelopes WHERE seq >= ? ORDER BY seq
+INSERT OR FAIL INTO events (kind, subject, version) SELECT 1, seq, 0 FROM envelopes WHERE seq >= ? ORDER BY seq
 
 -- name: events_since
 -- Events after a cursor (epoch and xid are for PostgreSQL), so many.
