@@ -12,7 +12,7 @@ from bursar.model.errors import InsufficientFunds, PostingNotLive, Refusal
 from bursar.model.money import Asset
 from bursar.model.postings import Posting
 from bursar.store.group import Heads, Known, PoolKey
-from bursar.writer import Change
+from bursar.writer import Change, Remember
 from bursar.writer.decide import KEEPS_MAX, GroupJob
 
 USDT = Asset(id=1, code="USDT", precision=6)
@@ -184,3 +184,19 @@ def test_no_more_is_kept_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         heads.missing(set())
         assert len(heads.live) <= 10
     assert town.balances()["alice"] == 50
+
+
+def test_a_refusal_that_is_remembered_is_not_decided_on_what_is_kept_either() -> None:
+    """It is written down as the last word on its operation: money that came another way has to be looked for first."""
+    town, one, other = Town(), process(), process()
+    town.group(one, [("bank", "alice", 10)])
+    town.group(one, [("alice", "bob", 1)])
+    town.group(other, [("bank", "alice", 90)])
+    intent = Intent(scope="t", key="withdraw", legs=(Leg("alice", "bob", "USDT", 99),))
+    remember = Remember(scope="t", id="1", op="withdraw", fingerprint="", refusals=frozenset({InsufficientFunds.code}))
+    job = GroupJob(one, [Change((intent,), remember=remember)])
+    while (rows := job.decide(town.know(job))) is None:
+        pass
+    assert len(rows.envelopes) == 1
+    assert rows.records is not None
+    assert [row[4] for row in rows.records.outcomes] == ["SUCCESS"]

@@ -229,7 +229,7 @@ class GroupJob:
                 self._read_on(decision, short, known.more)
         if decision.doubts and self.after is not None:  # what is being written beside it can't be looked up: wait
             raise Lost("a refusal rests on what another group is just writing")
-        if decision.doubts or (hoped and any(isinstance(outcome, Refusal) for outcome in self.outcomes)):
+        if decision.doubts or (hoped and decision.refused):
             self.heads.forget()
             self._doubts = True
             return None
@@ -260,6 +260,7 @@ class Decision:
         self.steps: list[Step] = []
         self.records = RecordDecision(known.found)
         self.doubts = False
+        self.refused = False  # anybody, also where that is an answer
 
     def change(self, change: Change) -> Outcome:
         """All of a change, or a refusal and no trace; but an operation's refusal may itself be what it remembers."""
@@ -277,6 +278,7 @@ class Decision:
             self._goes_together(change, receipts, mark)
         except Refusal as refusal:
             self.undo(mark)
+            self.refused = True
             answer = None if remember is None else self.records.refuse(remember, refusal)
             if answer is not None:
                 return Done(remembered=answer)
