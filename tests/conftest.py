@@ -8,6 +8,7 @@ proved nothing.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from itertools import count
 from urllib.parse import urlsplit, urlunsplit
@@ -21,6 +22,11 @@ from bursar.devdb import throwaway_postgres
 # A property is about what is true, not about how fast a busy machine finds out; examples are the same in every run.
 settings.register_profile("bursar", deadline=None, derandomize=True)
 settings.load_profile("bursar")
+
+# A shell starts what runs in the background (`make test &`) with Ctrl-C ignored, and every process that tests start and
+# then interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _numbers = count(1)
 
