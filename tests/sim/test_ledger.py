@@ -175,8 +175,9 @@ def test_a_run_with_a_broken_ledger_fails(monkeypatch: pytest.MonkeyPatch) -> No
     """Given a store that leaves spent postings in the live table, then seeds fail and say how to replay them."""
     from bursar.store.sqlite import calls  # noqa: PLC0415
 
-    sql = dict(calls.SQL, group_dead=calls.SQL["group_dead"].replace("SELECT value", "SELECT -value"))
-    monkeypatch.setattr(calls, "SQL", sql)
+    many = calls.SQL["group_dead"].replace("SELECT value", "SELECT -value")
+    one = calls.SQL["group_dead_one"].replace("= ?", "= -?")
+    monkeypatch.setattr(calls, "SQL", dict(calls.SQL, group_dead=many, group_dead_one=one))
     tally = run_jobs("ledger", [Job(1, None, "group")])
     assert len(tally.failures) == 1
     job, _error = tally.failures[0]

@@ -23,7 +23,7 @@ SQL = statements("bursar.store.sqlite")
 LARGEST, MOST_NEGATIVE = SQL["largest"], SQL["most_negative"]
 BUSY_MS = 5000
 WAL_TURNS = 50
-FEW = 4  # pools; so few are read faster one by one
+FEW = 4  # pools, or rows: fewer are read or written faster one by one
 TOGETHER = 32  # rows of one statement
 
 _json = msgspec.json.Encoder()
@@ -123,22 +123,22 @@ def together(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
 def run_group(connection: sqlite3.Connection, job: Job, now_us: int) -> None:
     """Read, decide and write a group. The caller has begun the transaction, so nothing can change in between."""
     heads = job.heads
-    (generation,) = connection.execute(SQL["generation"]).fetchone()
+    generation, last = connection.execute(SQL["group_begin"]).fetchone()
     if generation != heads.generation:
         load_rules(connection, job, generation)
     missing = heads.missing(job.paths())
     if missing:
         for row in rows(connection, "heads_by_path", [missing]):
             heads.accounts[row[1]] = account_of(row)
-    plan = _decide(connection, job)
+    plan = _decide(connection, job, last)
     if not heads.wary and _taken(connection, job.doubtful()):
         heads.wary = Heads.WARY_GROUPS
-        plan = _decide(connection, job)
+        plan = _decide(connection, job, last)
     _write_group(connection, plan, now_us)
 
 
-def _decide(connection: sqlite3.Connection, job: Job) -> Rows:
-    """Decide a group. Unless it is wary, as if no key were taken yet.
+def _decide(connection: sqlite3.Connection, job: Job, last: int) -> Rows:
+    """Decide a group, with the numbers after the last one. Unless it is wary, as if no key were taken yet.
 
     Most keys are new, and the unique index says so at no extra cost: a taken key makes the write fail, and the group is
     run again. That leaves what is refused, and so never written: its keys the caller looks up afterwards.
@@ -148,7 +148,7 @@ def _decide(connection: sqlite3.Connection, job: Job) -> Rows:
     job.keeps = False  # nor does reading at all
     while plan is None:
         ask = job.ask()
-        known = _know(connection, ask, _taken(connection, ask.keys) if job.heads.wary else {})
+        known = _know(connection, ask, last, _taken(connection, ask.keys) if job.heads.wary else {})
         if ask.look is not None:
             known.found = _look(connection, ask.look)
         plan = job.decide(known)
@@ -173,8 +173,7 @@ def _taken(connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> d
     return taken
 
 
-def _know(connection: sqlite3.Connection, ask: Ask, taken: dict[tuple[str, str], Taken]) -> Known:
-    (last,) = connection.execute(SQL["last_number"]).fetchone()
+def _know(connection: sqlite3.Connection, ask: Ask, last: int, taken: dict[tuple[str, str], Taken]) -> Known:
     pools = _pools(connection, ask.pools)
     named = _postings(rows(connection, "live_by_id", [ask.named])) if ask.named else []
     floors: dict[tuple[int, int], tuple[int, int]] = {}
@@ -230,14 +229,8 @@ def _look(connection: sqlite3.Connection, ask: RecordAsk) -> RecordsKnown:
 def _write_group(connection: sqlite3.Connection, plan: Rows, now_us: int) -> None:
     if plan.empty:
         return  # a group of refusals and replays writes nothing at all, and does not wait for the disk
-    numbers = [row[0] for row in plan.envelopes]
-    first = min(numbers, default=0)
-    if plan.records is not None:
-        numbers += [row[0] for row in plan.records.new]
-    if numbers:
-        connection.execute(SQL["set_last_number"], (max(numbers),))
     if plan.envelopes:
-        _write_entries(connection, plan, first, now_us)
+        _write_entries(connection, plan, now_us)
     if plan.records is not None:
         _write_records(connection, plan.records, now_us)
 
@@ -278,8 +271,9 @@ def _insert(connection: sqlite3.Connection, name: str, values: Sequence[tuple[An
         connection.executemany(SQL[name], values[whole:])
 
 
-def _write_entries(connection: sqlite3.Connection, plan: Rows, first: int, now_us: int) -> None:
-    """The entries' part. `first` is the lowest of their numbers: whatever has that number or a higher one is theirs."""
+def _write_entries(connection: sqlite3.Connection, plan: Rows, now_us: int) -> None:
+    """The entries' part."""
+    first = min([row[0] for row in plan.envelopes])  # whatever has that number or a higher one is theirs
     many, once = connection.executemany, connection.execute
     blob = bytearray  # the driver takes it as it is, where it would ask around what `bytes` are to become
     _insert(
@@ -291,13 +285,21 @@ def _write_entries(connection: sqlite3.Connection, plan: Rows, first: int, now_u
         ],
     )
     _insert(connection, "insert_spend", plan.spends)
-    gone = once(SQL["group_dead"], (_json.encode(plan.dead).decode(),)).rowcount if plan.dead else 0
+    if not plan.dead:
+        gone = 0
+    elif len(plan.dead) < FEW:
+        gone = many(SQL["group_dead_one"], [(number,) for number in plan.dead]).rowcount
+    else:
+        gone = once(SQL["group_dead"], (_json.encode(plan.dead).decode(),)).rowcount
     if gone != len(plan.dead):  # can't happen inside one transaction: the live table is not what the spends say
         raise DatabaseCorrupt("the live table", f"{len(plan.dead)} postings to spend, {gone} found; `bursar rebuild`")
     created = [(p.id, p.account, p.asset, blob((p.amount + OFFSET).to_bytes(16, "big"))) for p, _ in plan.postings]
     _insert(connection, "insert_posting_new", created)
     passing = [p.id for p, live in plan.postings if not live]
-    once(SQL["group_live"], (first << INDEX_BITS, _json.encode(passing).decode()))
+    if len(created) < FEW and not passing:
+        many(SQL["insert_live_new"], created)
+    else:
+        once(SQL["group_live"], (first << INDEX_BITS, _json.encode(passing).decode()))
     _insert(connection, "insert_involved_new", plan.involved)
     if plan.floors:
         many(SQL["put_head"], [(a, s, str(balance)) for a, s, _turn, balance in plan.floors])

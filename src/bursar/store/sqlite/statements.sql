@@ -14,16 +14,17 @@ SELECT generation FROM rules WHERE id = 1
 UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 
 -- name: take_numbers
--- The next so many envelope numbers; returns the last of them.
-UPDATE numbers SET envelope = envelope + ? WHERE id = 1 RETURNING envelope
+-- The next so many envelope numbers; returns the last of them. What a group has used is in the tables themselves.
+UPDATE numbers SET envelope = ?1 + max(
+    envelope, ifnull((SELECT max(seq) FROM envelopes), 0), ifnull((SELECT max(number) FROM records), 0))
+WHERE id = 1 RETURNING envelope
 
--- name: last_number
--- The last envelope number given out; a group takes those after it.
-SELECT envelope FROM numbers WHERE id = 1
-
--- name: set_last_number
--- The last envelope number that a group has used.
-UPDATE numbers SET envelope = ? WHERE id = 1
+-- name: group_begin
+-- The rules' generation, and the last number that was used, or taken by split mode: a group uses those after it.
+SELECT generation, max(
+    (SELECT envelope FROM numbers WHERE id = 1),
+    ifnull((SELECT max(seq) FROM envelopes), 0), ifnull((SELECT max(number) FROM records), 0))
+FROM rules WHERE id = 1
 
 -- name: take_account_number
 -- The next account number.
@@ -148,6 +149,10 @@ INSERT OR FAIL INTO postings (id, account, asset, amount) VALUES (?, ?, ?, ?)
 INSERT INTO live_postings (posting, account, asset, amount)
 SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS (SELECT 1 FROM spends WHERE posting = ?1) ON CONFLICT DO NOTHING
 
+-- name: insert_live_new
+-- The same for one of a few that a group has made, and has not spent itself.
+INSERT OR FAIL INTO live_postings (posting, account, asset, amount) VALUES (?, ?, ?, ?)
+
 -- name: group_live
 -- The same for all that a group has made: the postings from a number on, but for those that it has spent itself.
 INSERT OR FAIL INTO live_postings (posting, account, asset, amount)
@@ -239,6 +244,10 @@ WHERE i.account = ?1 AND NOT EXISTS (
 -- name: insert_spend
 -- A spend within a unit; a second one of the same posting is an error.
 INSERT OR FAIL INTO spends (posting, envelope) VALUES (?, ?)
+
+-- name: group_dead_one
+-- A posting that stops being live.
+DELETE FROM live_postings WHERE posting = ? AND reservation IS NULL
 
 -- name: group_dead
 -- Postings that stop being live: JSON list of numbers.

@@ -25,7 +25,7 @@ T = TypeVar("T")
 MIGRATIONS = migrations("bursar.store.sqlite")
 VERSION = MIGRATIONS[-1][0]
 CACHE_KIB = 65_536
-CHECKPOINT_PAGES = 16_384
+CHECKPOINT_PAGES = 32_768
 
 
 class SqliteSession:
@@ -233,7 +233,7 @@ class SqliteStore:
         connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
         calls.use_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
-        # Random pages of a large file: keep more of them, and copy each back less often (64 MiB of either).
+        # Random pages of a large file: keep more of them (64 MiB), and copy each back less often (a log of 128 MiB).
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         calls.register(connection, self.ports.now_us)

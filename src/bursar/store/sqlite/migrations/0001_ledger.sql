@@ -3,7 +3,7 @@
 -- Amounts are 16 bytes, big-endian, offset by 2^127, so that bytes sort as numbers do (SQLite's integers end at 2^63).
 -- Sums, which may be wider, are decimal text. Times are microseconds since 1970, UTC.
 
-CREATE TABLE numbers (                     -- the last envelope number and the last account number given out
+CREATE TABLE numbers (                     -- the last envelope number taken ahead (split mode), the last account number
     id       INTEGER PRIMARY KEY CHECK (id = 1),
     envelope INTEGER NOT NULL,
     account  INTEGER NOT NULL
