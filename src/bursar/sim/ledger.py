@@ -60,9 +60,7 @@ TURN_S = 0.002
 CALLBACKS_MAX = 200_000  # thirty times what a run takes: it goes round in circles
 FOLD_SHARE = 0.25  # of the seeds end with upkeep of one kind
 REBUILD_SHARE = 0.2  # or the other
-SPLIT_SHARE = (
-    0.06  # of the seeds commit by saga; each has seven times the port calls of a seed by group: a third of all
-)
+SPLIT_SHARE = 0.03  # of the seeds commit by saga: each has twenty times the port calls of one by group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,13 +88,12 @@ class Heads:
         """Postings may not be as our last group has left them: read them again. Not the dicts that are in use."""
         self.live, self.pools = {}, {}
 
-    def missing(self, paths: set[str]) -> list[str]:
-        """Accounts that have to be read."""
+    def trim(self) -> None:
+        """No more than fits is kept. Between two groups: it is what they are decided on."""
         if len(self.accounts) > self.LIMIT:
             self.accounts = {}
         if max(len(self.live), len(self.pools)) > self.LIVE_MAX:
             self.forget()
-        return [path for path in paths if path not in self.accounts]
 
 
 class RecordAsk(msgspec.Struct):
@@ -116,8 +115,9 @@ class RecordsKnown(msgspec.Struct):
 
 
 class Ask(msgspec.Struct):
-    """What a group has to know, once heads are known. Everything sorted, so that reads repeat exactly."""
+    """What a group has to know. Everything in an order that is always the same, so that reads repeat exactly."""
 
+    missing: set[str] = set()  # accounts whose heads are not known; or which are not there at all
     intents: int = 0  # how many numbers to take: one per entry and per new record
     keys: list[tuple[str, str]] = []
     pools: dict[PoolKey, int] = {}  # → how many postings to read
@@ -184,12 +184,8 @@ class Job(Protocol):
     first_read: int  # postings read per account and asset at first
     keeps: bool  # whether it is decided on the postings that are kept, and leaves its own behind
 
-    def paths(self) -> set[str]:
-        """The accounts whose heads are needed."""
-        ...
-
     def ask(self) -> Ask:
-        """What to read, now that the heads are known."""
+        """What to read. Heads that are missing first: what else there is to read depends on them, so ask again then."""
         ...
 
     def decide(self, known: Known) -> Rows | None:

@@ -8,7 +8,7 @@ decision is thrown away, refusals included, and made again on new ground.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -32,7 +32,7 @@ KEEPS_MAX = 16  # changes of a group that keeps postings: of a larger one, a rou
 Outcome = Done | Refusal
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """One accepted intent."""
 
     plan: Plan
@@ -92,28 +92,13 @@ class GroupJob:
         self._ask = Ask()
         self._doubts = False  # whether a refusal depends on what was not looked up
 
-    def paths(self) -> set[str]:
-        """Every account that is named."""
-        found: set[str] = set()
-        for change in self.changes:
-            found.update(change.active)
-            for intent in change.intents:
-                for leg in intent.legs:
-                    found.add(leg.source)
-                    found.add(leg.target)
-                if intent.pins:
-                    found.update(path for path, _ in intent.pins)
-                if intent.merge:
-                    found.add(intent.merge)
-                if intent.hold is not None:
-                    found.add(intent.hold.account)
-        return found
-
     def ask(self) -> Ask:
-        """Keys, pools of those who pay (or owe), named postings and guarded balances."""
-        ask = Ask(intents=0, keys=[], pools={}, named=[], floors=[])
+        """Accounts that are not known, keys, pools of those who pay (or owe), named postings and guarded balances."""
+        ask = Ask(missing=set(), intents=0, keys=[], pools={}, named=[], floors=[])
         floors: set[tuple[int, int]] = set()
         for change in self.changes:
+            if change.active:
+                ask.missing.update(path for path in change.active if path not in self.heads.accounts)
             for intent in change.intents:
                 ask.intents += 1
                 ask.keys.append((intent.scope, intent.key))
@@ -138,15 +123,18 @@ class GroupJob:
         return ask
 
     def _ask_pools(self, intent: Intent, ask: Ask, floors: set[tuple[int, int]]) -> None:
+        accounts, assets = self.heads.accounts, self.heads.assets
         if len(intent.legs) == 1 and not intent.consume:
             leg = intent.legs[0]
-            source, target = self.heads.accounts.get(leg.source), self.heads.accounts.get(leg.target)
-            asset = self.heads.assets.get(leg.asset)
-            if source and target and asset and source.never_owes and target.never_owes:
-                self._want(ask, (source.id, asset.id, PLUS))  # most entries; the same as below
+            source, target, asset = accounts.get(leg.source), accounts.get(leg.target), assets.get(leg.asset)
+            plain = not intent.pins and intent.hold is None
+            if plain and source and target and asset and source.never_owes and target.never_owes:
+                key = (source.id, asset.id, PLUS)
+                ask.pools[key] = self._limits.get(key, self.first_read)  # most entries; the same as below
                 return
+        ask.missing |= names(intent).difference(accounts)
         for (path, code), delta in intent.deltas().items():
-            account, asset = self.heads.accounts.get(path), self.heads.assets.get(code)
+            account, asset = accounts.get(path), assets.get(code)
             if account is None or asset is None:
                 continue  # refused by name when it is decided
             if account.selects:
@@ -361,10 +349,11 @@ class Decision:
         cache: dict[tuple[int, int], list[int]] = {}
         holds: dict[int, HoldRow] = {}
         touched: set[tuple[int, int]] = set()
-        for plan, row, hold in self.steps:
+        for step in self.steps:
+            plan, hold = step.plan, step.hold
             envelope = plan.envelope
             seq = envelope.seq
-            envelopes.append(row)
+            envelopes.append(step.row)
             for p in envelope.consumes:
                 spends.append((p.id, seq))
                 if p.id in made:
@@ -408,6 +397,19 @@ class Decision:
             taken={key: step.taken() for key, step in self.fresh.items()},
             floors={(a, s): (balance, turn + 1) for a, s, turn, balance in rows.floors},
         )
+
+
+def names(intent: Intent) -> set[str]:
+    """Every account that it names."""
+    found = {path for path, _ in intent.pins}
+    for leg in intent.legs:
+        found.add(leg.source)
+        found.add(leg.target)
+    if intent.merge:
+        found.add(intent.merge)
+    if intent.hold is not None:
+        found.add(intent.hold.account)
+    return found
 
 
 def _scope_key(row: tuple[Any, ...]) -> tuple[str, str]:

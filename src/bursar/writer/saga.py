@@ -27,7 +27,7 @@ from bursar.store.group import Heads, Known, Lost
 from bursar.store.rows import envelope_of, envelope_row, rebuild
 from bursar.store.tables import Tables
 from bursar.writer.change import Change, Done
-from bursar.writer.decide import GroupJob, cache_changes, hold_row, replay
+from bursar.writer.decide import GroupJob, cache_changes, hold_row, names, replay
 
 LEASE_US = 10_000_000
 PAUSE_S = 0.005
@@ -78,7 +78,7 @@ class SagaCommit:
     async def _commit(self, intent: Intent) -> Receipt:
         tables = self.store.single()
         job = GroupJob(self.heads, [Change((intent,))])
-        job.heads = await self._learn_rules(tables, job.paths())
+        job.heads = await self._learn_rules(tables, names(intent))
         try:
             data = await self._decide(tables, job, intent)
         except KeyReused:
@@ -133,7 +133,8 @@ class SagaCommit:
             assets, books = await tables.rules.assets(), await tables.rules.books()
             heads.reset(generation, assets, books, await tables.balances.wide())
             self.heads = heads
-        missing = heads.missing(paths)
+        heads.trim()
+        missing = paths.difference(heads.accounts)
         if missing:
             heads.accounts.update(await tables.accounts.heads(sorted(missing)))
         return heads

@@ -36,11 +36,12 @@ async def read_group(connection: Connection, job: Job, now_s: float) -> Decided:
         await _load_rules(connection, job, await connection.fetchval(SQL["generation"]))
     numbers: list[int] = []
     while True:
-        missing = heads.missing(job.paths())
-        if missing:
-            for row in await connection.fetch(SQL["heads_by_path"], missing):
-                heads.accounts[row[1]] = account_of(cast("Row", row))
+        heads.trim()
         ask = job.ask()
+        if ask.missing:
+            for row in await connection.fetch(SQL["heads_by_path"], sorted(ask.missing)):
+                heads.accounts[row[1]] = account_of(cast("Row", row))
+            ask = job.ask()
         if ask.hopeful:
             found = await _numbers(connection, heads, ask.intents, now_s)
             kept = [heads.live[number] for number in ask.named]

@@ -126,10 +126,7 @@ def run_group(connection: sqlite3.Connection, job: Job, now_us: int) -> None:
     generation, last = connection.execute(SQL["group_begin"]).fetchone()
     if generation != heads.generation:
         load_rules(connection, job, generation)
-    missing = heads.missing(job.paths())
-    if missing:
-        for row in rows(connection, "heads_by_path", [missing]):
-            heads.accounts[row[1]] = account_of(row)
+    heads.trim()
     plan = _decide(connection, job, last)
     if not heads.wary and _taken(connection, job.doubtful()):
         heads.wary = Heads.WARY_GROUPS
@@ -148,6 +145,10 @@ def _decide(connection: sqlite3.Connection, job: Job, last: int) -> Rows:
     job.keeps = False  # nor does reading at all
     while plan is None:
         ask = job.ask()
+        if ask.missing:
+            for row in rows(connection, "heads_by_path", [sorted(ask.missing)]):
+                job.heads.accounts[row[1]] = account_of(row)
+            ask = job.ask()
         known = _know(connection, ask, last, _taken(connection, ask.keys) if job.heads.wary else {})
         if ask.look is not None:
             known.found = _look(connection, ask.look)
