@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -262,6 +263,29 @@ async def test_somebody_elses_sqlite_file_is_left_alone(bare_place: Place) -> No
     with pytest.raises(DatabaseUnavailable, match="something else"):
         await store.open()
     await store.close()
+
+
+@pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("had", [0, 4096])
+@scenario
+async def test_a_new_file_has_small_pages_and_an_old_one_keeps_its_own(bare_place: Place, had: int) -> None:
+    """Either way its log is copied back when it has so many bytes (decision 19)."""
+    if had:
+        with contextlib.closing(sqlite3.connect(bare_place.path)) as older:
+            older.execute(f"PRAGMA page_size = {had}")
+            older.execute("VACUUM")
+    store = bare_place.store()
+    assert isinstance(store, sqlite.SqliteStore)
+    await store.open()
+    try:
+        connection = store._get_writer()
+        ask = partial(store.run, store._write_lane)
+        page = await ask(lambda: connection.execute("PRAGMA page_size").fetchone()[0])
+        log = await ask(lambda: connection.execute("PRAGMA wal_autocheckpoint").fetchone()[0])
+    finally:
+        await store.close()
+    assert page == (had or 2048)
+    assert page * log == 128 * 2**20
 
 
 def test_every_statement_exists_for_both_engines() -> None:

@@ -24,8 +24,9 @@ from bursar.store.tables import Tables
 T = TypeVar("T")
 MIGRATIONS = migrations("bursar.store.sqlite")
 VERSION = MIGRATIONS[-1][0]
+PAGE = 2_048
 CACHE_KIB = 65_536
-CHECKPOINT_PAGES = 32_768
+LOG_BYTES = 128 * 2**20  # of the write-ahead log, before it is copied back
 
 
 class SqliteSession:
@@ -231,11 +232,13 @@ class SqliteStore:
     def _open_writer(self, migrate: bool) -> None:
         connection = self.ports.sqlite(self.path, read_only=False)
         connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
+        connection.execute(f"PRAGMA page_size = {PAGE}")  # of a new file (decision 19); any other keeps its own
         calls.use_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
-        # Random pages of a large file: keep more of them (64 MiB), and copy each back less often (a log of 128 MiB).
+        # Random pages of a large file: keep more of them, and copy each back less often.
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // page}")
         calls.register(connection, self.ports.now_us)
         version(connection, migrate=migrate)
         self._writer = connection
