@@ -25,6 +25,7 @@ from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.ledger import Ledger
 from bursar.model.errors import StoreError
 from bursar.store.group import Lost
+from bursar.store.sqlite import store as sqlite
 
 
 @pytest.fixture(params=["postgres", "sqlite"])
@@ -396,6 +397,7 @@ def rss_mb() -> float:
 async def commit_and_weigh(_say: Any, url: str) -> list[float]:
     """20,000 commits; what the process weighs after every 5,000."""
     weights = []
+    sqlite.CACHE_KIB = 1_024  # SQLite keeps pages of a growing file until its cache is full: not what is weighed here
     async with open_bursar(url) as bursar:
         for part in range(4):
             entries = [pay("hot", "b", ASSET, "0.01", key=f"{part}-{i}") for i in range(5000)]
@@ -408,7 +410,7 @@ async def commit_and_weigh(_say: Any, url: str) -> list[float]:
 
 
 def test_memory_does_not_grow(url: str) -> None:
-    """20,000 commits do not grow the process by more than a few megabytes after warm-up."""
+    """15,000 commits after warm-up do not grow the process by two megabytes."""
 
     async def prepare() -> None:
         await furnish(url, "hot", "b")
@@ -419,4 +421,4 @@ def test_memory_does_not_grow(url: str) -> None:
     with crew((commit_and_weigh, url)) as (client,):
         weights = client.result()
     print(f"{url[:6]}: {[f'{w:.1f}' for w in weights]} MB")
-    assert weights[-1] - weights[0] < 6
+    assert weights[-1] - weights[0] < 2
