@@ -38,10 +38,10 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: ends by itself after that time)
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
-# By file: a file's tests share one worker, and each worker starts one PostgreSQL. One more worker than a machine of two
-# cores has: many tests wait. In the order of the folders, so that the long ones are not left for the end.
+# By file: a file's tests share one worker, and each worker starts one PostgreSQL. Twice as many workers as a machine of
+# two cores has: many tests wait. In the order of the folders, so that the long ones are not left for the end.
 test: setup ## every test
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 TORTURE_SECONDS ?= 600
 TORTURE_STORE ?= both
