@@ -285,7 +285,7 @@ async def test_a_new_file_has_small_pages_and_an_old_one_keeps_its_own(bare_plac
     finally:
         await store.close()
     assert page == (had or 2048)
-    assert page * log == 128 * 2**20
+    assert page * log == 64 * 2**20
 
 
 def test_every_statement_exists_for_both_engines() -> None:

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 def steps(stores: Iterable[str], pace: Pace) -> int:
     """How many times `run` will say something: for a progress bar."""
-    return len(list(stores)) * (len(SHAPES) * len(CALLERS) + 1 + len(GROWTH) + 1 + 2 + len(pace.sizes) - 1)
+    return len(list(stores)) * (len(SHAPES) * len(CALLERS) + 1 + len(GROWTH) + 1 + 3 + len(pace.sizes) - 1)
 
 
 async def run(stores: Iterable[str], pace: Pace, say: Say) -> list[Row]:
@@ -58,6 +58,8 @@ async def _on(place: Place, pace: Pace, say: Say) -> list[Row]:
     mine, bare = await place.copy(base, "mine"), await place.copy(base, "bare")
     async with bursar.open(mine) as b, place.floor(bare, BASE) as floor:
         lines = {shape: (Workload(shape), Workload(shape)) for shape in SHAPES}
+        say(f"{place.store}: warming up")
+        await _warm_up(b.ledger, floor, lines["uniform"], pace)
         for shape in SHAPES:
             for callers in CALLERS:
                 say(f"{place.store}: {shape}, {callers} callers")
@@ -68,6 +70,17 @@ async def _on(place: Place, pace: Pace, say: Say) -> list[Row]:
         # Here, where the database's own cache has filled up.
         memory = await _memory(place, b.ledger, lines["uniform"][0], pace)
     return [*rows, *await _growth(place, base, pace, say), memory]
+
+
+async def _warm_up(ledger: Ledger, floor: Floor, lines: tuple[Workload, Workload], pace: Pace) -> None:
+    """Load on both, until both have their caches full and have been round their write-ahead log.
+
+    A log that is still growing makes every sync dearer. Whoever is faster is through with that sooner, and would be
+    measured without it beside one who is not.
+    """
+    ours_line, floor_line = lines
+    rate = (await ours(ledger, ours_line, MANY, pace.first_seconds)).rate
+    await floors.window(floor, floor_line, MANY, pace.first_seconds, 2 * rate)
 
 
 async def _beside_floor(

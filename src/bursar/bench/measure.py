@@ -22,14 +22,15 @@ class Pace(msgspec.Struct, frozen=True):
 
     windows: int
     seconds: float  # of one window
-    warm_seconds: float
+    first_seconds: float  # of load on either database before anything is measured
+    warm_seconds: float  # before each case
     growth_seconds: float  # of one window of growth
     sizes: tuple[int, ...]  # postings at which growth is measured
     memory_seconds: float
 
 
-FULL = Pace(5, 1.0, 0.6, 1.0, (10_000, 100_000, 1_000_000), 20.0)
-QUICK = Pace(3, 0.1, 0.05, 0.08, (10_000, 100_000), 0.4)
+FULL = Pace(5, 1.0, 2.0, 0.6, 1.0, (10_000, 100_000, 1_000_000), 20.0)
+QUICK = Pace(3, 0.1, 0.5, 0.05, 0.08, (10_000, 100_000), 0.4)
 
 
 class Row(msgspec.Struct, kw_only=True):

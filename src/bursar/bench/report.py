@@ -32,9 +32,10 @@ PROSE = {
         "The floor writes the same durable rows into the same tables by hand-written SQL, in groups of the same size,",
         "and checks nothing. It hands them to the driver in the usual way (`executemany`, an array per column); the",
         "ledger's own way is faster, which is part of the ratio. The collector looks rarely, as in `bursar serve`.",
-        "A row's two rates were measured in turn, window by window; each is the median.",
-        "In `plain` rows the other is a table of balances with one transaction per payment; in `growth` rows it is the",
-        "ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes, half-way and at the end.",
+        "A row's two rates were measured in turn, window by window, after some seconds of load on both; each is the",
+        "median. In `plain` rows the other is a table of balances with one transaction per payment; in `growth` rows",
+        "it is the ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes, half-way and at",
+        "the end.",
     ),
     "transfers": (
         "Settled transfers per second, every second one back, durable on both sides. `plain`: the version written in",

@@ -26,7 +26,7 @@ MIGRATIONS = migrations("bursar.store.sqlite")
 VERSION = MIGRATIONS[-1][0]
 PAGE = 2_048
 CACHE_KIB = 65_536
-LOG_BYTES = 128 * 2**20  # of the write-ahead log, before it is copied back
+LOG_BYTES = 64 * 2**20  # of the write-ahead log, before it is copied back
 
 
 class SqliteSession:
