@@ -60,6 +60,7 @@ async def _on(place: Place, pace: Pace, say: Say) -> list[Row]:
         lines = {shape: (Workload(shape), Workload(shape)) for shape in SHAPES}
         say(f"{place.store}: warming up")
         await _warm_up(b.ledger, floor, lines["uniform"], pace)
+        await place.settle()
         for shape in SHAPES:
             for callers in CALLERS:
                 say(f"{place.store}: {shape}, {callers} callers")
