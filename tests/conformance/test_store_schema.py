@@ -266,14 +266,17 @@ async def test_somebody_elses_sqlite_file_is_left_alone(bare_place: Place) -> No
 
 
 @pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("had", [0, 4096])
+@pytest.mark.parametrize(("had", "size"), [(0, 0), (4096, 0), (2048, 100), (2048, 200)])
 @scenario
-async def test_a_new_file_has_small_pages_and_an_old_one_keeps_its_own(bare_place: Place, had: int) -> None:
-    """Either way its log is copied back when it has so many bytes (decision 19)."""
+async def test_a_new_file_has_small_pages_and_its_log_grows_with_it(bare_place: Place, had: int, size: int) -> None:
+    """A file that was there keeps its pages. The log is copied back at 64 MiB, or at the file's size, up to 128."""
     if had:
         with contextlib.closing(sqlite3.connect(bare_place.path)) as older:
             older.execute(f"PRAGMA page_size = {had}")
             older.execute("VACUUM")
+            if size:  # of free pages, which count as others do
+                older.execute(f"CREATE TABLE filling AS SELECT zeroblob({size << 20})")
+                older.execute("DROP TABLE filling")
     store = bare_place.store()
     assert isinstance(store, sqlite.SqliteStore)
     await store.open()
@@ -285,7 +288,7 @@ async def test_a_new_file_has_small_pages_and_an_old_one_keeps_its_own(bare_plac
     finally:
         await store.close()
     assert page == (had or 2048)
-    assert page * log == 64 * 2**20
+    assert page * log // 2**20 == min(max(64, size), 128)
 
 
 def test_every_statement_exists_for_both_engines() -> None:

@@ -31,7 +31,7 @@ import msgspec
 from bursar.bench.measure import Window
 from bursar.bench.workload import ACCOUNTS, FIRST_ID, SEED_MINOR, Payment, Workload
 from bursar.store.sqlite.calls import amount_in
-from bursar.store.sqlite.store import CACHE_KIB, LOG_BYTES, PAGE
+from bursar.store.sqlite.store import CACHE_KIB, LOG_BYTES_MIN, PAGE
 
 HASH = bytes(range(32))  # as long as a content hash
 LEGS = bytes(13)  # as long as one movement
@@ -156,7 +156,7 @@ class SqliteFloor:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        self._connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // PAGE}")
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES_MIN // PAGE}")
 
     async def settle(self, groups: list[Group]) -> None:
         """There is only one way here."""

@@ -26,7 +26,7 @@ MIGRATIONS = migrations("bursar.store.sqlite")
 VERSION = MIGRATIONS[-1][0]
 PAGE = 2_048
 CACHE_KIB = 65_536
-LOG_BYTES = 64 * 2**20  # of the write-ahead log, before it is copied back
+LOG_BYTES_MIN, LOG_BYTES_MAX = 64 * 2**20, 128 * 2**20
 
 
 class SqliteSession:
@@ -235,10 +235,11 @@ class SqliteStore:
         connection.execute(f"PRAGMA page_size = {PAGE}")  # of a new file (decision 19); any other keeps its own
         calls.use_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
-        # Random pages of a large file: keep more of them, and copy each back less often.
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        (page,) = connection.execute("PRAGMA page_size").fetchone()
-        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // page}")
+        # The more pages there are, the fewer of those in the log are the same one: it may get as large as the file.
+        (page,), (pages,) = (connection.execute(f"PRAGMA {what}").fetchone() for what in ("page_size", "page_count"))
+        log = min(max(page * pages, LOG_BYTES_MIN), LOG_BYTES_MAX)
+        connection.execute(f"PRAGMA wal_autocheckpoint = {log // page}")
         calls.register(connection, self.ports.now_us)
         version(connection, migrate=migrate)
         self._writer = connection
