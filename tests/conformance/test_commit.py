@@ -712,3 +712,15 @@ async def test_a_taken_key_deep_in_a_large_group_leaves_nothing_of_it_behind(led
     assert (found[70].id, len({receipt.envelope for receipt in found})) == (first.id, 100)
     assert (await balance(ledger, "alice"), await balance(ledger, "bob")) == ("900.000000", "100.000000")
     assert len(await ledger.history("bob", limit=200)) == 100
+
+
+@pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
+@scenario
+async def test_groups_and_sagas_on_one_file_never_share_a_number(place: Place) -> None:
+    """A saga takes numbers ahead; a group looks at the tables for those that are used, and at what sagas have taken."""
+    numbers = []
+    async with place.bursar(split=True) as sagas, place.bursar(split=False) as groups:
+        for program in [groups, sagas, groups, groups, sagas, sagas, groups] * 8:
+            numbers += [receipt.envelope for receipt in await seed(program.ledger, "alice", "1")]
+        assert await balance(groups.ledger, "alice") == await balance(sagas.ledger, "alice") == "56.000000"
+    assert len(set(numbers)) == len(numbers) == 56
