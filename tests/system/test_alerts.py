@@ -92,8 +92,8 @@ def test_a_stuck_transfer_is_told_once(tmp_path: Path) -> None:
             until(lambda: [alert["record_id"] for alert in hook.sent(200, "waiting")] == ["wire-2"])
             assert here.transfer("FUNDING", "SPOT", "10", "first").json()["state"] == "COMMITTED"
             core = here.core()
+            hook.status = 503  # before there is anything to tell: on a busy machine it would be told in between
             moved = freeze_between(here, core)
-            hook.status = 503
             until(lambda: len(hook.stuck(503)) >= 2)  # refused: it is tried again
             hook.status = 200
             until(lambda: hook.stuck(200))
