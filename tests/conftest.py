@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 from hypothesis import settings
+from tests.shared import Shared
 
 from bursar.devdb import throwaway_postgres
 
@@ -44,6 +45,19 @@ def postgres_url() -> Iterator[str]:
 def fresh_postgres(postgres_url: str) -> Iterator[str]:
     """A database of the test's own, empty, dropped afterwards with whoever is still connected."""
     yield from _database(postgres_url)
+
+
+@pytest.fixture(scope="session")
+def bare_postgres(postgres_url: str) -> Iterator[Shared]:
+    """A database with nothing but our schema, to be put back whenever it is asked for."""
+    with asyncio.Runner() as runner:
+        yield Shared(postgres_url, "bare", runner)
+
+
+@pytest.fixture
+def empty_postgres(bare_postgres: Shared) -> str:
+    """The same, put back: for a test that alters neither the schema nor the database's settings."""
+    return bare_postgres.as_good_as_new()
 
 
 @pytest.fixture(scope="module")

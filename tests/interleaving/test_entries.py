@@ -29,7 +29,7 @@ def receipts(outcomes: list[Any]) -> list[Receipt]:
     return [o for o in outcomes if isinstance(o, Receipt)]
 
 
-def test_disjoint_commits_never_get_in_each_others_way(fresh_postgres: str) -> None:
+def test_disjoint_commits_never_get_in_each_others_way(empty_postgres: str) -> None:
     """Disjoint commits all succeed."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -40,10 +40,10 @@ def test_disjoint_commits_never_get_in_each_others_way(fresh_postgres: str) -> N
         assert len(receipts(outcomes)) == 2
         assert world.stage.script.count("a:group_read") == world.stage.script.count("b:group_read") == 1
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) == ORDERS_OF_TWO_COMMITS
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) == ORDERS_OF_TWO_COMMITS
 
 
-def test_two_spend_one_posting(fresh_postgres: str) -> None:
+def test_two_spend_one_posting(empty_postgres: str) -> None:
     """Spend against spend of one posting: one winner, the other is refused."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -57,10 +57,10 @@ def test_two_spend_one_posting(fresh_postgres: str) -> None:
         assert isinstance(refused, InsufficientFunds)
         assert sorted([await world.balance(name) for name in "abc"]) == ["0.00", "0.00", "10.00"]
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
-def test_two_share_one_posting(fresh_postgres: str) -> None:
+def test_two_share_one_posting(empty_postgres: str) -> None:
     """Both can be paid out of one posting, the second from the first one's change."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -72,10 +72,10 @@ def test_two_share_one_posting(fresh_postgres: str) -> None:
         assert len(receipts(outcomes)) == 2
         assert [await world.balance(name) for name in "abc"] == ["1.00", "4.00", "5.00"]
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
-def test_two_draw_on_one_floor(fresh_postgres: str) -> None:
+def test_two_draw_on_one_floor(empty_postgres: str) -> None:
     """Write skew on a capped overdraft: each alone is above the floor, both together are not."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -87,10 +87,10 @@ def test_two_draw_on_one_floor(fresh_postgres: str) -> None:
         assert [type(o) for o in outcomes if not isinstance(o, Receipt)] == [FloorExceeded]
         assert await world.balance("a") == "-6.00"
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
-def test_two_draw_on_one_floor_with_different_postings(fresh_postgres: str) -> None:
+def test_two_draw_on_one_floor_with_different_postings(empty_postgres: str) -> None:
     """Write skew proper: no posting in common, only the floor. One pays in cash, the other on credit."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -107,10 +107,10 @@ def test_two_draw_on_one_floor_with_different_postings(fresh_postgres: str) -> N
         if isinstance(outcomes[1], Receipt):
             assert first == "a", "12 can be paid only after 3 came in"
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 4
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 4
 
 
-def test_two_floors_in_opposite_order(fresh_postgres: str) -> None:
+def test_two_floors_in_opposite_order(empty_postgres: str) -> None:
     """Two credit accounts, moved by both entries, named in opposite order: never below, and no deadlock."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -131,10 +131,10 @@ def test_two_floors_in_opposite_order(fresh_postgres: str) -> None:
         assert [type(o) for o in outcomes if not isinstance(o, Receipt)] == [FloorExceeded]
         assert [await world.balance(name) for name in "abc"] == ["-6.00", "-6.00", "12.00"]
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
-def test_different_floors_do_not_meet(fresh_postgres: str) -> None:
+def test_different_floors_do_not_meet(empty_postgres: str) -> None:
     """Two different credit accounts pay one target: nobody waits, nobody tries twice."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -147,10 +147,10 @@ def test_different_floors_do_not_meet(fresh_postgres: str) -> None:
         assert len(receipts(outcomes)) == 2
         assert await world.balance("c") == "20.00"
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) == ORDERS_OF_TWO_COMMITS
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) == ORDERS_OF_TWO_COMMITS
 
 
-def test_one_key_one_intent(fresh_postgres: str) -> None:
+def test_one_key_one_intent(empty_postgres: str) -> None:
     """Same key, same intent, at once: it happens once and both get the same receipt."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -163,10 +163,10 @@ def test_one_key_one_intent(fresh_postgres: str) -> None:
         assert {one.replayed, two.replayed} == {False, True}
         assert await world.balance("b") == "3.00"
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
-def test_one_key_two_intents(fresh_postgres: str) -> None:
+def test_one_key_two_intents(empty_postgres: str) -> None:
     """Same key, other intent, no posting in common: one happens, the other is refused."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -178,10 +178,10 @@ def test_one_key_two_intents(fresh_postgres: str) -> None:
         assert [type(o) for o in outcomes if not isinstance(o, Receipt)] == [KeyReused]
         assert await world.balance("c") in ("3.00", "4.00")
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
-def test_one_key_thrice(fresh_postgres: str) -> None:
+def test_one_key_thrice(empty_postgres: str) -> None:
     """Three senders of one key."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -194,14 +194,14 @@ def test_one_key_thrice(fresh_postgres: str) -> None:
         assert await world.balance("b") == "3.00"
 
     gates = frozenset({"group_write"})
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates)) >= 10
 
 
 def intent(key: str, source: str, target: str, minor: int) -> Intent:
     return Intent(scope="user", key=key, legs=(Leg(source, target, ASSET, minor),))
 
 
-def test_two_groups_with_the_same_keys_and_postings_in_opposite_order(fresh_postgres: str) -> None:
+def test_two_groups_with_the_same_keys_and_postings_in_opposite_order(empty_postgres: str) -> None:
     """A deadlock attempt: same keys, same postings, opposite order. Sorted locks make it a queue."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -219,10 +219,10 @@ def test_two_groups_with_the_same_keys_and_postings_in_opposite_order(fresh_post
         assert sorted(r.envelope for r in one.receipts) == sorted(r.envelope for r in two.receipts)
         assert await world.balance("c") == "36.00"
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
-def test_two_groups_that_meet_in_postings_but_not_in_keys(fresh_postgres: str) -> None:
+def test_two_groups_that_meet_in_postings_but_not_in_keys(empty_postgres: str) -> None:
     """A deadlock attempt without keys in common: each needs what the other is spending, in opposite order."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -239,11 +239,11 @@ def test_two_groups_that_meet_in_postings_but_not_in_keys(fresh_postgres: str) -
         assert all(isinstance(o, Done) for o in outcomes)
         assert [await world.balance(name) for name in "abc"] == ["0.00", "0.00", "20.00"]
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
 @pytest.mark.parametrize("locks", ["keys", "postings", "floors"])
-def test_two_groups_stopped_between_their_locks(fresh_postgres: str, locks: str) -> None:
+def test_two_groups_stopped_between_their_locks(empty_postgres: str, locks: str) -> None:
     """A third holds what both need in the middle. Taken in sorted order, that comes first, and nobody holds the rest.
 
     A group takes its locks within one statement, so this is the only way to stop it between two of them.
@@ -278,10 +278,10 @@ def test_two_groups_stopped_between_their_locks(fresh_postgres: str, locks: str)
         assert await world.balance("c") == ("9.00" if locks == "keys" else "18.00")
 
     gates = frozenset({"group_write", "ROLLBACK"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=20))
 
 
-def test_a_group_is_recomputed_with_its_refusals(fresh_postgres: str) -> None:
+def test_a_group_is_recomputed_with_its_refusals(empty_postgres: str) -> None:
     """A refusal decided in a group that loses its race is decided again: money that came in meanwhile counts (L17)."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -305,4 +305,4 @@ def test_a_group_is_recomputed_with_its_refusals(fresh_postgres: str) -> None:
         else:
             assert isinstance(second, InsufficientFunds), "b had only 4"
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP)) >= 10

@@ -51,7 +51,7 @@ async def check_ended_once(world: World, hold: Hold, outcomes: list[Any]) -> Non
         assert isinstance(outcome, Receipt | HoldClosed | list), repr(outcome)
 
 
-def test_confirm_against_void(fresh_postgres: str) -> None:
+def test_confirm_against_void(empty_postgres: str) -> None:
     """Confirm and void are one compare-and-set on the hold (L21)."""
     holds: list[Hold] = []
 
@@ -64,10 +64,10 @@ def test_confirm_against_void(fresh_postgres: str) -> None:
         await check_ended_once(world, holds[-1], outcomes)
         assert sum(isinstance(o, Receipt) for o in outcomes) == 1
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=HOLDS, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=HOLDS, at_least=20))
 
 
-def test_confirm_against_void_against_expiry(fresh_postgres: str) -> None:
+def test_confirm_against_void_against_expiry(empty_postgres: str) -> None:
     """Three ways to end it, one of them happens."""
     holds: list[Hold] = []
 
@@ -80,10 +80,10 @@ def test_confirm_against_void_against_expiry(fresh_postgres: str) -> None:
         await check_ended_once(world, holds[-1], outcomes)
 
     gates = frozenset({"group_write", TIME_IS_UP, "holds_due"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=40))
+    asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=40))
 
 
-def test_void_against_void_against_expiry(fresh_postgres: str) -> None:
+def test_void_against_void_against_expiry(empty_postgres: str) -> None:
     """Given back once; whoever asked for what has happened gets its receipt."""
     holds: list[Hold] = []
 
@@ -96,10 +96,10 @@ def test_void_against_void_against_expiry(fresh_postgres: str) -> None:
         await check_ended_once(world, holds[-1], outcomes)
 
     gates = frozenset({"group_write", TIME_IS_UP, "holds_due"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=40))
+    asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=40))
 
 
-def test_confirm_in_part_against_confirm_in_part(fresh_postgres: str) -> None:
+def test_confirm_in_part_against_confirm_in_part(empty_postgres: str) -> None:
     """Two parts that do not fit together: one is refused, and what remains is right."""
     holds: list[Hold] = []
 
@@ -115,10 +115,10 @@ def test_confirm_in_part_against_confirm_in_part(fresh_postgres: str) -> None:
         paid = await world.balance("shop")
         assert str(hold.remaining.decimal) == {"6.00": "4.00", "5.00": "5.00"}[paid]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP, at_least=10))
 
 
-def test_confirm_in_part_against_void(fresh_postgres: str) -> None:
+def test_confirm_in_part_against_void(empty_postgres: str) -> None:
     """The part is paid and the rest given back, or all is given back."""
     holds: list[Hold] = []
 
@@ -134,10 +134,10 @@ def test_confirm_in_part_against_void(fresh_postgres: str) -> None:
         assert await world.balance("shop") == paid
         assert await world.balance("a") == ("4.00" if paid == "6.00" else "10.00")
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP, at_least=10))
 
 
-def test_one_confirmation_sent_twice(fresh_postgres: str) -> None:
+def test_one_confirmation_sent_twice(empty_postgres: str) -> None:
     """Same key: confirmed once, both get the receipt."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -151,10 +151,10 @@ def test_one_confirmation_sent_twice(fresh_postgres: str) -> None:
         assert one.envelope == two.envelope
         assert await world.balance("shop") == "10.00"
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, at_least=10))
 
 
-def test_authorize_against_close(fresh_postgres: str) -> None:
+def test_authorize_against_close(empty_postgres: str) -> None:
     """A closed account has no open hold."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -166,10 +166,10 @@ def test_authorize_against_close(fresh_postgres: str) -> None:
         assert not isinstance(outcomes[1], Receipt)
 
     gates = GROUP | {"bump_rules", "balances", "holds_of_account"}
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=gates, at_least=5))
 
 
-def test_reverse_against_spend(fresh_postgres: str) -> None:
+def test_reverse_against_spend(empty_postgres: str) -> None:
     """The money is given back or spent, never both."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -183,10 +183,10 @@ def test_reverse_against_spend(fresh_postgres: str) -> None:
         spent = isinstance(outcomes[0], Receipt)
         assert [await world.balance(name) for name in "ab"] == ["0.00", "10.00" if spent else "0.00"]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | {"live_by_id"}, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | {"live_by_id"}, at_least=10))
 
 
-def test_reverse_by_value_against_spend(fresh_postgres: str) -> None:
+def test_reverse_by_value_against_spend(empty_postgres: str) -> None:
     """Where the account has other money, both happen (L22)."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -199,10 +199,10 @@ def test_reverse_by_value_against_spend(fresh_postgres: str) -> None:
         assert all(isinstance(o, Receipt) for o in outcomes), outcomes
         assert [await world.balance(name) for name in "ab"] == ["0.00", "10.00"]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, at_least=10))
 
 
-def test_reverse_against_reverse(fresh_postgres: str) -> None:
+def test_reverse_against_reverse(empty_postgres: str) -> None:
     """Reverse once and again: one envelope, one receipt."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -217,4 +217,4 @@ def test_reverse_against_reverse(fresh_postgres: str) -> None:
         assert one.envelope == two.envelope
         assert await world.balance("a") == "5.00"
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, at_least=10))

@@ -34,7 +34,7 @@ async def outcome(commit: Awaitable[Receipt]) -> Receipt | Refusal:
         return refusal
 
 
-def test_another_spends_what_one_has_in_mind(fresh_postgres: str) -> None:
+def test_another_spends_what_one_has_in_mind(empty_postgres: str) -> None:
     """Payments of 3, 3 and 5 out of 10: two go through, in every order, and now and then one has hoped in vain."""
     hopes, in_vain = [0], [0]
 
@@ -56,12 +56,12 @@ def test_another_spends_what_one_has_in_mind(fresh_postgres: str) -> None:
         hopes[0] += second == ["a:group_write", "a:COMMIT"]
         in_vain[0] += second[:2] == ["a:group_write", "a:group_read"]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, at_least=20))
     assert hopes[0]
     assert in_vain[0]
 
 
-def test_what_another_has_brought_is_found(fresh_postgres: str) -> None:
+def test_what_another_has_brought_is_found(empty_postgres: str) -> None:
     """10, pay 1, then 14: refused only if what came meanwhile was not there yet."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -82,10 +82,10 @@ def test_what_another_has_brought_is_found(fresh_postgres: str) -> None:
             looked = [place for place, step in enumerate(script) if step == "a:group_read"]
             assert script.index("b:COMMIT") > looked[-1], "refused, although it was there when it looked"
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP, at_least=5))
 
 
-def test_whoever_is_frozen_does_not_pay_with_what_is_in_mind(fresh_postgres: str) -> None:
+def test_whoever_is_frozen_does_not_pay_with_what_is_in_mind(empty_postgres: str) -> None:
     async def prepare(world: World) -> list[Operation]:
         a, b = await world.account("a", "10"), await world.account("b")
         return [paying_twice(a, b, "1", "2", world.key("out")), lambda actor: actor.ledger.freeze(a)]
@@ -96,4 +96,4 @@ def test_whoever_is_frozen_does_not_pay_with_what_is_in_mind(fresh_postgres: str
         assert sum(isinstance(o, Receipt) for o in both) == frozen_at, "paid after it was frozen, or refused before"
         assert all(isinstance(o, Receipt | AccountFrozen) for o in both)
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | {"bump_rules"}, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | {"bump_rules"}, at_least=5))

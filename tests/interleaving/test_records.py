@@ -77,7 +77,7 @@ def kinds(outcomes: list[Any]) -> list[str]:
 # --- moves ---------------------------------------------------------------------------------------------------------
 
 
-def test_move_against_move_of_one_record(fresh_postgres: str) -> None:
+def test_move_against_move_of_one_record(empty_postgres: str) -> None:
     """One wins, the other is told so; the record has one row of history more."""
     numbers: list[int] = []
 
@@ -91,10 +91,10 @@ def test_move_against_move_of_one_record(fresh_postgres: str) -> None:
         assert await path(world, numbers[-1]) == ["CREATED", winner]
         assert (await record(world, numbers[-1])).state == winner
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
 
 
-def test_moves_of_two_records_never_get_in_each_others_way(fresh_postgres: str) -> None:
+def test_moves_of_two_records_never_get_in_each_others_way(empty_postgres: str) -> None:
     async def prepare(world: World) -> list[Operation]:
         numbers = [await make(world, id) for id in ("a", "b")]
         return [applying(Change(moves=(moving(number, "go"),))) for number in numbers]
@@ -103,10 +103,10 @@ def test_moves_of_two_records_never_get_in_each_others_way(fresh_postgres: str) 
         assert kinds(outcomes) == ["Done", "Done"]
         assert "a:group_look" not in world.stage.script
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=RECORDS)) == ORDERS_OF_TWO_WRITES
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) == ORDERS_OF_TWO_WRITES
 
 
-def test_two_records_moved_by_both_in_opposite_order(fresh_postgres: str) -> None:
+def test_two_records_moved_by_both_in_opposite_order(empty_postgres: str) -> None:
     """A deadlock attempt: each change moves both, named in opposite order. Sorted locks make it a queue."""
     pairs: list[list[int]] = []
 
@@ -121,10 +121,10 @@ def test_two_records_moved_by_both_in_opposite_order(fresh_postgres: str) -> Non
         winner = "one" if isinstance(outcomes[0], Done) else "two"
         assert [await path(world, number) for number in pairs[-1]] == [["CREATED", winner]] * 2
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
 
 
-def test_a_record_made_by_two_at_once(fresh_postgres: str) -> None:
+def test_a_record_made_by_two_at_once(empty_postgres: str) -> None:
     async def prepare(world: World) -> list[Operation]:
         return [applying(Change(moves=(making(world),))) for _ in range(2)]
 
@@ -135,13 +135,13 @@ def test_a_record_made_by_two_at_once(fresh_postgres: str) -> None:
         assert found is not None
         assert found.number == done.records[0]
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
 
 
 # --- moves with entries ----------------------------------------------------------------------------------------------
 
 
-def test_two_movers_with_the_same_entry(fresh_postgres: str) -> None:
+def test_two_movers_with_the_same_entry(empty_postgres: str) -> None:
     """Two workers heard the same: one transition, one booking, and the record owns the posting that it made."""
     numbers: list[int] = []
 
@@ -160,11 +160,11 @@ def test_two_movers_with_the_same_entry(fresh_postgres: str) -> None:
         assert found.transit >> 16 == done.receipts[0].envelope
 
     gates = GROUP | RECORDS
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=gates)) >= 10
 
 
 @pytest.mark.parametrize("enough", [True, False])
-def test_a_move_with_its_entry_against_a_payment_of_the_same_posting(fresh_postgres: str, enough: bool) -> None:
+def test_a_move_with_its_entry_against_a_payment_of_the_same_posting(empty_postgres: str, enough: bool) -> None:
     """Move and entry happen together or not at all, whoever spends the posting first."""
     numbers: list[int] = []
 
@@ -188,7 +188,7 @@ def test_a_move_with_its_entry_against_a_payment_of_the_same_posting(fresh_postg
         assert len(lost) == (0 if enough else 1)
 
     gates = GROUP | RECORDS
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=gates)) >= 10
 
 
 # --- operations ------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def remembering(world: World, what: str = "x") -> Remember:
     )
 
 
-def test_the_same_operation_from_two_is_answered_once(fresh_postgres: str) -> None:
+def test_the_same_operation_from_two_is_answered_once(empty_postgres: str) -> None:
     """Success against success."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -214,10 +214,10 @@ def test_the_same_operation_from_two_is_answered_once(fresh_postgres: str) -> No
         assert sorted(answer.replayed for answer in answers) == [False, True]
         assert await world.balance("b") == "4.00"
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | RECORDS)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | RECORDS)) >= 10
 
 
-def test_an_operation_that_one_finds_refused_and_the_other_not(fresh_postgres: str) -> None:
+def test_an_operation_that_one_finds_refused_and_the_other_not(empty_postgres: str) -> None:
     """Refusal against success, with the money coming in between: both are told the same, and that is what happened."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -239,11 +239,11 @@ def test_an_operation_that_one_finds_refused_and_the_other_not(fresh_postgres: s
         seen.add(answers[0].outcome)
 
     seen: set[Outcome] = set()
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | RECORDS, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | RECORDS, at_least=20))
     assert seen == {Outcome.SUCCESS, Outcome.EXPLICIT_FAIL}
 
 
-def test_one_name_for_two_requests(fresh_postgres: str) -> None:
+def test_one_name_for_two_requests(empty_postgres: str) -> None:
     """One is answered, the other is a mistake, whoever comes first."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -257,14 +257,14 @@ def test_one_name_for_two_requests(fresh_postgres: str) -> None:
         assert kinds(outcomes) == ["Done", "OtherRequest"]
         assert sorted([await world.balance("b"), await world.balance("c")]) == ["0.00", "4.00"]
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | RECORDS)) >= 10
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | RECORDS)) >= 10
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("used", [0, 4], ids=["a new counter", "a counter with one left"])
-def test_limit_against_limit(fresh_postgres: str, used: int) -> None:
+def test_limit_against_limit(empty_postgres: str, used: int) -> None:
     """Room for one: exactly one gets it, and nothing of the other's is written."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -278,10 +278,10 @@ def test_limit_against_limit(fresh_postgres: str, used: int) -> None:
         counts = await world.ledger.store.read.records.counts()
         assert counts[f"flow {world.stage.scenes}", "A"][0] == used + 1
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
 
 
-def test_two_limits_in_opposite_order(fresh_postgres: str) -> None:
+def test_two_limits_in_opposite_order(empty_postgres: str) -> None:
     """A deadlock attempt: both counters exist, and each change names them in another order."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -294,7 +294,7 @@ def test_two_limits_in_opposite_order(fresh_postgres: str) -> None:
     async def check(_world: World, outcomes: list[Any]) -> None:
         assert kinds(outcomes) == ["Done", "Done"]
 
-    assert asyncio.run(every_order(fresh_postgres, prepare, check, gates=RECORDS)) >= 2
+    assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) >= 2
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def claiming(world: World, limit: int = 10) -> Operation:
     return claim
 
 
-def test_claim_against_claim(fresh_postgres: str) -> None:
+def test_claim_against_claim(empty_postgres: str) -> None:
     """No record goes to both, and all are taken: in one round, or by whoever looks again."""
     numbers: list[list[int]] = []
 
@@ -325,10 +325,10 @@ def test_claim_against_claim(fresh_postgres: str) -> None:
         for actor, claimed in zip("ab", outcomes, strict=True):
             assert {found.worker for found in claimed} <= {actor}
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=CLAIMS, at_least=4))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=CLAIMS, at_least=4))
 
 
-def test_claim_against_move(fresh_postgres: str) -> None:
+def test_claim_against_move(empty_postgres: str) -> None:
     """The move happens, whatever a claim does meanwhile; and what has moved away from being due is not claimed."""
     numbers: list[int] = []
 
@@ -347,13 +347,13 @@ def test_claim_against_move(fresh_postgres: str) -> None:
         else:
             assert [one.version for one in claimed] in ([1], [])
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=CLAIMS | RECORDS, at_least=4))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=CLAIMS | RECORDS, at_least=4))
 
 
 REFUSALS = (RecordMoved, LimitExceeded, OtherRequest)  # all that a race may end in here, besides success
 
 
-def test_everything_at_once(fresh_postgres: str) -> None:
+def test_everything_at_once(empty_postgres: str) -> None:
     """Two starts of one request under a limit of one, beside a claim of what they make."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -374,4 +374,4 @@ def test_everything_at_once(fresh_postgres: str) -> None:
         assert counts[f"flow {world.stage.scenes}", "A"][0] == 1
 
     gates = CLAIMS | RECORDS
-    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=20))

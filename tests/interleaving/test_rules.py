@@ -44,7 +44,7 @@ def paying(source: str, target: str, amount: str, key: str) -> Operation:
 
 
 @pytest.mark.parametrize("side", ["payer", "payee"])
-def test_freeze_against_commit(fresh_postgres: str, side: str) -> None:
+def test_freeze_against_commit(empty_postgres: str, side: str) -> None:
     """Freeze during commit: whichever COMMIT comes first decides."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -62,10 +62,10 @@ def test_freeze_against_commit(fresh_postgres: str, side: str) -> None:
             assert isinstance(paid, Receipt)
             assert await world.pinned(paid, "a" if side == "payer" else "b") == 1
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=RULES, at_least=8))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=RULES, at_least=8))
 
 
-def test_unfreeze_against_commit(fresh_postgres: str) -> None:
+def test_unfreeze_against_commit(empty_postgres: str) -> None:
     """An entry committed after the unfreeze is pinned to the version that allows it."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -81,7 +81,7 @@ def test_unfreeze_against_commit(fresh_postgres: str) -> None:
         else:
             assert isinstance(paid, AccountFrozen)
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=RULES, at_least=4))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=RULES, at_least=4))
 
 
 CLOSING = RULES | {"balances", "holds_of_account"}
@@ -113,9 +113,9 @@ async def close_against_deposit(url: str, *, reads: bool) -> None:
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_close_against_incoming(fresh_postgres: str, reads: bool) -> None:
+def test_close_against_incoming(empty_postgres: str, reads: bool) -> None:
     """Close against an incoming commit: a closed account stays empty."""
-    asyncio.run(close_against_deposit(fresh_postgres, reads=reads))
+    asyncio.run(close_against_deposit(empty_postgres, reads=reads))
 
 
 @pytest.mark.parametrize("reads", [False, True])
@@ -135,7 +135,7 @@ def test_close_against_incoming_where_the_database_defaults_to_another_isolation
     asyncio.run(body())
 
 
-def test_close_with_netting_against_incoming(fresh_postgres: str) -> None:
+def test_close_with_netting_against_incoming(empty_postgres: str) -> None:
     """`close` first merges what cancels out (L7); money that arrives in between stops it."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -150,10 +150,10 @@ def test_close_with_netting_against_incoming(fresh_postgres: str) -> None:
         assert isinstance(closed, Account) is isinstance(paid, AccountClosed)
         assert isinstance(paid, Receipt | AccountClosed)
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=RULES, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=RULES, at_least=10))
 
 
-def test_new_floor_against_commit(fresh_postgres: str) -> None:
+def test_new_floor_against_commit(empty_postgres: str) -> None:
     """Policy change to capped against a commit: the guarded balance is right from its first moment."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -169,10 +169,10 @@ def test_new_floor_against_commit(fresh_postgres: str) -> None:
         with pytest.raises(FloorExceeded):
             await world.ledger.commit(pay(world.path("a"), world.path("b"), ASSET, "0.01"))
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=RULES | {"balances", "put_head"}, at_least=15))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=RULES | {"balances", "put_head"}, at_least=15))
 
 
-def test_overdraft_taken_away_against_commit(fresh_postgres: str) -> None:
+def test_overdraft_taken_away_against_commit(empty_postgres: str) -> None:
     """No account without overdraft ever owns a negative posting, whoever comes first."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -187,10 +187,10 @@ def test_overdraft_taken_away_against_commit(fresh_postgres: str) -> None:
             assert isinstance(changed, AccountNotEmpty)
             assert isinstance(paid, Receipt)
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=RULES | {"balances"}, at_least=15))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=RULES | {"balances"}, at_least=15))
 
 
-def test_two_rules_of_one_account(fresh_postgres: str) -> None:
+def test_two_rules_of_one_account(empty_postgres: str) -> None:
     """Freeze against a new policy: both stand, no version is lost."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -204,13 +204,13 @@ def test_two_rules_of_one_account(fresh_postgres: str) -> None:
         assert (head.version, head.status) == (3, AccountStatus.FROZEN)
         assert head.policy == CappedOverdraft("-10", ASSET)
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=RULES, at_least=4))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=RULES, at_least=4))
 
 
 CREATING = GROUP | {"heads_by_path", "insert_account", "insert_event"}
 
 
-def test_an_account_is_created_twice(fresh_postgres: str) -> None:
+def test_an_account_is_created_twice(empty_postgres: str) -> None:
     """Account creation race: one account, one event, both callers get it."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -224,10 +224,10 @@ def test_an_account_is_created_twice(fresh_postgres: str) -> None:
         assert one.id == two.id
         assert len(await world.ledger.account_history(world.path("new"))) == 1
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=CREATING, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=CREATING, at_least=10))
 
 
-def test_an_account_is_created_twice_with_different_policies(fresh_postgres: str) -> None:
+def test_an_account_is_created_twice_with_different_policies(empty_postgres: str) -> None:
     """The second one is told."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -240,10 +240,10 @@ def test_an_account_is_created_twice_with_different_policies(fresh_postgres: str
     async def check(world: World, outcomes: list[Any]) -> None:
         assert [type(o) for o in outcomes if isinstance(o, Refusal)] == [AlreadyExists]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=CREATING, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=CREATING, at_least=10))
 
 
-def test_an_account_is_created_while_it_is_paid(fresh_postgres: str) -> None:
+def test_an_account_is_created_while_it_is_paid(empty_postgres: str) -> None:
     """That an account does not exist is never remembered."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -258,10 +258,10 @@ def test_an_account_is_created_while_it_is_paid(fresh_postgres: str) -> None:
             entry = pay(world.path("a"), world.path("new"), ASSET, "4", key=world.key("k"))
             assert isinstance(await world.ledger.commit(entry), Receipt)
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | {"insert_account"}, at_least=2))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | {"insert_account"}, at_least=2))
 
 
-def test_an_asset_is_created_twice(fresh_postgres: str) -> None:
+def test_an_asset_is_created_twice(empty_postgres: str) -> None:
     """One asset, one event."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -273,4 +273,4 @@ def test_an_asset_is_created_twice(fresh_postgres: str) -> None:
         assert one == two
 
     gates = frozenset({"insert_asset", "insert_event", "bump_rules"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=gates, at_least=5))

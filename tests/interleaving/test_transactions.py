@@ -38,7 +38,7 @@ def paying(source: str, target: str, amount: str, key: str) -> Operation:
 
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
-def test_own_transaction_against_spend(fresh_postgres: str, commit: bool, isolation: str) -> None:
+def test_own_transaction_against_spend(empty_postgres: str, commit: bool, isolation: str) -> None:
     """Both want the same posting: the user's entry happens if and when the user commits."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -59,11 +59,11 @@ def test_own_transaction_against_spend(fresh_postgres: str, commit: bool, isolat
             assert isinstance(other, Receipt), repr(other)
             assert balances == ["0.00", "0.00", "10.00"]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=ENDING, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=ENDING, at_least=5))
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read"])
-def test_own_transaction_against_freeze(fresh_postgres: str, isolation: str) -> None:
+def test_own_transaction_against_freeze(empty_postgres: str, isolation: str) -> None:
     """A freeze waits for the user's transaction, or the transaction sees the freeze; also on an old snapshot."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -79,11 +79,11 @@ def test_own_transaction_against_freeze(fresh_postgres: str, isolation: str) -> 
         else:
             assert isinstance(mine, list)
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=ENDING | {"bump_rules"}, at_least=4))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=ENDING | {"bump_rules"}, at_least=4))
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read"])
-def test_own_transaction_against_floor(fresh_postgres: str, isolation: str) -> None:
+def test_own_transaction_against_floor(empty_postgres: str, isolation: str) -> None:
     """Write skew from a transaction with an old snapshot: never below the floor."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -97,10 +97,10 @@ def test_own_transaction_against_floor(fresh_postgres: str, isolation: str) -> N
         assert len(refused) == 1
         assert isinstance(refused[0], FloorExceeded | Conflict)
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=ENDING, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=ENDING, at_least=5))
 
 
-def test_own_transaction_with_the_same_key(fresh_postgres: str) -> None:
+def test_own_transaction_with_the_same_key(empty_postgres: str) -> None:
     """The same key inside and outside: once, whether the user's transaction is rolled back or not."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -113,10 +113,10 @@ def test_own_transaction_with_the_same_key(fresh_postgres: str) -> None:
         assert isinstance(outcomes[1], Receipt)
         assert await world.balance("b") == "4.00"
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=ENDING, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=ENDING, at_least=5))
 
 
-def test_entries_in_one_transaction_build_on_each_other(fresh_postgres: str) -> None:
+def test_entries_in_one_transaction_build_on_each_other(empty_postgres: str) -> None:
     """The second spends what the first created, while others pay into the same account."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -135,10 +135,10 @@ def test_entries_in_one_transaction_build_on_each_other(fresh_postgres: str) -> 
         assert isinstance(outcomes[1], Receipt)
         assert [await world.balance(name) for name in "ab"] == ["1.00", "5.00"]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=ENDING, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=ENDING, at_least=20))
 
 
-def test_two_transactions_in_opposite_order(fresh_postgres: str) -> None:
+def test_two_transactions_in_opposite_order(empty_postgres: str) -> None:
     """Whoever takes several locks in transactions of their own may deadlock: one is told, nothing is half done."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -158,10 +158,10 @@ def test_two_transactions_in_opposite_order(fresh_postgres: str) -> None:
         assert [await world.balance(name) for name in "abc"] == ["0.00", "0.00", "20.00"]
 
     gates = frozenset({"group_write"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates, deadlocks=True, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=gates, deadlocks=True, at_least=5))
 
 
-def test_a_reader_never_skips_what_a_long_transaction_commits_late(fresh_postgres: str) -> None:
+def test_a_reader_never_skips_what_a_long_transaction_commits_late(empty_postgres: str) -> None:
     """Events of a long-open transaction and of two quick ones: the follower, who looks at every step, sees them all."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -174,4 +174,4 @@ def test_a_reader_never_skips_what_a_long_transaction_commits_late(fresh_postgre
         assert not [o for o in outcomes if isinstance(o, Exception)]
 
     gates = frozenset({"group_write"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=90))
+    asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=90))

@@ -33,7 +33,7 @@ async def fee_parts(world: World) -> str:
     return fees
 
 
-def test_compact_against_pay(fresh_postgres: str) -> None:
+def test_compact_against_pay(empty_postgres: str) -> None:
     """Whoever pays is never refused because somebody tidies up."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -46,10 +46,10 @@ def test_compact_against_pay(fresh_postgres: str) -> None:
         assert merged in (0, 2, 4)
         assert [await world.balance(name) for name in "ab"] == ["2.00", "9.00"]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, at_least=10))
 
 
-def test_compact_against_compact(fresh_postgres: str) -> None:
+def test_compact_against_compact(empty_postgres: str) -> None:
     """The same postings are merged once."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -60,10 +60,10 @@ def test_compact_against_compact(fresh_postgres: str) -> None:
         assert sorted(outcomes) == [0, 3]
         assert await world.balance("a") == "10.00"
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, at_least=10))
+    asyncio.run(every_order(empty_postgres, prepare, check, at_least=10))
 
 
-def test_rebuild_against_commit(fresh_postgres: str) -> None:
+def test_rebuild_against_commit(empty_postgres: str) -> None:
     """What was read before the rebuild is read again after it."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -77,10 +77,10 @@ def test_rebuild_against_commit(fresh_postgres: str) -> None:
         assert isinstance(live, int), live
         assert [await world.balance(name) for name in "ab"] == ["-5.00", "15.00"]
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | REBUILDING, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | REBUILDING, at_least=20))
 
 
-def test_fold_against_fold(fresh_postgres: str) -> None:
+def test_fold_against_fold(empty_postgres: str) -> None:
     """Two folders take different parts: nothing is added twice."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -90,10 +90,10 @@ def test_fold_against_fold(fresh_postgres: str) -> None:
     async def check(world: World, outcomes: list[Any]) -> None:
         assert all(isinstance(o, int) for o in outcomes), outcomes
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=FOLDING, at_least=5))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=FOLDING, at_least=5))
 
 
-def test_fold_against_commit(fresh_postgres: str) -> None:
+def test_fold_against_commit(empty_postgres: str) -> None:
     """A change written while the cache is folded is in it exactly once."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -104,10 +104,10 @@ def test_fold_against_commit(fresh_postgres: str) -> None:
         assert isinstance(outcomes[0], Receipt)
         assert isinstance(outcomes[1], int), outcomes
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | FOLDING, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | FOLDING, at_least=20))
 
 
-def test_fold_against_commit_against_fold(fresh_postgres: str) -> None:
+def test_fold_against_commit_against_fold(empty_postgres: str) -> None:
     """Three at once."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -120,10 +120,10 @@ def test_fold_against_commit_against_fold(fresh_postgres: str) -> None:
         assert isinstance(outcomes[2], int), outcomes
 
     gates = frozenset({"group_write", "take_cache_parts"})
-    asyncio.run(every_order(fresh_postgres, prepare, check, actors=3, gates=gates, at_least=50))
+    asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=50))
 
 
-def test_widen_against_commit(fresh_postgres: str) -> None:
+def test_widen_against_commit(empty_postgres: str) -> None:
     """A cache begins with the sum, and every commit after that is in it."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -135,10 +135,10 @@ def test_widen_against_commit(fresh_postgres: str) -> None:
         assert isinstance(outcomes[0], Receipt)
         assert outcomes[1] is None
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=GROUP | WIDENING, at_least=20))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | WIDENING, at_least=20))
 
 
-def test_widen_against_fold(fresh_postgres: str) -> None:
+def test_widen_against_fold(empty_postgres: str) -> None:
     """The cache is started over while it is folded: neither waits for the other for ever."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -154,10 +154,10 @@ def test_widen_against_fold(fresh_postgres: str) -> None:
         assert outcomes[0] is None
         assert isinstance(outcomes[1], int), outcomes
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=4))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=4))
 
 
-def test_rebuild_against_fold(fresh_postgres: str) -> None:
+def test_rebuild_against_fold(empty_postgres: str) -> None:
     """The whole cache is made anew while it is folded."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -169,10 +169,10 @@ def test_rebuild_against_fold(fresh_postgres: str) -> None:
         assert isinstance(outcomes[1], int), outcomes
 
     gates = frozenset({"bump_rules", "clear_cache", "insert_cache"}) | FOLDING
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=gates, at_least=4))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=gates, at_least=4))
 
 
-def test_new_kind_of_account_against_fold(fresh_postgres: str) -> None:
+def test_new_kind_of_account_against_fold(empty_postgres: str) -> None:
     """An account becomes a system account (its cache starts) while the cache is folded."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -183,4 +183,4 @@ def test_new_kind_of_account_against_fold(fresh_postgres: str) -> None:
         assert isinstance(outcomes[0], Account), outcomes
         assert isinstance(outcomes[1], int), outcomes
 
-    asyncio.run(every_order(fresh_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=4))
+    asyncio.run(every_order(empty_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=4))

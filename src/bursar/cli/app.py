@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from bursar import garbage
 from bursar.cli.state import DEFAULT_DATABASE, State
 
 OK, REFUSED, USAGE, CONFLICT, DATABASE, UNKNOWN = range(6)
@@ -199,4 +200,5 @@ def root(ctx: click.Context, database: str, as_json: bool) -> None:
 
 def main() -> NoReturn:
     """The console script."""
+    garbage.while_loading()
     root.main()
