@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -30,12 +31,27 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The API on a socket, run by a thread of its own, with a user who has some money."""
+def served(request: pytest.FixtureRequest) -> str:
+    """The API on a socket, with a user who has some money."""
+    return str(request.getfixturevalue(f"served_by_{request.param}"))
+
+
+@pytest.fixture(scope="module")
+def served_by_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("fuzz")
-    url = f"sqlite:///{folder}/bursar.db"
-    if request.param == "postgres":
-        url = str(request.getfixturevalue("module_postgres"))
+    with _serving(f"sqlite:///{folder}/bursar.db", folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def served_by_postgres(tmp_path_factory: pytest.TempPathFactory, module_postgres: str) -> Iterator[str]:
+    with _serving(module_postgres, tmp_path_factory.mktemp("fuzz")) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def _serving(url: str, folder: Path) -> Iterator[str]:
+    """It is run by a thread of its own."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     ready, stop = threading.Event(), threading.Event()

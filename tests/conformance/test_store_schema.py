@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
@@ -14,8 +15,8 @@ from tests.builders import BANK, Place, check_sound, furnish, scenario
 
 from bursar import deposit, pay
 from bursar.model.errors import DatabaseNewer, DatabaseOlder, DatabaseUnavailable
+from bursar.store.postgres import arrays as postgres
 from bursar.store.postgres import schema
-from bursar.store.postgres import store as postgres
 from bursar.store.sqlite import store as sqlite
 
 VALUE_TABLES = ("accounts", "envelopes", "postings", "spends", "involved", "events")
@@ -300,3 +301,19 @@ def test_every_statement_exists_for_both_engines() -> None:
         return {name for name in names if not name.endswith("_new") and not name.startswith("group_")} - own
 
     assert shared(set(SQL)) == shared(set(postgres.SQL))
+
+
+def test_no_statement_makes_asyncpg_ask_about_types(empty_postgres: str) -> None:
+    """It would ask each new connection, which takes longer than the statement: of arrays it knows those of texts."""
+
+    async def odd() -> list[tuple[str, str]]:
+        connection = await asyncpg.connect(empty_postgres)
+        found = []
+        for name, sql in postgres.SQL.items():
+            statement = await connection.prepare(sql)
+            kinds = (*statement.get_parameters(), *(one.type for one in statement.get_attributes()))
+            found += [(name, kind.name) for kind in kinds if kind.kind != "scalar" and kind.name != "text[]"]
+        await connection.close()
+        return found
+
+    assert asyncio.run(odd()) == []

@@ -22,7 +22,8 @@ import asyncpg
 
 from bursar.ledger import Ledger
 from bursar.ports import SystemPorts
-from bursar.store.postgres.store import SQL, WRITER_SETTINGS, PostgresStore, explain
+from bursar.store.postgres.arrays import SQL
+from bursar.store.postgres.store import WRITER_SETTINGS, PostgresStore, explain
 from bursar.writer import Writer
 
 T = TypeVar("T")

@@ -147,7 +147,7 @@ async def _recover(url: str) -> dict[str, int]:
 
 
 async def _raise_epoch(url: str) -> int:
-    from bursar.store.postgres.store import SQL
+    from bursar.store.postgres.arrays import SQL
 
     async def work(connection: Any) -> int:
         return int(await connection.fetchval(SQL["raise_epoch"]))

@@ -3,7 +3,7 @@
 -- name: group_look
 -- What a wary group wants to know: versions of records (1), records that exist (2), operations answered (3), limits (4).
 SELECT 1::smallint AS what, 0::bigint AS place, r.number AS a, r.version::bigint AS b, NULL::text[] AS t
-FROM bursar.records r WHERE r.number = ANY ($1::bigint[])
+FROM bursar.records r WHERE r.number = ANY ($1::text::bigint[])
 UNION ALL
 SELECT 2, w.place, 0, 0, NULL
 FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS w (flow, id, place)
@@ -35,7 +35,7 @@ SELECT bursar.write_records_1((string_to_array($1::text, E'\x1f'))[2:], (string_
     $35::text::bigint[], $36::text::integer[], (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text,
     E'\x1f'))[2:], (string_to_array($39::text, E'\x1f'))[2:], $40::text::integer[], (string_to_array($41::text,
     E'\x1f'))[2:], (string_to_array($42::text, E'\x1f'))[2:]),
-    ARRAY(SELECT nextval('bursar.numbers') FROM generate_series(1, $43::bigint))
+    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $43::bigint))
 
 -- name: group_write_all
 -- A group of entries and records together: first the ledger's part, then the records'; and numbers for the next one.
@@ -63,7 +63,7 @@ SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), 
     $74::text::bigint[], $75::text::integer[], (string_to_array($76::text, E'\x1f'))[2:], (string_to_array($77::text,
     E'\x1f'))[2:], (string_to_array($78::text, E'\x1f'))[2:], $79::text::integer[], (string_to_array($80::text,
     E'\x1f'))[2:], (string_to_array($81::text, E'\x1f'))[2:]),
-    ARRAY(SELECT nextval('bursar.numbers') FROM generate_series(1, $82::bigint))
+    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $82::bigint))
 
 -- name: outcome
 -- What an operation was answered before.
@@ -138,7 +138,7 @@ UPDATE bursar.records SET due = now(), worker = '' WHERE flow = $1 AND id = $2 A
 -- Due now, those of these that are still the worker's: what held them up is over. Whoever is just moving one needs no
 -- waking of it. Arguments: numbers, worker.
 WITH found AS MATERIALIZED (
-    SELECT number FROM bursar.records WHERE number = ANY ($1::bigint[]) AND worker = $2 AND due IS NOT NULL
+    SELECT number FROM bursar.records WHERE number = ANY ($1::text::bigint[]) AND worker = $2 AND due IS NOT NULL
     ORDER BY number FOR UPDATE SKIP LOCKED)
 UPDATE bursar.records r SET due = now() FROM found WHERE r.number = found.number RETURNING r.number
 

@@ -8,19 +8,16 @@ is never decided so: nothing would be written, and nothing would notice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import asyncpg
 
-from bursar.model.errors import InvalidEntry
 from bursar.model.postings import Posting
 from bursar.model.records import Taken
 from bursar.store.group import Ask, Decided, Heads, Job, Known, PoolKey, RecordAsk, RecordRows, RecordsKnown, Rows
+from bursar.store.postgres.arrays import SQL, columns, numbers_text, packed
 from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, remembered_of
-from bursar.store.sql import statements
 
-SQL = statements("bursar.store.postgres")
 NUMBERS_AHEAD = 8  # at least, that come with the write of a small group
 NUMBERS_S = 1.0  # for so long
 SMALL = 16  # new entries and records
@@ -72,11 +69,11 @@ async def _know(connection: Connection, ask: Ask, numbers: list[int]) -> tuple[i
     answer = await connection.fetch(
         SQL["group_read"],
         0 if numbers else ask.intents,
-        *_packed(ask.keys, "tt"),
-        *_packed([(account, asset, ask.pools[account, asset, sign]) for account, asset, sign in plus], "nnn"),
-        *_packed([(account, asset, ask.pools[account, asset, sign]) for account, asset, sign in minus], "nnn"),
-        _numbers_text(ask.named),
-        *_packed(ask.floors, "nn"),
+        *packed(ask.keys, "tt"),
+        *packed([(account, asset, ask.pools[account, asset, sign]) for account, asset, sign in plus], "nnn"),
+        *packed([(account, asset, ask.pools[account, asset, sign]) for account, asset, sign in minus], "nnn"),
+        numbers_text(ask.named),
+        *packed(ask.floors, "nn"),
     )
     generation = 0
     taken: dict[tuple[str, str], Taken] = {}
@@ -116,7 +113,11 @@ async def _look(connection: Connection, ask: RecordAsk) -> RecordsKnown:
     """What a wary group wants to know of records, operations and limits."""
     known = RecordsKnown(versions={}, made=set(), operations={}, counters={})
     found = await connection.fetch(
-        SQL["group_look"], ask.versions, *_columns(ask.made, 2), *_columns(ask.operations, 3), ask.counters
+        SQL["group_look"],
+        numbers_text(ask.versions),
+        *columns(ask.made, 2),
+        *columns(ask.operations, 3),
+        ask.counters,
     )
     for what, place, a, b, text in found:
         if what == 1:
@@ -143,7 +144,7 @@ async def write_group(connection: Connection, decided: Decided, now_s: float) ->
         written = await connection.fetch(SQL["group_write_all"], *_entries(decided), *_records(rows.records), ahead)
     else:
         written = await connection.fetch(SQL["group_records"], *_records(rows.records), ahead)
-    heads.numbers, heads.numbers_until = written[0][-1], now_s + NUMBERS_S
+    heads.numbers, heads.numbers_until = [int(number) for number in written[0][-1]], now_s + NUMBERS_S
     _keep(heads, rows)
 
 
@@ -158,11 +159,11 @@ def _keep(heads: Heads, rows: Rows) -> None:
 
 def _records(rows: RecordRows) -> list[str]:
     return [
-        *_packed(rows.outcomes, "ttttttt"),
-        *_packed(rows.counters, "tnnnnn"),
-        *_packed(rows.new, "nttttnnnttt"),
-        *_packed(rows.moves, "nntnnnnttt"),
-        *_packed(rows.passages, "nntttntt"),
+        *packed(rows.outcomes, "ttttttt"),
+        *packed(rows.counters, "tnnnnn"),
+        *packed(rows.new, "nttttnnnttt"),
+        *packed(rows.moves, "nntnnnnttt"),
+        *packed(rows.passages, "nntttntt"),
     ]
 
 
@@ -171,49 +172,12 @@ def _entries(decided: Decided) -> list[Any]:
     postings = [(p.id, p.account, p.asset, p.amount, live) for p, live in rows.postings]
     return [
         decided.generation,
-        *_packed(rows.envelopes, "nbttnnnbbbt"),
-        *_packed(postings, "nnnnn"),
-        *_packed(rows.spends, "nn"),
-        _numbers_text(rows.dead),
-        *_packed(rows.involved, "nn"),
-        *_packed(rows.floors, "nnnn"),
-        *_packed(rows.cache, "nnnn"),
-        *_packed([hold_values(h, str) for h in rows.holds], "nnnnnnttn"),
+        *packed(rows.envelopes, "nbttnnnbbbt"),
+        *packed(postings, "nnnnn"),
+        *packed(rows.spends, "nn"),
+        numbers_text(rows.dead),
+        *packed(rows.involved, "nn"),
+        *packed(rows.floors, "nnnn"),
+        *packed(rows.cache, "nnnn"),
+        *packed([hold_values(h, str) for h in rows.holds], "nnnnnnttn"),
     ]
-
-
-# A group's columns travel as one text each, not as arrays: asyncpg looks at every element of an array three times,
-# which cost as much as deciding the group. Numbers and bytes are written as an array's literal; texts are each preceded
-# by a character that none of them may contain.
-_MARK, _NULL = "\x1f", "\x1e"
-
-
-def _packed(rows: Sequence[tuple[Any, ...]], kinds: str) -> list[Any]:
-    """A value per column: n numbers and truths, t texts, b bytes."""
-    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(kinds)
-    return [_PACKERS[kind](column) for kind, column in zip(kinds, columns, strict=True)]
-
-
-def _numbers_text(column: Sequence[int | bool | None]) -> str:
-    text = ",".join(map(str, column))
-    return "{" + (text.replace("None", "NULL") if "N" in text else text) + "}"
-
-
-def _bytes_text(column: Sequence[bytes]) -> str:
-    return "{" + ",".join(["\\\\x" + value.hex() for value in column]) + "}"
-
-
-def _texts_text(column: Sequence[str | None]) -> str:
-    if not column:
-        return ""
-    text = _MARK + _MARK.join([_NULL if value is None else value for value in column])
-    if text.count(_MARK) != len(column):
-        raise InvalidEntry("the database can't store it: U+001F in a text")
-    return text
-
-
-_PACKERS: dict[str, Callable[[Sequence[Any]], Any]] = {"n": _numbers_text, "t": _texts_text, "b": _bytes_text}
-
-
-def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

@@ -30,14 +30,15 @@ FROM bursar.assets ORDER BY id
 -- A new asset; an existing code is left alone.
 INSERT INTO bursar.assets (code, precision, min_transfer, max_transfer, status, internal_transfer_enabled)
 SELECT c, p, lo::numeric, hi::numeric, s, e
-FROM unnest($1::text[], $2::smallint[], $3::text[], $4::text[], $5::text[], $6::boolean[]) AS v (c, p, lo, hi, s, e)
+FROM unnest($1::text[], $2::text::smallint[], $3::text[], $4::text[], $5::text[], $6::text::boolean[])
+     AS v (c, p, lo, hi, s, e)
 ON CONFLICT DO NOTHING
 
 -- name: update_asset
 -- Limits and status; code and precision never change.
 UPDATE bursar.assets SET min_transfer = v.lo::numeric, max_transfer = v.hi::numeric, status = v.s,
                          internal_transfer_enabled = v.e
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::boolean[]) AS v (c, lo, hi, s, e) WHERE code = v.c
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text::boolean[]) AS v (c, lo, hi, s, e) WHERE code = v.c
 
 -- name: books
 -- All books; there are few.
@@ -55,13 +56,13 @@ CROSS JOIN LATERAL (SELECT * FROM bursar.accounts a WHERE a.path = w.path ORDER 
 
 -- name: heads_by_id
 -- Newest version of each account numbered.
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book FROM unnest($1::bigint[]) AS w (id)
+SELECT a.id, a.path, a.version, a.policy, a.status, a.book FROM unnest($1::text::bigint[]) AS w (id)
 CROSS JOIN LATERAL (SELECT * FROM bursar.accounts a WHERE a.id = w.id ORDER BY version DESC LIMIT 1) a
 
 -- name: versions
 -- Exact versions of accounts: lists of ids and versions, side by side.
 SELECT a.id, a.path, a.version, a.policy, a.status, a.book
-FROM unnest($1::bigint[], $2::integer[]) AS w (id, version) JOIN bursar.accounts a USING (id, version)
+FROM unnest($1::text::bigint[], $2::text::integer[]) AS w (id, version) JOIN bursar.accounts a USING (id, version)
 
 -- name: account_history
 -- Every version of one account, oldest first.
@@ -79,7 +80,8 @@ ORDER BY a.path LIMIT $4
 -- A version of an account. The first needs a path nobody has; a later one must follow directly on the newest.
 INSERT INTO bursar.accounts (id, version, path, policy, status, book)
 SELECT i, v, p, y, s, b
-FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::text[], $5::text[], $6::text[]) AS n (i, v, p, y, s, b)
+FROM unnest($1::text::bigint[], $2::text::integer[], $3::text[], $4::text[], $5::text[], $6::text[])
+     AS n (i, v, p, y, s, b)
 WHERE v = coalesce((SELECT max(version) FROM bursar.accounts WHERE path = p), 0) + 1
 ON CONFLICT DO NOTHING
 
@@ -92,7 +94,7 @@ FROM unnest($1::text[], $2::text[]) AS w (scope, key) JOIN bursar.envelopes e ON
 -- Whole envelopes by number.
 SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata::text,
        (extract(epoch FROM at) * 1000000)::bigint
-FROM bursar.envelopes WHERE seq = ANY ($1::bigint[]) ORDER BY seq
+FROM bursar.envelopes WHERE seq = ANY ($1::text::bigint[]) ORDER BY seq
 
 -- name: envelopes_range
 -- Whole envelopes after a number, of one book (0: any), in order of creation.
@@ -117,30 +119,34 @@ SELECT seq FROM bursar.envelopes WHERE id = $1
 -- name: insert_envelope
 -- An envelope; a replay changes nothing.
 INSERT INTO bursar.envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata)
-SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::text[], $4::text[], $5::integer[], $6::smallint[], $7::bigint[],
-                     $8::bytea[], $9::bytea[], $10::bytea[], $11::text[]::json[])
+SELECT * FROM unnest($1::text::bigint[], $2::text::bytea[], $3::text[], $4::text[], $5::text::integer[],
+                     $6::text::smallint[], $7::text::bigint[], $8::text::bytea[], $9::text::bytea[],
+                     $10::text::bytea[], $11::text[]::json[])
 ON CONFLICT DO NOTHING
 
 -- name: insert_involved
 -- Who took part.
-INSERT INTO bursar.involved (account, envelope) SELECT * FROM unnest($1::bigint[], $2::bigint[]) ON CONFLICT DO NOTHING
+INSERT INTO bursar.involved (account, envelope)
+SELECT * FROM unnest($1::text::bigint[], $2::text::bigint[]) ON CONFLICT DO NOTHING
 
 -- name: insert_posting
 -- A posting; a replay changes nothing.
 INSERT INTO bursar.postings (id, account, asset, amount)
-SELECT i, a, s, v::numeric FROM unnest($1::bigint[], $2::bigint[], $3::integer[], $4::text[]) AS p (i, a, s, v)
+SELECT i, a, s, v::numeric
+FROM unnest($1::text::bigint[], $2::text::bigint[], $3::text::integer[], $4::text[]) AS p (i, a, s, v)
 ON CONFLICT DO NOTHING
 
 -- name: insert_live
 -- It is live, unless it was spent already.
 INSERT INTO bursar.live_postings (posting, account, asset, amount)
-SELECT i, a, s, v::numeric FROM unnest($1::bigint[], $2::bigint[], $3::integer[], $4::text[]) AS p (i, a, s, v)
+SELECT i, a, s, v::numeric
+FROM unnest($1::text::bigint[], $2::text::bigint[], $3::text::integer[], $4::text[]) AS p (i, a, s, v)
 WHERE NOT EXISTS (SELECT 1 FROM bursar.spends WHERE posting = i) ON CONFLICT DO NOTHING
 
 -- name: postings_by_id
 -- Postings with their state: (reservation or null, spender or null, is live).
 SELECT p.id, p.account, p.asset, p.amount::text, l.reservation, s.envelope, l.posting IS NOT NULL
-FROM unnest($1::bigint[]) WITH ORDINALITY AS w (id, place) JOIN bursar.postings p ON p.id = w.id
+FROM unnest($1::text::bigint[]) WITH ORDINALITY AS w (id, place) JOIN bursar.postings p ON p.id = w.id
 LEFT JOIN bursar.live_postings l ON l.posting = p.id LEFT JOIN bursar.spends s ON s.posting = p.id ORDER BY w.place
 
 -- name: postings_of_envelopes
@@ -166,7 +172,7 @@ WHERE account = $1 AND posting > $2 AND ($3::integer = 0 OR asset = $3) ORDER BY
 -- name: live_by_id
 -- Live and free postings by number.
 SELECT posting, account, asset, amount::text FROM bursar.live_postings
-WHERE posting = ANY ($1::bigint[]) AND reservation IS NULL
+WHERE posting = ANY ($1::text::bigint[]) AND reservation IS NULL
 
 -- name: largest
 -- The largest free positive postings of an account and asset.
@@ -206,7 +212,7 @@ WHERE i.account = $1 AND NOT EXISTS (
 -- What happened; a second time is ignored.
 INSERT INTO bursar.events (epoch, seq, kind, subject, version)
 SELECT (SELECT epoch FROM bursar.clock_epoch), nextval('bursar.numbers'), k, s, v
-FROM unnest($1::smallint[], $2::bigint[], $3::integer[]) AS e (k, s, v)
+FROM unnest($1::text::smallint[], $2::text::bigint[], $3::text::integer[]) AS e (k, s, v)
 ON CONFLICT DO NOTHING
 
 -- name: events_since
@@ -265,4 +271,4 @@ SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), 
     $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], $31::text::bigint[],
     $32::text::bigint[], $33::text::integer[], $34::text::text[], $35::text::text[], $36::text::bigint[],
     (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[]),
-    ARRAY(SELECT nextval('bursar.numbers') FROM generate_series(1, $40::bigint))
+    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $40::bigint))

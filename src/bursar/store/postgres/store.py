@@ -22,13 +22,12 @@ from bursar.store.group import (
     Job,
     Lost,
 )
+from bursar.store.postgres.arrays import SQL, plain
 from bursar.store.postgres.groups import read_group, write_group
 from bursar.store.postgres.schema import check_version
 from bursar.store.rows import Row
-from bursar.store.sql import statements
 from bursar.store.tables import Tables
 
-SQL = statements("bursar.store.postgres")
 READERS = 4
 CONNECT_TIMEOUT_S = 10
 SETTINGS = {
@@ -93,13 +92,13 @@ class PostgresSession:
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
-        return cast("Sequence[Row]", await self._connection.fetch(SQL[name], *args))
+        return cast("Sequence[Row]", await self._connection.fetch(SQL[name], *plain(name, args)))
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement with one array per column."""
         if not rows:
             return 0
-        status = await self._connection.execute(SQL[name], *map(list, zip(*rows, strict=True)))
+        status = await self._connection.execute(SQL[name], *plain(name, map(list, zip(*rows, strict=True))))
         return int(status.rsplit(" ", 1)[1])
 
     async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:

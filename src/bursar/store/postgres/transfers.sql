@@ -4,7 +4,7 @@
 -- Status of accounts and what they have of an asset: lists of paths and assets, side by side.
 SELECT w.place - 1, a.status,
     (SELECT coalesce(sum(amount), 0) FROM bursar.live_postings l WHERE l.account = a.id AND l.asset = w.asset)::text
-FROM unnest($1::text[], $2::integer[]) WITH ORDINALITY AS w (path, asset, place)
+FROM unnest($1::text[], $2::text::integer[]) WITH ORDINALITY AS w (path, asset, place)
 CROSS JOIN LATERAL (SELECT id, status FROM bursar.accounts WHERE path = w.path ORDER BY version DESC LIMIT 1) a
 
 -- name: lease_node

@@ -12,7 +12,8 @@ SELECT account FROM bursar.balance_cache WHERE part = 0 AND asset = 0
 -- name: insert_cache
 -- A change of a cached balance.
 INSERT INTO bursar.balance_cache (account, asset, part, amount)
-SELECT a, s, p, v::numeric FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::text[]) AS c (a, s, p, v)
+SELECT a, s, p, v::numeric
+FROM unnest($1::text::bigint[], $2::text::integer[], $3::text::bigint[], $4::text[]) AS c (a, s, p, v)
 ON CONFLICT DO NOTHING
 
 -- name: cache_crowds
@@ -26,7 +27,7 @@ DELETE FROM bursar.balance_cache WHERE account = $1 AND asset = $2 AND part <> 0
 -- name: add_to_cache
 -- Add to the sum of one cached balance.
 INSERT INTO bursar.balance_cache (account, asset, part, amount)
-SELECT a, s, 0, v::numeric FROM unnest($1::bigint[], $2::integer[], $3::text[]) AS c (a, s, v)
+SELECT a, s, 0, v::numeric FROM unnest($1::text::bigint[], $2::text::integer[], $3::text[]) AS c (a, s, v)
 ON CONFLICT (account, asset, part) DO UPDATE SET amount = balance_cache.amount + excluded.amount
 
 -- name: clear_cache_of
@@ -40,7 +41,8 @@ DELETE FROM bursar.balance_cache
 -- name: head_balances
 -- Guarded balances: lists of accounts and assets, side by side.
 SELECT h.account, h.asset, h.balance::text, h.turn, h.reservation
-FROM unnest($1::bigint[], $2::integer[]) AS w (account, asset) JOIN bursar.account_heads h USING (account, asset)
+FROM unnest($1::text::bigint[], $2::text::integer[]) AS w (account, asset)
+JOIN bursar.account_heads h USING (account, asset)
 
 -- name: all_heads
 -- Every guarded balance, for audit.
@@ -49,7 +51,7 @@ SELECT account, asset, balance::text FROM bursar.account_heads ORDER BY account,
 -- name: put_head
 -- A guarded balance after a commit.
 INSERT INTO bursar.account_heads (account, asset, balance, turn)
-SELECT a, s, b::numeric, 1 FROM unnest($1::bigint[], $2::integer[], $3::text[]) AS h (a, s, b)
+SELECT a, s, b::numeric, 1 FROM unnest($1::text::bigint[], $2::text::integer[], $3::text[]) AS h (a, s, b)
 ON CONFLICT (account, asset) DO UPDATE SET balance = excluded.balance, turn = account_heads.turn + 1
 
 -- name: drop_head
@@ -79,8 +81,8 @@ GROUP BY account, asset ORDER BY account, asset
 -- A hold as it stands after a commit.
 INSERT INTO bursar.holds (id, account, asset, amount, remaining, posting, state, owner, expires_us)
 SELECT i, a, s, v::numeric, r::numeric, p, t, w, x
-FROM unnest($1::bigint[], $2::bigint[], $3::integer[], $4::text[], $5::text[], $6::bigint[], $7::text[], $8::text[],
-            $9::bigint[]) AS o (i, a, s, v, r, p, t, w, x)
+FROM unnest($1::text::bigint[], $2::text::bigint[], $3::text::integer[], $4::text[], $5::text[], $6::text::bigint[],
+            $7::text[], $8::text[], $9::text::bigint[]) AS o (i, a, s, v, r, p, t, w, x)
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state
 
 -- name: holds_by_id
@@ -89,7 +91,7 @@ SELECT h.id, h.account, h.asset, h.amount::text, h.remaining::text, h.posting, h
     a.id, a.path, a.version, a.policy, a.status, a.book
 FROM bursar.holds h
 CROSS JOIN LATERAL (SELECT * FROM bursar.accounts a WHERE a.id = h.account ORDER BY version DESC LIMIT 1) a
-WHERE h.id = ANY ($1::bigint[]) ORDER BY h.id
+WHERE h.id = ANY ($1::text::bigint[]) ORDER BY h.id
 
 -- name: holds_of_account
 -- Open holds of an account.
@@ -141,7 +143,7 @@ SELECT p.id FROM bursar.postings p LEFT JOIN bursar.envelopes e ON e.seq = p.id 
 
 -- name: spends_by_id
 -- I2: who spent these postings.
-SELECT posting, envelope FROM bursar.spends WHERE posting = ANY ($1::bigint[])
+SELECT posting, envelope FROM bursar.spends WHERE posting = ANY ($1::text::bigint[])
 
 -- name: count_spends
 -- I2: how many spends there are.
