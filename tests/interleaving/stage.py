@@ -29,7 +29,7 @@ from bursar.writer import Writer
 T = TypeVar("T")
 
 NAMES = {text: name for name, text in SQL.items()}
-BLOCKED_POLL_S = 0.002  # how long a step may take before we ask the database whether it waits for a lock
+BLOCKED_POLL_S = 0.005  # how long a step may take before we ask the database whether it waits for a lock
 PATIENCE_S = 20.0  # a step that neither ends nor waits for a lock by then is a failure of the test
 DEADLOCK_MS = 30  # how soon PostgreSQL looks for a deadlock
 GROUP = frozenset({"group_read", "group_write"})
@@ -184,7 +184,8 @@ class Actor:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._idle.wait(), BLOCKED_POLL_S)
+                    async with asyncio.timeout(BLOCKED_POLL_S):
+                        await self._idle.wait()
                     return True
                 if await self.stage.observer.fetchval("SELECT cardinality(pg_blocking_pids($1)) > 0", self.pid):
                     return False

@@ -16,17 +16,19 @@ ORDER BY number LIMIT $2
 SELECT number, id FROM bursar.records WHERE due IS NOT NULL AND number > $1 ORDER BY number LIMIT $2
 
 -- name: effects_refused
--- I7: entries of operations that were answered with a refusal.
-SELECT e.seq FROM bursar.outcomes o JOIN bursar.envelopes e ON e.scope = o.scope AND e.key = o.id || ':' || o.op
+-- I7: entries of operations that were answered with a refusal. (Each is looked up by its key: left to choose, the
+-- planner compares all with all while it has no statistics.)
+SELECT e.seq FROM bursar.outcomes o CROSS JOIN LATERAL (
+    SELECT seq FROM bursar.envelopes WHERE scope = o.scope AND key = o.id || ':' || o.op LIMIT 1) e
 WHERE o.outcome <> 'SUCCESS' LIMIT $1
 
 -- name: effects_unanswered
--- I7: entries of a rail's scope whose operation has no answer.
+-- I7: entries of a rail's scope whose operation has no answer. (Looked up, as above.)
 SELECT e.seq FROM bursar.envelopes e
-WHERE e.scope IN (SELECT DISTINCT scope FROM bursar.outcomes WHERE op <> 'create') AND NOT EXISTS (
-    SELECT 1 FROM bursar.outcomes o
+WHERE e.scope IN (SELECT DISTINCT scope FROM bursar.outcomes WHERE op <> 'create') AND (
+    SELECT o.outcome FROM bursar.outcomes o
     WHERE o.scope = e.scope AND o.id = regexp_replace(e.key, ':[^:]*$', '') AND o.op = regexp_replace(e.key, '^.*:', '')
-      AND o.outcome = 'SUCCESS')
+) IS DISTINCT FROM 'SUCCESS'
 LIMIT $1
 
 -- name: count_outcomes
