@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bursar.api.auth import make_token
+from bursar.api.tokens import make_token
 from bursar.audit import Finding
 from bursar.config import Config, read
 from bursar.model.errors import DatabaseUnavailable

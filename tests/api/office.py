@@ -20,7 +20,8 @@ import httpx
 import jwt
 from tests.unit.rails.desk import SECRET, Desk, desk
 
-from bursar.api import Keys, application
+from bursar.api.app import application
+from bursar.api.tokens import Keys
 from bursar.config import Config
 from bursar.instance import Bursar
 from bursar.model.money import AssetStatus

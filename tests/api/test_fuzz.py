@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from tests.api.office import ALICE, PROBLEM, TRANSFERS, bearer, token
 
-from bursar.api import description
+from bursar.api.app import description
 
 EXAMPLES = int(os.environ.get("BURSAR_FUZZ_EXAMPLES", "30"))
 QUIET = settings(

@@ -22,8 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.api.office import ALICE, bearer, token
 
-from bursar.api import description
-from bursar.api.app import _litestar, _query_names
+from bursar.api.app import _litestar, _query_names, description
 from bursar.api.problems import STATUSES
 
 FILE = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"

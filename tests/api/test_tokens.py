@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.api.office import ALICE, BOB, HOUR_S, KEY, TRANSFERS, bearer, config_for, office, refusal, token
 from tests.builders import scenario
 
-from bursar.api import Keys
 from bursar.api.problems import Problem
+from bursar.api.tokens import Keys
 from bursar.config import ConfigRefused
 
 NOW = int(time.time())

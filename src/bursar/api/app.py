@@ -20,10 +20,10 @@ from litestar.openapi.spec import Components, License, SecurityScheme
 from litestar.routes import HTTPRoute
 
 from bursar.api import health, money, transfers
-from bursar.api.auth import Keys
+from bursar.api.answers import answer
 from bursar.api.gate import Gate, Traffic
-from bursar.api.problems import answer
 from bursar.api.strict import QueryNames, StrictRequest, check_request
+from bursar.api.tokens import Keys
 from bursar.runtime import Runtime
 
 ROUTES = (

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from litestar import Request, Response, get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
 
-from bursar.api.auth import EVERYBODY, STAFF, Identity, Role, allow
+from bursar.api.auth import allow
 from bursar.api.documented import BODY, also, problems
 from bursar.api.problems import Problem
 from bursar.api.shapes import (
@@ -23,6 +23,7 @@ from bursar.api.shapes import (
     asset_of,
     deposit_of,
 )
+from bursar.api.tokens import EVERYBODY, STAFF, Identity, Role
 from bursar.flows.deposits import DepositView
 from bursar.flows.transfers import MACHINE, AccountType, Code
 from bursar.flows.transfers.request import funding_account

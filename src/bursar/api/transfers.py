@@ -16,7 +16,7 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 from msgspec import Meta
 
-from bursar.api.auth import EVERYBODY, USER_MAX, Identity, Role, allow
+from bursar.api.auth import allow
 from bursar.api.documented import BODY, also, problems
 from bursar.api.problems import Problem
 from bursar.api.shapes import (
@@ -33,6 +33,7 @@ from bursar.api.shapes import (
     details1_of,
     details_of,
 )
+from bursar.api.tokens import EVERYBODY, USER_MAX, Identity, Role
 from bursar.flows.transfers import MACHINE, AccountType, Code, Filter, TransferRefused, Transfers, View
 from bursar.flows.transfers import Request as Wish
 from bursar.runtime import Runtime

@@ -63,7 +63,7 @@ class Serving:
     """A running server, and tokens for its users."""
 
     def __init__(self, port: int, folder: Path) -> None:
-        from bursar.api.auth import make_token  # noqa: PLC0415 (it needs the API's libraries)
+        from bursar.api.tokens import make_token  # noqa: PLC0415 (it needs the API's libraries)
 
         self._port = port
         config = Config(data=str(folder), jwt_key_file=str(folder / "jwt.key"))

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bursar.api.auth import make_token
+from bursar.api.tokens import make_token
 from bursar.config import Config
 from bursar.staging.caller import Answered, Caller, NoAnswer
 from bursar.staging.promises import ENDS, FUNDING, Ask, Kind, Place, Said

@@ -124,8 +124,8 @@ def token(
     from bursar.ports import SystemPorts
 
     with _needs_api():
-        from bursar.api.auth import make_token
         from bursar.api.problems import Problem
+        from bursar.api.tokens import make_token
     if (user is None) == (subject is None):
         raise click.UsageError("give --user or --subject", ctx)
     config = configured(ctx, file, data=data)
@@ -143,13 +143,14 @@ def token(
 def openapi() -> None:
     """Print the OpenAPI description of the API."""
     with _needs_api():
-        from bursar.api import description
+        from bursar.api.app import description
     click.echo(json.dumps(description(), indent=2, ensure_ascii=False))
 
 
 async def _serve(config: Config, out: Output) -> None:
     from bursar import garbage
-    from bursar.api import Keys, application
+    from bursar.api.app import application
+    from bursar.api.tokens import Keys
     from bursar.cli.children import children
     from bursar.config import CHILD
     from bursar.ports import SystemPorts
