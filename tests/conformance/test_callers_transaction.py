@@ -100,6 +100,23 @@ async def test_later_entries_see_earlier_ones(ledger: Ledger, place: Place) -> N
 
 @pytest.mark.parametrize("mode", ["postgres"], indirect=True)
 @scenario
+async def test_what_is_paid_in_an_old_transaction_was_not_there_before_it_came(ledger: Ledger, place: Place) -> None:
+    """Given a transaction that began long ago, when it pays with money that came since, then at no moment of the past
+    was that money in two places: an entry's time is when it was written, not when its transaction began."""
+    theirs = await Theirs(place).begin()
+    came = (await ledger.commit(deposit(BANK, "alice", "USDT", "3"))).envelope
+    went = (await ledger.commit(pay("alice", "bob", "USDT", "3"), connection=theirs.connection)).envelope
+    await theirs.end("COMMIT")
+
+    moments = [(await ledger.envelope(number)).at for number in (came, went)]
+    assert moments == sorted(moments)
+    for at in moments:
+        minor = [(await ledger.balance(account, "USDT", at=at)).minor for account in (BANK, "alice", "bob")]
+        assert sum(minor) == 0
+
+
+@pytest.mark.parametrize("mode", ["postgres"], indirect=True)
+@scenario
 async def test_a_lost_race_is_decided_again(ledger: Ledger, place: Place) -> None:
     """Both saw the same posting; the one who is later finds it spent, and pays with what is left."""
     await seed(ledger, "alice", "10", "3")
