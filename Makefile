@@ -39,7 +39,7 @@ demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: 
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 # By file: a file's tests share one worker, and each worker starts one PostgreSQL. Twice as many workers as a machine of
-# two cores has: many tests wait. In the order of the folders, so that the long ones are not left for the end.
+# two cores has: many tests wait. In the order in which they are collected: what lasts comes first (tests/conftest.py).
 test: setup ## every test
 	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 

@@ -31,6 +31,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _numbers = count(1)
 
+# Begun first: they last a minute each however fast the machine is, and at the end nobody would be left to share it with.
+LASTING = ("test_torture_postgres.py", "test_torture_sqlite.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What lasts first, the others in the order of the folders."""
+    items.sort(key=lambda item: not item.path.name.endswith(LASTING))
+
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:

@@ -146,7 +146,6 @@ class Story:
             opening=OPENING,
             step=UNIT // 4,
             callers=CALLERS,
-            think_s=0.002,
             large=0.1,
             impossible=0.01,
         )
