@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _numbers = count(1)
 
-# Begun first: they last a minute each however fast the machine is, and at the end nobody would be left to share it with.
+# Begun first: they last a minute each however fast the machine is, and at the end would have it for themselves.
 LASTING = ("test_torture_postgres.py", "test_torture_sqlite.py")
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sqlite3
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 import bursar
 from bursar.bench import floor as floors
@@ -155,3 +158,14 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
     result = CliRunner().invoke(command, ["nothing"])
     assert result.exit_code == 2
     assert "ledger" in result.output
+
+
+@pytest.mark.parametrize("name", ["ledger", "trading", "transfers"])
+def test_no_figure_is_cut_off_in_a_terminal_of_eighty_columns(name: str) -> None:
+    kept = Path(__file__).parents[2] / "docs" / "bench" / f"{name}.json"
+    rows = msgspec.json.decode(kept.read_bytes(), type=list[Row])
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report.as_table(rows, name))
+    told = console.export_text()
+    assert "…" not in told
+    assert f"{rows[0].ratio:.2f}" in told

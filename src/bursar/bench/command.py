@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from bursar.bench.measure import FULL, QUICK, Row
 from bursar.devdb import PostgresFailedError, PostgresNotFoundError
 
 STORES = ("sqlite", "postgres")
+PIPE_WIDTH = 200  # columns where nobody looks: nothing is cut
 
 
 @contextlib.contextmanager
@@ -81,7 +83,7 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     if as_json:
         click.echo(report.as_json(rows))
     else:
-        Console().print(report.as_table(rows, name))
+        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(report.as_table(rows, name))
     if out is not None:
         for path in report.keep(rows, out, name):
             click.echo(f"wrote {path}", err=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.box import SIMPLE
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from bursar.bench.measure import Row
@@ -79,7 +79,9 @@ def _cells(row: Row, name: str) -> tuple[str, ...]:
 def as_table(rows: Sequence[Row], name: str) -> Table:
     """For a terminal."""
     title = TITLES[name]
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0, 0, 1), pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False
+    )
     for place, heading in enumerate(_headings(name)):
         table.add_column(heading, justify="left" if place < LEFT else "right", no_wrap=True)
     store = None
