@@ -19,7 +19,7 @@ from tests.system.trouble import absurd_expiry, balance, open_once, opens, put_i
 from bursar import Bursar, BursarError, Receipt, deposit
 from bursar import open as open_bursar
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
-from bursar.model.errors import Conflict, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
+from bursar.model.errors import Conflict, DatabaseNewer, DatabaseOlder, DatabaseUnavailable, OutcomeUnknown
 from bursar.store.postgres import schema
 from bursar.store.postgres.store import PostgresStore
 
@@ -311,3 +311,42 @@ def test_postgres_that_stops_answering(pg: str, server: ThrowawayPostgres) -> No
                     os.kill(pid, signal.SIGCONT)
 
     asyncio.run(body())
+
+
+STALL = """
+CREATE SEQUENCE stalls;
+CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF nextval('stalls') = 1 THEN PERFORM pg_sleep(1.5); END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER stall AFTER INSERT ON bursar.envelopes FOR EACH STATEMENT EXECUTE FUNCTION stall();
+"""
+
+
+@pytest.mark.parametrize("patience_s", [10.0, 0.5], ids=["patient", "impatient"])
+@pytest.mark.parametrize("callers", [1, 60])
+def test_postgres_that_stalls_in_the_middle_of_a_write(pg: str, patience_s: float, callers: int) -> None:
+    """Given a disk that stalls for longer than anybody waits, when the commit is asked for again, then what is in the
+    way is the first try, still being written: that is no conflict, in which nothing was written. Whoever has no
+    patience left is told that nobody knows; and the key tells later."""
+
+    async def body() -> None:
+        async with open_bursar(pg) as bursar:
+            assert isinstance(bursar.store, PostgresStore)
+            bursar.store.timeout_s, bursar.ledger.writer.patience_s = 0.3, patience_s
+            entries = [deposit(BANK, "a", ASSET, "1", key=f"k{n}") for n in range(callers)]
+            connection = await asyncpg.connect(pg)
+            await connection.execute(STALL)
+            told = await bursar.ledger.commit_many(entries)
+            if patience_s > 1:
+                assert all(isinstance(one, Receipt) for one in told), told
+            else:
+                assert any(isinstance(one, OutcomeUnknown) for one in told), told
+            assert all(isinstance(one, Receipt | OutcomeUnknown) for one in told), told
+            await connection.fetch("DROP TRIGGER stall ON bursar.envelopes")  # waits until the stalled one is through
+            await connection.close()
+            assert all(isinstance(one, Receipt) for one in await bursar.ledger.commit_many(entries))
+
+    asyncio.run(body())
+    assert asyncio.run(balance(pg)) == f"{1 + callers}.00"

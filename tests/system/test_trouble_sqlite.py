@@ -193,6 +193,59 @@ def test_sqlite_disk_full(file: Path) -> None:
     assert asyncio.run(balance(at(file))) == "41.00"
 
 
+class FailingSync(sqlite3.Connection):
+    """A disk whose sync fails in the middle of COMMIT: the log has got all of it, or nothing."""
+
+    fails = 0
+    keeps = False
+    before = 0
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if sql == "BEGIN IMMEDIATE":
+            self.before = self.total_changes
+        if sql != "COMMIT" or not self.fails or self.total_changes == self.before:  # nothing to sync
+            return super().execute(sql, *args)
+        self.fails -= 1
+        super().execute("COMMIT" if self.keeps else "ROLLBACK")
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
+        raise error
+
+
+class FailingDisk(SystemPorts):
+    writer: FailingSync
+
+    def sqlite(self, path: str, *, read_only: bool) -> sqlite3.Connection:
+        if read_only:
+            return super().sqlite(path, read_only=True)
+        self.writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=FailingSync)
+        return self.writer
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not kept"])
+@pytest.mark.parametrize("fails", [1, 1_000], ids=["once", "for good"])
+def test_sqlite_disk_that_fails_in_the_middle_of_commit(file: Path, fails: int, keeps: bool) -> None:
+    """Nobody can know what is in the log: it is asked again by key, and a caller is never told that nothing was
+    written. With the key, the truth comes out: once."""
+
+    async def body() -> None:
+        ports = FailingDisk()
+        async with Bursar(at(file), ports=ports) as bursar:
+            bursar.ledger.writer.patience_s = 0.3
+            entry = deposit(BANK, "a", ASSET, "1", key="second")
+            ports.writer.keeps, ports.writer.fails = keeps, fails
+            told = await outcome(bursar.ledger.commit(entry))
+            if fails == 1 or keeps:  # the key was found, or the next try went through
+                assert isinstance(told, Receipt)
+            else:
+                assert told == "OUTCOME_UNKNOWN"
+            ports.writer.fails = 0
+            assert (await bursar.ledger.commit(entry)).replayed is isinstance(told, Receipt)
+
+    asyncio.run(body())
+    assert asyncio.run(balance(at(file))) == "2.00"
+
+
 def test_sqlite_gone(tmp_path: Path) -> None:
     assert isinstance(asyncio.run(opens(at(tmp_path / "nowhere" / "funds.db"))), DatabaseUnavailable)
     assert isinstance(asyncio.run(opens(at(tmp_path))), DatabaseUnavailable), "a folder is no file"

@@ -44,6 +44,15 @@ FOLD_ABOVE = 64  # parts of one cached balance
 Waiting = tuple[Change, "asyncio.Future[Done]"]
 
 
+class Doubt:
+    """Since when an earlier try of the same changes may have been written, or may yet be, for all that is known."""
+
+    __slots__ = ("since",)
+
+    def __init__(self, since: float | None = None) -> None:
+        self.since = since
+
+
 class Flight(NamedTuple):
     """A group that is being written."""
 
@@ -193,34 +202,41 @@ class Writer:
     async def _written(self, batch: list[Waiting], job: GroupJob, writing: Awaitable[None]) -> bool:
         try:
             await writing
-        except Exception:
+        except Exception as error:
             self.heads.forget()
-            await self._group(batch)  # what went wrong is met again there, and reported if it stays
+            doubt = Doubt(self.ports.monotonic() if isinstance(error, Broken) else None)
+            await self._group(batch, doubt)  # what went wrong is met again there, and reported if it stays
             return False
         _answer(batch, job.outcomes)
         return True
 
-    async def _group(self, batch: list[Waiting]) -> None:
+    async def _group(self, batch: list[Waiting], doubt: Doubt | None = None) -> None:
         changes = [change for change, _ in batch]
+        doubt = doubt or Doubt()
         try:
-            outcomes = await self._attempt(changes)
-        except Exception as error:
+            outcomes = await self._attempt(changes, doubt)
+        except Exception as failure:
+            error = failure
             if len(batch) > 1 and not (isinstance(error, StoreError) and not isinstance(error, DatabaseCorrupt)):
                 # One of them may be to blame: halves find it, and the others go through. A database that is down,
                 # full or locked is nobody's fault; asking it a hundred times more would only take longer.
                 middle = len(batch) // 2
-                await self._group(batch[:middle])
-                await self._group(batch[middle:])
+                await self._group(batch[:middle], doubt)
+                await self._group(batch[middle:], doubt)
                 return
+            if doubt.since is not None and not isinstance(error, Refusal | OutcomeUnknown):
+                # Whatever is in the way now, the first try may have gone through: nobody is told that nothing was.
+                error = OutcomeUnknown(_keys(changes), str(error))
+                error.__cause__ = failure
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
             return
         _answer(batch, outcomes)
 
-    async def _attempt(self, changes: list[Change]) -> list[Outcome]:
+    async def _attempt(self, changes: list[Change], doubt: Doubt) -> list[Outcome]:
         """One group, tried until it is written or refused. Keys make every further try safe."""
-        lost, broken_since = 0, None
+        lost = 0
         while True:
             job = GroupJob(self.heads, changes)
             try:
@@ -230,15 +246,20 @@ class Writer:
                 lost += 1
                 self.heads.wary = Heads.WARY_GROUPS
                 self.heads.forget()
-                if isinstance(error, Blocked) and (len(changes) > 1 or lost >= TRIES_BLOCKED):
+                blocked = isinstance(error, Blocked)
+                if blocked and len(changes) > 1:
                     raise Conflict(str(error), lost) from error  # halves find whom it concerns; the others go on
-                if lost >= self.tries:
+                if doubt.since is not None:  # what is in the way may be the first try itself, still being written
+                    if self.ports.monotonic() - doubt.since > self.patience_s:
+                        raise Conflict(str(error), lost) from error
+                elif lost >= (TRIES_BLOCKED if blocked else self.tries):
                     raise Conflict(str(error), lost) from error
                 await self._pause()
             except Broken as error:
                 self.heads = Heads()
-                broken_since = broken_since or self.ports.monotonic()
-                if self.ports.monotonic() - broken_since > self.patience_s:
+                if doubt.since is None:
+                    doubt.since = self.ports.monotonic()
+                elif self.ports.monotonic() - doubt.since > self.patience_s:
                     raise OutcomeUnknown(_keys(changes), str(error)) from error
                 await self.ports.sleep(PAUSE_BROKEN_S)
             except BaseException:  # what was decided is not written: postings are not as it would have left them

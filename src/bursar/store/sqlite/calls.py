@@ -108,16 +108,32 @@ def _write_each(connection: sqlite3.Connection, writes: Sequence[tuple[str, Sequ
     return [write(connection, name, values) for name, values in writes]
 
 
+class CommitFailed(sqlite3.OperationalError):
+    """The disk failed in the middle of COMMIT. Its log may hold all of the transaction, and whoever opens it next would
+    take it for committed: only a key can tell, later."""
+
+    sqlite_errorname = "SQLITE_IOERR"
+
+
 def together(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
     """Run work in a transaction of its own."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         result = work()
-        connection.execute("COMMIT")
+        _commit(connection)
     except BaseException:  # whatever it is, it goes on to whoever waits; nobody may find a transaction open
         roll_back(connection)
         raise
     return result
+
+
+def _commit(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR"):
+            raise CommitFailed(str(error)) from error
+        raise
 
 
 def run_group(connection: sqlite3.Connection, job: Job, now_us: int) -> None:
@@ -324,7 +340,7 @@ def explain(error: sqlite3.Error) -> BursarError:
     elif name.startswith("SQLITE_CANTOPEN"):
         why = "the file can't be opened; check the path and the folder's mode"
     elif name.startswith("SQLITE_IOERR"):
-        why = f"the disk failed ({text}); nothing was committed"
+        why = f"the disk failed ({text}); what was being written may be there or not"
     elif name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return DatabaseCorrupt("the database file", text)
     elif name.startswith("SQLITE_CONSTRAINT"):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from bursar.model.errors import BursarError, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
 from bursar.ports import Lane, Ports
-from bursar.store.group import Decided, Heads, Job, Lost
+from bursar.store.group import Broken, Decided, Heads, Job, Lost
 from bursar.store.rows import Row
 from bursar.store.sql import migrations
 from bursar.store.sqlite import calls
@@ -193,12 +193,15 @@ class SqliteStore:
         connection = self._get_writer()
         work = partial(calls.run_group, connection, job, self.ports.now_us())
         try:
-            calls.together(connection, work)
-        except (sqlite3.IntegrityError, Lost):
-            if job.heads.wary:
-                raise  # not a key that was taken, nor a record that has moved: those had been looked up
-            job.heads.wary = Heads.WARY_GROUPS
-            calls.together(connection, work)
+            try:
+                calls.together(connection, work)
+            except (sqlite3.IntegrityError, Lost):
+                if job.heads.wary:
+                    raise  # not a key that was taken, nor a record that has moved: those had been looked up
+                job.heads.wary = Heads.WARY_GROUPS
+                calls.together(connection, work)
+        except calls.CommitFailed as error:
+            raise Broken(f"the disk failed: {error}") from error
 
     def _in_callers_transaction(self, connection: sqlite3.Connection, job: Job) -> None:
         if not isinstance(connection, sqlite3.Connection):
