@@ -177,6 +177,10 @@ class Ports(Protocol):
         """Open a SQLite file in autocommit mode; the caller sets pragmas and begins transactions itself."""
         ...
 
+    def identity(self, path: str) -> tuple[int, int] | None:
+        """What tells the file at a path from any other that may be there later; None if there is none."""
+        ...
+
     def files(self) -> Files:
         """The disk."""
         ...
@@ -405,6 +409,13 @@ class SystemPorts:
         uri = Path(path).absolute().as_uri() + ("?mode=ro" if read_only else "?mode=rwc")
         # autocommit: every BEGIN and COMMIT in this code base is written out, none is implied by the driver.
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=256)
+
+    def identity(self, path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(path)  # noqa: PTH116 (a Path would cost as much again, at every group)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def files(self) -> Files:
         return SystemFiles()

@@ -15,6 +15,7 @@ from bursar.ledger import Ledger
 from bursar.ledger.reads import WIDE
 from bursar.model.errors import (
     BursarError,
+    InvalidName,
     Refusal,
     UnknownAccount,
     UnknownAsset,
@@ -63,7 +64,7 @@ async def test_balance_at_a_moment(ledger: Ledger) -> None:
 
 @scenario
 async def test_balance_at_a_moment_without_a_zone_is_refused(ledger: Ledger) -> None:
-    with pytest.raises(ValueError, match="time zone"):
+    with pytest.raises(InvalidName, match="time zone"):
         await ledger.balance("alice", "USDT", at=datetime(2026, 1, 1))  # noqa: DTZ001 (that is the point)
 
 
@@ -94,9 +95,9 @@ async def test_balance_by_prefix_at_a_moment(ledger: Ledger) -> None:
 
 @scenario
 async def test_balance_needs_an_account_or_a_prefix(ledger: Ledger) -> None:
-    with pytest.raises(ValueError, match="either"):
+    with pytest.raises(InvalidName, match="either"):
         await ledger.balance(asset="USDT")
-    with pytest.raises(ValueError, match="either"):
+    with pytest.raises(InvalidName, match="either"):
         await ledger.balance("alice", "USDT", prefix="alice")
 
 
@@ -449,5 +450,5 @@ async def test_events_followed(ledger: Ledger) -> None:
 @pytest.mark.parametrize("cursor", ["x", "1.2", "1.2.-3", "1.2.٣", "0.0.9999999999999999999", "9999999999.0.0"])
 @scenario
 async def test_a_malformed_cursor_is_refused(ledger: Ledger, cursor: str) -> None:
-    with pytest.raises(ValueError, match="cursor"):
+    with pytest.raises(InvalidName, match="cursor"):
         await ledger.events(cursor)

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from bursar.ledger.reads import Reads
-from bursar.model.accounts import HELD, MAIN_BOOK, Account, check_path
+from bursar.model.accounts import HELD, MAIN_BOOK, TRANSIT, Account, check_open_path
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
@@ -22,11 +24,13 @@ from bursar.model.entries import (
     Kind,
     Leg,
     check_key,
+    check_text,
     encode_metadata,
     intend,
 )
 from bursar.model.envelope import Receipt, decode_legs, decode_pins
 from bursar.model.errors import (
+    AccountFrozen,
     BursarError,
     Conflict,
     HoldClosed,
@@ -36,11 +40,13 @@ from bursar.model.errors import (
     KeyReused,
     PostingNotLive,
     Refusal,
+    StalePin,
     UnknownAsset,
     UnknownEnvelope,
     UnknownHold,
 )
 from bursar.model.money import Amount, Asset
+from bursar.model.plan import check_active
 from bursar.model.postings import SEQ_MAX, PostingState
 from bursar.model.records import Hold, HoldRow
 from bursar.model.views import EnvelopeView
@@ -163,19 +169,18 @@ class Ledger(Reads):
         metadata: dict[str, Any] | None = None,
     ) -> Hold:
         """Set money aside. A hold with an owner never expires by itself: whoever owns it ends it (L21)."""
-        kind = (await self.known_assets(asset)).get(asset)
-        if kind is None:
-            raise UnknownAsset(str(asset))
+        account = check_open_path(account)
+        kind = await self._known_asset(asset)
         minor = kind.minor(amount)
         if minor <= 0:
             raise InvalidAmount(str(amount), "a hold needs an amount above zero")
-        if check_path(account) == HELD:
-            raise InvalidName("account path", account, "this account belongs to holds")
+        if owner != "":
+            owner = check_text("owner of a hold", owner)
         if owner and expires_in is not None:
             raise InvalidName("hold", owner, "one that is owned by a record can't expire by itself")
         expires_us = None
         if expires_in is not None:
-            if expires_in <= timedelta(0):
+            if not isinstance(expires_in, timedelta) or expires_in <= timedelta(0):
                 raise InvalidName("expiry", str(expires_in), "a hold must last longer than nothing")
             expires_us = await self.store.read.holds.clock_us() + expires_in // timedelta(microseconds=1)
             if expires_us >= FOREVER_US:
@@ -220,9 +225,11 @@ class Ledger(Reads):
         key: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Receipt:
-        """Pay from a hold: all that remains, or a part, leaving the rest held."""
-        if check_path(target) == HELD:
-            raise InvalidName("account path", target, "this account belongs to holds")
+        """Pay from a hold: all that remains, or a part, leaving the rest held.
+
+        Not while its account is frozen, unless a record owns it: that one tells of what has happened outside (T35).
+        """
+        target = check_open_path(target)
         key = self.store.ports.token() if key is None else check_key(key)
         note = encode_metadata(metadata or {})
         for _ in range(TRIES):
@@ -236,7 +243,9 @@ class Ledger(Reads):
                 await self._check_open(row)
                 if minor > row.remaining:
                     raise HoldTooSmall(hold, str(asset.of_minor(row.remaining)), str(asset.of_minor(minor)))
-            except (HoldClosed, HoldTooSmall):  # this very confirmation may be why
+                if not row.owner:
+                    check_active(head)
+            except (HoldClosed, HoldTooSmall, AccountFrozen):  # this very confirmation may be why, or was long before
                 replayed = await self._replayed(hold, key, target, code, wanted)
                 if replayed is not None:
                     return replayed
@@ -246,10 +255,12 @@ class Ledger(Reads):
             state = HoldState.OPEN if rest else HoldState.CONFIRMED
             legs = (Leg(HELD, target, code, minor),)
             intent = self._settle(row, head, code, legs, rest, state, USER_SCOPE, key, Kind.ENTRY, note)
+            if not row.owner:  # it takes no part in the entry, and yet a freeze of it must stop this one
+                intent = msgspec.structs.replace(intent, pins=((head.path, head.snapshot),))
             try:
                 receipt = (await self.writer.apply(Change((intent,)))).receipts[0]
-            except PostingNotLive:
-                continue  # confirmed, voided or expired since we looked
+            except (PostingNotLive, StalePin):
+                continue  # confirmed, voided or expired since we looked; or its account was changed
             except KeyReused:  # for another amount: of what remained then?
                 replayed = await self._replayed(hold, key, target, code, wanted)
                 if replayed is None:
@@ -360,7 +371,7 @@ class Ledger(Reads):
             raise HoldClosed(row.id, HoldState.EXPIRED.value)
 
     async def _hold_row(self, hold: int) -> tuple[HoldRow, Account, Asset]:
-        found = await self.store.read.holds.get([hold]) if isinstance(hold, int) and 0 < hold <= SEQ_MAX else []
+        found = await self.store.read.holds.get([hold]) if type(hold) is int and 0 < hold <= SEQ_MAX else []
         if not found:
             raise UnknownHold(hold)
         row, head = found[0]
@@ -394,7 +405,7 @@ class Ledger(Reads):
     async def compact(self, account: str, *, most: int = 1_000_000) -> int:
         """Merge the postings of an account, so that it can pay large amounts. Returns how many were merged."""
         head = await self.account(account)
-        if head.path == HELD or head.path.split(":")[0] == "transit":
+        if head.path == HELD or head.path.partition(":")[0] == TRANSIT:
             raise InvalidName("account to compact", account, "its postings are consumed by number (T36)")
         merged = 0
         for asset, (_, count) in (await self.store.read.balances.of(head.id)).items():

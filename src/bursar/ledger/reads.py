@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from bursar.ledger.rules import RuleBook
-from bursar.model.accounts import Account, check_path
+from bursar.ledger.rules import RuleBook, check_limit
+from bursar.model.accounts import Account, check_path, plain_text
 from bursar.model.envelope import decode_ids, decode_legs, decode_pins
-from bursar.model.errors import BursarError, UnknownAsset, UnknownBook, UnknownEnvelope
+from bursar.model.errors import BursarError, InvalidName, UnknownAsset, UnknownBook, UnknownEnvelope
 from bursar.model.money import Asset, Money
 from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Event, StoredEnvelope, StoredPosting
@@ -35,7 +35,7 @@ class Reads(RuleBook):
         """What an account has of an asset; with `prefix`, an account and all below it; with `at`, what it had then."""
         kind = await self.asset(asset)
         if (account is None) == (prefix is None):
-            raise ValueError("give either an account or a prefix")
+            raise InvalidName("question", f"{account}, {prefix}", "give either an account or a prefix")
         if account is not None:
             head = await self.account(account)
             minor = await self._now(head, kind) if at is None else await self._then(head, kind, at)
@@ -48,7 +48,7 @@ class Reads(RuleBook):
         return kind.of_minor(minor)
 
     async def balances(self, account: str) -> dict[str, Money]:
-        """What an account has, by asset code; assets it never had are missing."""
+        """What an account has, by asset code; assets of which it has no postings (any more) are missing."""
         head = await self.account(account)
         assets = {a.id: a for a in (await self.assets()).values()}
         sums = await self._sums(head)
@@ -91,10 +91,10 @@ class Reads(RuleBook):
         head = await self.account(account)
         rows = await self.store.read.envelopes.of_account(
             head.id,
-            before=SEQ_MAX if before is None else before,
+            before=SEQ_MAX if before is None else _number(before),
             since_us=0 if since is None else microseconds(since),
             until_us=FOREVER_US if until is None else microseconds(until),
-            limit=limit,
+            limit=check_limit(limit),
         )
         names = await self._names(rows)
         return [names.line(row, head.id) for row in rows]
@@ -112,7 +112,7 @@ class Reads(RuleBook):
 
     async def envelope_by_key(self, key: str, *, scope: str = "user") -> EnvelopeView:
         """The envelope that a key stands for."""
-        taken = await self.store.read.envelopes.taken([(scope, key)])
+        taken = await self.store.read.envelopes.taken([(plain_text("scope", scope), plain_text("key", key))])
         if not taken:
             raise UnknownEnvelope(f"with key {key!r}")
         return await self.envelope(taken[scope, key].seq)
@@ -120,24 +120,24 @@ class Reads(RuleBook):
     async def envelopes(self, *, after: int = 0, book: str | None = None, limit: int = 100) -> list[EnvelopeView]:
         """Envelopes in order of creation; of one book if given."""
         books = await self.books()
-        if book is not None and book not in books:
-            raise UnknownBook(book)
+        if book is not None and (not isinstance(book, str) or book not in books):
+            raise UnknownBook(str(book))
         number = 0 if book is None else books[book].id
-        rows = await self.store.read.envelopes.after(after, book=number, limit=limit)
+        rows = await self.store.read.envelopes.after(_number(after), book=number, limit=check_limit(limit))
         return [await self.envelope(row.seq) for row in rows]
 
     async def _seq(self, envelope: int | str) -> int:
-        if isinstance(envelope, int):
+        if type(envelope) is int:
             if not 0 < envelope <= SEQ_MAX:
                 raise UnknownEnvelope(str(envelope))
             return envelope
         try:
-            data = bytes.fromhex(envelope)
+            data = bytes.fromhex(envelope) if isinstance(envelope, str) else b""
         except ValueError:
             data = b""
         found = await self.store.read.envelopes.by_hash(data) if len(data) == 32 else None
         if found is None:
-            raise UnknownEnvelope(envelope)
+            raise UnknownEnvelope(str(envelope))
         return found
 
     async def postings(
@@ -146,10 +146,14 @@ class Reads(RuleBook):
         """Postings of an account by number; spent ones too if asked for."""
         head = await self.account(account)
         kinds = await self.assets()
-        if asset is not None and asset not in kinds:
-            raise UnknownAsset(asset)
+        if asset is not None and (not isinstance(asset, str) or asset not in kinds):
+            raise UnknownAsset(str(asset))
         rows = await self.store.read.postings.of_account(
-            head.id, asset=0 if asset is None else kinds[asset].id, live_only=live_only, after=after, limit=limit
+            head.id,
+            asset=0 if asset is None else kinds[asset].id,
+            live_only=live_only,
+            after=_number(after),
+            limit=check_limit(limit),
         )
         names = Names({head.id: head}, {a.id: a for a in kinds.values()}, {})
         return [names.posting(row) for row in rows]
@@ -157,7 +161,7 @@ class Reads(RuleBook):
     async def events(self, after: str = "", *, limit: int = 100) -> list[Event]:
         """Events after a cursor, in order. An event is never skipped, however late its commit."""
         parse_cursor(after)
-        return await self.store.read.events.since(after, limit)
+        return await self.store.read.events.since(after, check_limit(limit))
 
     async def follow(self, after: str = "") -> AsyncIterator[Event]:
         """All events after a cursor, and then those to come: `async for event in ledger.follow(cursor)`."""
@@ -176,6 +180,13 @@ class Reads(RuleBook):
             self.store.read.accounts.heads_by_id(sorted(ids)), self.assets(), self.books()
         )
         return Names(heads, {a.id: a for a in assets.values()}, {b.id: b.name for b in books.values()})
+
+
+def _number(number: int) -> int:
+    """The same number of a row, or a refusal."""
+    if type(number) is not int or not 0 <= number < 2**63:
+        raise InvalidName("number", str(number), "a whole number is expected")
+    return number
 
 
 class Names:

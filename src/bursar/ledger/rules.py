@@ -18,7 +18,9 @@ from bursar.model.accounts import (
     Policy,
     check_name,
     check_path,
+    check_policy,
     floor_minor,
+    plain_text,
 )
 from bursar.model.errors import (
     AccountClosed,
@@ -35,8 +37,16 @@ from bursar.model.records import EventKind, StoredVersion
 from bursar.store import Store
 from bursar.store.tables import Tables
 
+LIMIT_MAX = 1_000_000  # rows of one page
 LAST_COMMITS_TRIES = 200
 LAST_COMMITS_PAUSE_S = 0.005
+
+
+def check_limit(limit: int) -> int:
+    """The same number of rows, or a refusal."""
+    if type(limit) is not int or not 0 <= limit <= LIMIT_MAX:
+        raise InvalidName("limit", str(limit), f"a whole number from 0 to {LIMIT_MAX:,}")
+    return limit
 
 
 class RuleBook:
@@ -83,6 +93,10 @@ class RuleBook:
         internal_transfer_enabled: bool | None = None,
     ) -> Asset:
         """Suspend or resume an asset, or move its transfer limits."""
+        if not isinstance(code, str):
+            raise UnknownAsset(str(code))
+        if status is not None and status not in tuple(AssetStatus):
+            raise InvalidName("asset status", str(status), f"one of {', '.join(AssetStatus)}")
         async with self.store.unit() as unit:
             generation = await unit.rules.bump()
             old = (await unit.rules.assets()).get(code)
@@ -129,7 +143,14 @@ class RuleBook:
 
     async def asset(self, code: str) -> Asset:
         """One asset, as it is now."""
-        found = (await self.assets()).get(code)
+        found = (await self.assets()).get(code) if isinstance(code, str) else None
+        if found is None:
+            raise UnknownAsset(str(code))
+        return found
+
+    async def _known_asset(self, code: str) -> Asset:
+        """One asset, from memory if it is there."""
+        found = (await self.known_assets(code)).get(code) if isinstance(code, str) else None
         if found is None:
             raise UnknownAsset(str(code))
         return found
@@ -138,10 +159,11 @@ class RuleBook:
 
     async def create_book(self, name: str, *, assets: tuple[str, ...] = (), accounts: tuple[str, ...] = ()) -> Book:
         """Create a book that admits only these assets and accounts (with all below them); empty: all."""
-        check_name("book name", name)
-        for path in accounts:
-            check_path(path)
-        wanted = Book(name=name, assets=tuple(assets), accounts=tuple(accounts))
+        name = check_name("book name", name)
+        for what, names in (("assets", assets), ("accounts", accounts)):
+            if not isinstance(names, tuple | list) or not all(isinstance(one, str) for one in names):
+                raise InvalidName(f"list of {what}", str(names), "a tuple of texts is expected")
+        wanted = Book(name=name, assets=tuple(assets), accounts=tuple([check_path(path) for path in accounts]))
         async with self.store.unit() as unit:
             known = await unit.rules.assets()
             for code in wanted.assets:
@@ -170,8 +192,9 @@ class RuleBook:
 
     async def create_account(self, path: str, *, policy: Policy | None = None, book: str = "") -> Account:
         """Create an account, or return it if it is there with the same policy and book."""
-        check_path(path)
+        path = check_path(path)
         policy = NoOverdraft() if policy is None else policy
+        book = check_name("book name", book) if book != "" else book
         async with self.store.unit() as unit:
             await _check_policy(unit, policy, book)
             found = (await unit.accounts.heads([path])).get(path)
@@ -189,14 +212,16 @@ class RuleBook:
 
     async def account(self, path: str) -> Account:
         """The newest version of an account."""
-        found = (await self.store.read.accounts.heads([check_path(path)])).get(path)
+        path = check_path(path)
+        found = (await self.store.read.accounts.heads([path])).get(path)
         if found is None:
             raise UnknownAccount(path)
         return found
 
     async def accounts(self, prefix: str = "", *, after: str = "", limit: int = 100) -> list[Account]:
         """Accounts by path, those that start with `prefix`, after a path."""
-        return await self.store.read.accounts.list(prefix, after, limit)
+        prefix, after = plain_text("prefix", prefix), plain_text("account path", after)
+        return await self.store.read.accounts.list(prefix, after, check_limit(limit))
 
     async def account_history(self, path: str) -> list[StoredVersion]:
         """Every version of an account, oldest first."""
@@ -226,10 +251,11 @@ class RuleBook:
 
     async def change_policy(self, path: str, policy: Policy) -> Account:
         """A new policy. One that forbids owing is refused while the account owes."""
-        return await self._change(path, policy=policy)
+        return await self._change(path, policy=check_policy(policy))
 
     async def _change(self, path: str, *, status: AccountStatus | None = None, policy: Policy | None = None) -> Account:
-        if check_path(path) == HELD:
+        path = check_path(path)
+        if path == HELD:
             raise InvalidName("account path", path, "this account belongs to holds")
         async with self.store.unit() as unit:
             await unit.rules.bump()  # first: from here on no commit is between its check and its write
@@ -265,7 +291,7 @@ class RuleBook:
     async def widen(self, account: Account) -> None:
         """Give an account with many postings a balance cache, starting from its sum."""
         async with self.store.unit() as unit:
-            await unit.rules.bump()
+            await unit.rules.bump(soon=True)  # whoever reads a balance must not wait for anybody's transaction
             await _start_cache(unit, account.id)
 
 
@@ -286,6 +312,7 @@ def _limits(asset: Asset, low: Amount | None, high: Amount | None) -> Asset:
 
 
 async def _check_policy(unit: Tables, policy: Policy, book: str) -> None:
+    check_policy(policy)
     if isinstance(policy, CappedOverdraft):
         asset = (await unit.rules.assets()).get(policy.asset)
         if asset is None:

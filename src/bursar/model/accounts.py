@@ -15,16 +15,20 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
-from bursar.model.errors import InvalidName, PrecisionOverflow
+from bursar.model.errors import InvalidEntry, InvalidName, PrecisionOverflow
 from bursar.model.money import Asset, _from_decimal, len16
 
 PATH_LENGTH_MAX = 128
 NAME_LENGTH_MAX = 64
 HELD = "held"  # the account where held money sits; only holds move it, each its own posting
+TRANSIT = (
+    "transit"  # and all below it: where flows keep what is on its way; only they move it, each its own posting (T36)
+)
 MAIN_BOOK = "main"
 
 _PATH = re.compile(r"[a-z0-9_-]+(?::[a-z0-9_-]+)*")
 _NAME = re.compile(r"[a-z0-9_-]+")
+_FLOOR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")  # ASCII digits only
 
 
 class AccountStatus(StrEnum):
@@ -136,6 +140,18 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None
 
 
+def check_policy(policy: Policy) -> Policy:
+    """The same policy, or a refusal: what is stored must be read again for ever."""
+    if not isinstance(policy, Policy):
+        raise InvalidName("policy", str(policy)[:NAME_LENGTH_MAX], "one of the five, such as NoOverdraft()")
+    if isinstance(policy, CappedOverdraft):
+        if type(policy.floor) is not str or not _FLOOR.fullmatch(policy.floor):
+            raise InvalidName("floor", str(policy.floor)[:NAME_LENGTH_MAX], 'plain text such as "-500.00"')
+        if type(policy.asset) is not str:
+            raise InvalidName("asset code", str(policy.asset)[:NAME_LENGTH_MAX], "text is expected")
+    return policy
+
+
 def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
     """The floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
     return _floor_minor(policy.floor, asset.code, asset.precision)
@@ -157,13 +173,32 @@ def _floor_minor(floor: str, code: str, precision: int) -> int:
 
 def check_path(path: str) -> str:
     """The same path, or a refusal."""
-    if not isinstance(path, str) or not _is_path(path):
+    if type(path) is not str:
+        path = plain_text("account path", path)
+    if not _is_path(path):
         raise InvalidName(
             "account path",
-            str(path)[:PATH_LENGTH_MAX],
+            path[:PATH_LENGTH_MAX],
             f"parts of lower-case letters, digits, '-' and '_' joined by ':', at most {PATH_LENGTH_MAX} characters",
         )
     return path
+
+
+def check_open_path(path: str) -> str:
+    """The same path, or a refusal: entries from outside leave alone what is held and what is on its way."""
+    path = check_path(path)
+    if path == HELD:
+        raise InvalidEntry(f"account {HELD} belongs to holds; use authorize, confirm and void")
+    if path.startswith(TRANSIT) and path.partition(":")[0] == TRANSIT:
+        raise InvalidEntry(f"account {path} belongs to flows, as all below {TRANSIT} does; choose another name")
+    return path
+
+
+def plain_text(what: str, value: object) -> str:
+    """A text of exactly that type (databases know no other), or a refusal."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise InvalidName(what, str(value)[:NAME_LENGTH_MAX], "text is expected")
 
 
 @lru_cache(maxsize=16_384)
@@ -173,8 +208,9 @@ def _is_path(path: str) -> bool:
 
 def check_name(what: str, name: str) -> str:
     """The same short name (of a book, a scope), or a refusal."""
-    if not isinstance(name, str) or len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
-        raise InvalidName(what, str(name)[:NAME_LENGTH_MAX], "lower-case letters, digits, '-' and '_'")
+    name = plain_text(what, name)
+    if len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
+        raise InvalidName(what, name[:NAME_LENGTH_MAX], "lower-case letters, digits, '-' and '_'")
     return name
 
 

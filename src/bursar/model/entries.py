@@ -7,19 +7,21 @@ don't count, so a retry may carry a new timestamp in its metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
+from math import isfinite
 from typing import Any
 
 import msgspec
 
-from bursar.model.accounts import HELD, MAIN_BOOK, check_name, check_path
+from bursar.model.accounts import MAIN_BOOK, check_name, check_open_path, check_path, plain_text
 from bursar.model.errors import InvalidAmount, InvalidEntry, InvalidName, SelfMovement, UnknownAsset
 from bursar.model.money import Amount, Asset
 from bursar.model.postings import POSTINGS_MAX
 
 KEY_LENGTH_MAX = 128
 METADATA_BYTES_MAX = 16_384
+METADATA_DEPTH_MAX = 32
 MOVEMENTS_MAX = POSTINGS_MAX
 USER_SCOPE = "user"  # keys given from outside; internal scopes can't be reached by them (L19)
 
@@ -134,7 +136,7 @@ def intend(entry: Entry, assets: Mapping[str, Asset], *, scope: str, token: Call
     """Check an entry and turn its amounts into smallest units. `token` makes a key where the entry brought none."""
     if not isinstance(entry, Entry):
         raise InvalidEntry(f"an Entry is expected, not {type(entry).__name__}")
-    if not entry.movements:
+    if not isinstance(entry.movements, tuple | list) or not entry.movements:
         raise InvalidEntry("it has no movements")
     if len(entry.movements) > MOVEMENTS_MAX:
         raise InvalidEntry(f"it has more than {MOVEMENTS_MAX} movements")
@@ -144,38 +146,46 @@ def intend(entry: Entry, assets: Mapping[str, Asset], *, scope: str, token: Call
         legs=tuple([_leg(m, assets) for m in entry.movements]),
         book=MAIN_BOOK if entry.book == MAIN_BOOK else check_name("book name", entry.book),
         metadata=encode_metadata(entry.metadata) if entry.metadata else "{}",
-        pins=_pins(entry.pins.items()) if entry.pins else (),
+        pins=_pins(entry.pins) if entry.pins else (),
     )
 
 
 def _leg(movement: Movement, assets: Mapping[str, Asset]) -> Leg:
-    asset = assets.get(movement.asset)
+    if not isinstance(movement, Movement):
+        raise InvalidEntry(f"a Movement is expected, not {type(movement).__name__}")
+    asset = assets.get(movement.asset) if isinstance(movement.asset, str) else None
     if asset is None:
         raise UnknownAsset(str(movement.asset))
     amount = asset.minor(movement.amount)
     if amount <= 0:
         raise InvalidAmount(str(movement.amount), "a movement needs an amount above zero")
-    source, target = check_path(movement.source), check_path(movement.target)
+    source, target = check_open_path(movement.source), check_open_path(movement.target)
     if source == target:
         raise SelfMovement(source)
-    if HELD in (source, target):
-        raise InvalidEntry(f"account {HELD} belongs to holds; use authorize, confirm and void")
     return Leg(source, target, asset.code, amount)
 
 
 def check_key(key: str) -> str:
     """The same key, or a refusal."""
-    if not isinstance(key, str) or not 0 < len(key) <= KEY_LENGTH_MAX or not key.isprintable():
-        raise InvalidName("key", str(key)[:KEY_LENGTH_MAX], f"1 to {KEY_LENGTH_MAX} printable characters")
+    return check_text("key", key)
+
+
+def check_text(what: str, text: str) -> str:
+    """The same text of people or programs outside, or a refusal."""
+    if type(text) is not str:
+        text = plain_text(what, text)
+    if not 0 < len(text) <= KEY_LENGTH_MAX or not text.isprintable():
+        raise InvalidName(what, text[:KEY_LENGTH_MAX], f"1 to {KEY_LENGTH_MAX} printable characters")
     try:
-        key.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise InvalidName("key", ascii(key), "it is not valid Unicode text") from None
-    return key
+        raise InvalidName(what, ascii(text), "it is not valid Unicode text") from None
+    return text
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> str:
     """Metadata as deterministic JSON text, or a refusal."""
+    _check_metadata(metadata)
     try:
         text = msgspec.json.encode(dict(metadata), order="deterministic").decode()
     except (TypeError, ValueError, OverflowError) as error:
@@ -187,7 +197,25 @@ def encode_metadata(metadata: Mapping[str, Any]) -> str:
     return text
 
 
-def _pins(pins: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes], ...]:
+def _check_metadata(value: object, depth: int = 0) -> None:
+    """What JSON can't say, or would say differently, is refused; and what could be written, but not read again."""
+    if depth > METADATA_DEPTH_MAX:
+        raise InvalidEntry(f"its metadata is nested deeper than {METADATA_DEPTH_MAX}")
+    if isinstance(value, float) and not isfinite(value):
+        raise InvalidEntry(f"its metadata holds {value}, which JSON can't say")
+    if isinstance(value, msgspec.Raw):
+        raise InvalidEntry("its metadata holds raw bytes in place of a value")
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            _check_metadata(part, depth + 1)
+
+
+def _pins(wanted: Mapping[str, bytes]) -> tuple[tuple[str, bytes], ...]:
+    if not isinstance(wanted, Mapping):
+        raise InvalidEntry("its pins are not account paths with their snapshots")
+    pins = wanted.items()
     for path, snapshot in pins:
         check_path(path)
         if not isinstance(snapshot, bytes):

@@ -60,7 +60,9 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return parse_minor(amount, self.code, self.precision)
         if isinstance(amount, Money):
             if amount.asset != self.code or amount.precision != self.precision:
-                raise InvalidAmount(repr(amount), f"it is in {amount.asset}, not in {self.code}")
+                raise InvalidAmount(_shown(amount), f"it is in {amount.asset}, not in {self.code}")
+            if type(amount.minor) is not int:  # Money checks nothing by itself
+                raise InvalidAmount(_shown(amount), "its smallest units are no whole number")
             return bounded(amount.minor, self.code, self.precision)
         if isinstance(amount, Decimal):
             return _from_decimal(amount, self.code, self.precision)
@@ -124,6 +126,11 @@ class Money(msgspec.Struct, frozen=True, gc=False):
 
 
 Amount = str | Decimal | Money
+
+
+def _shown(amount: Money) -> str:
+    """Money that may be malformed, for a message."""
+    return f"Money({amount.minor} of {amount.asset})"
 
 
 def parse_minor(text: str, code: str, precision: int) -> int:

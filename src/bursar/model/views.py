@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from bursar.model.entries import Kind
+from bursar.model.errors import InvalidName
 from bursar.model.money import Money
 from bursar.model.postings import PostingState
 
@@ -21,8 +22,8 @@ def moment(us: int) -> datetime:
 
 def microseconds(at: datetime) -> int:
     """A time as microseconds since 1970; a time without a zone is refused as ambiguous."""
-    if at.tzinfo is None:
-        raise ValueError(f"{at} has no time zone; say which, for example datetime(..., tzinfo=UTC)")
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidName("moment", str(at), "it has no time zone; say which, for example datetime(..., tzinfo=UTC)")
     return (at - EPOCH) // timedelta(microseconds=1)
 
 

@@ -136,6 +136,9 @@ class SimPorts:
     def sqlite(self, path: str, *, read_only: bool) -> sqlite3.Connection:
         return self._living().disk.open(path)
 
+    def identity(self, path: str) -> tuple[int, int] | None:
+        return (0, 0)
+
     def files(self) -> Files:
         return self._host().files(self._process)
 

@@ -11,7 +11,7 @@ import msgspec
 from bursar.model.accounts import Account, AccountStatus, Book, decode_policy
 from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope, decode_legs, decode_pins, encode_ids, encode_legs, encode_pins
-from bursar.model.errors import DatabaseCorrupt
+from bursar.model.errors import DatabaseCorrupt, InvalidName
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
@@ -142,14 +142,14 @@ def remembered_of(row: Row) -> Remembered:
 
 def parse_cursor(cursor: str) -> tuple[int, int, int]:
     """A cursor's three numbers; "" is the beginning."""
-    if not cursor:
+    if cursor == "":
         return 0, 0, 0
-    parts = cursor.split(".")
+    parts = cursor.split(".") if isinstance(cursor, str) else []
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 20 for p in parts):
-        raise ValueError(f"{cursor!r} is not a cursor; use one that an event carried, or '' for the beginning")
+        raise InvalidName("cursor", str(cursor), "use one that an event carried, or '' for the beginning")
     epoch, xid, seq = map(int, parts)
     if epoch >= 2**31 or max(xid, seq) >= 2**63:
-        raise ValueError(f"{cursor!r} is not a cursor: its numbers are too large")
+        raise InvalidName("cursor", cursor, "its numbers are too large")
     return epoch, xid, seq
 
 

@@ -100,6 +100,10 @@ class Events(Table):
         """1, or 0 if that event is there already."""
         return await self._s.write("insert_event", [(int(kind), subject, version)])
 
+    async def raise_epoch(self) -> int:
+        """The database was restored: what is written from now on comes after every cursor that there is."""
+        return int(await self._one("raise_epoch"))
+
     async def since(self, cursor: str, limit: int) -> list[Event]:
         """Events after a cursor, in order; never one that another could still come before."""
         epoch, xid, seq = parse_cursor(cursor)

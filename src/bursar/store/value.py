@@ -33,9 +33,9 @@ class Rules(Table):
         """Hold the rules as they are until the unit ends, and let others do so too."""
         return int(await self._one("share_rules"))
 
-    async def bump(self) -> int:
-        """A rule changes: commits validated before this fail. Returns the new generation."""
-        return int(await self._one("bump_rules"))
+    async def bump(self, *, soon: bool = False) -> int:
+        """A rule changes: commits validated before this fail. Returns the new generation. `soon`: or not at all."""
+        return int(await self._one("bump_rules_soon" if soon else "bump_rules"))
 
     async def assets(self) -> dict[str, Asset]:
         """All assets by code."""

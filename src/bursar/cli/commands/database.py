@@ -30,23 +30,32 @@ RECOVERED = {
     cls=Command,
     examples="""
     bursar --database postgresql://bursar@db.internal/money migrate
-    bursar migrate --sql | psql -1 money
+    bursar --database postgresql://dba@db.internal/money migrate --sql > steps.sql
     """,
 )
-@click.option("--sql", is_flag=True, help="Print the whole PostgreSQL script for a DBA instead, and touch nothing.")
+@click.option(
+    "--sql",
+    is_flag=True,
+    help="Print the statements for a DBA (`psql -1`) instead, and touch nothing: what the PostgreSQL database named by "
+    "--database lacks; or all of them, if it names none.",
+)
 @click.pass_obj
 def migrate(state: State, sql: bool) -> None:
     """Set a database up, or bring it to this version. Doing it twice is doing it once."""
     if sql:
-        from bursar.store.postgres.schema import script
-
-        click.echo(script(), nl=False)
+        click.echo(asyncio.run(_script(state.database)), nl=False)
         return
     output = Output(as_json=state.json)
     version, applied = asyncio.run(_migrate(state.database))
     names = [f"{number:04d}_{name}" for number, name in applied]
     done = f"applied {', '.join(names)}" if names else "nothing to do"
     output.show({"version": version, "applied": names}, lambda: f"{done}; the schema is at version {version}")
+
+
+async def _script(url: str) -> str:
+    from bursar.store.postgres.schema import script, version_of
+
+    return script(0 if sqlite_path(url) is not None else await _on_postgres(url, version_of))
 
 
 async def _migrate(url: str) -> tuple[int, list[tuple[int, str]]]:
@@ -71,11 +80,12 @@ def _migrate_sqlite(url: str) -> list[int]:
 
     from bursar.ports import SystemPorts
     from bursar.store.sqlite import calls
-    from bursar.store.sqlite.store import version
+    from bursar.store.sqlite.store import PAGE, version
 
     try:
         with closing(SystemPorts().sqlite(sqlite_path(url) or "", read_only=False)) as connection:
             connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
+            connection.execute(f"PRAGMA page_size = {PAGE}")  # of a new file
             try:
                 return version(connection, migrate=False)  # refuses a file that belongs to something else
             except DatabaseOlder:
@@ -118,15 +128,14 @@ async def _on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
     bursar --database postgresql://bursar@db.internal/money recover --restored
     """,
 )
-@click.option(
-    "--restored", is_flag=True, help="PostgreSQL: the database was restored from a dump into another cluster."
-)
+@click.option("--restored", is_flag=True, help="The database was restored from a backup or a dump.")
 @click.pass_obj
 def recover(state: State, restored: bool) -> int:
     """Finish or cleanly abandon what a crash left half done. Safe at any time; a second time finds nothing to do.
 
-    A ledger that commits in transactions (the default) never has anything half done. After a PostgreSQL dump was
-    restored elsewhere, run it once with --restored: events written from then on sort after all that are there.
+    A ledger that commits in transactions (the default) never has anything half done. After the database was restored
+    from a backup or a dump, run it once with --restored: events written from then on come after every cursor that a
+    reader may have kept, which would skip them otherwise.
     """
     output = Output(as_json=state.json)
     if restored:
@@ -152,9 +161,10 @@ async def _raise_epoch(url: str) -> int:
     async def work(connection: Any) -> int:
         return int(await connection.fetchval(SQL["raise_epoch"]))
 
-    if sqlite_path(url) is not None:
-        raise click.UsageError("--restored is for PostgreSQL: a SQLite file brings its own numbering along.")
-    return await _on_postgres(url, work)
+    if sqlite_path(url) is None:
+        return await _on_postgres(url, work)  # the store refuses to open what was restored
+    async with open_database(url) as b, b.store.unit() as unit:
+        return await unit.events.raise_epoch()
 
 
 @click.command(cls=Command, examples="bursar rebuild && bursar audit")

@@ -14,6 +14,7 @@ from bursar.cli.show import EventNames, draw_envelope, show_receipt
 from bursar.cli.state import Group, on_database
 from bursar.cli.types import LIMIT, NUMBER, POSTING, entry_options, envelope_name, meta_option, moment
 from bursar.model import entries
+from bursar.model.errors import InvalidName
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
@@ -211,7 +212,7 @@ async def events(b: Bursar, out: Output, after: str, follow: bool, limit: int) -
     names = EventNames(b)
     try:
         page = await b.ledger.events(after, limit=1 if follow else limit)
-    except ValueError as error:
+    except InvalidName as error:
         raise click.UsageError(str(error)) from None
     if not follow:
         rows = [(e.cursor, e.kind, await names.subject(e)) for e in page]

@@ -39,7 +39,7 @@ SELECT bursar.write_records_1((string_to_array($1::text, E'\x1f'))[2:], (string_
 
 -- name: group_write_all
 -- A group of entries and records together: first the ledger's part, then the records'; and numbers for the next one.
-SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
+SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
     (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
     $7::text::smallint[], $8::text::bigint[], $9::text::bytea[], $10::text::bytea[], $11::text::bytea[],
     (string_to_array($12::text, E'\x1f'))[2:], $13::text::bigint[], $14::text::bigint[],

@@ -60,7 +60,9 @@ async def check_version(connection: asyncpg.Connection, *, migrate: bool) -> lis
         raise DatabaseNewer(have, VERSION)
     if have and not migrate:
         raise DatabaseOlder(have, VERSION)
-    return await apply(connection)
+    applied = await apply(connection)
+    await _check_epoch(connection)
+    return applied
 
 
 async def apply(connection: asyncpg.Connection) -> list[int]:
@@ -82,6 +84,11 @@ async def apply(connection: asyncpg.Connection) -> list[int]:
         if not connection.is_closed():
             await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
     return applied
+
+
+async def version_of(connection: asyncpg.Connection) -> int:
+    """The version that a database is at; 0 if it has nothing of ours."""
+    return (await _version(connection))[0]
 
 
 async def _version(connection: asyncpg.Connection) -> tuple[int, int]:

@@ -10,8 +10,13 @@ SELECT generation FROM bursar.rules WHERE id = 1
 SELECT generation FROM bursar.rules WHERE id = 1 FOR SHARE
 
 -- name: bump_rules
--- Every change of a rule. Waits for the commits in flight (they hold the row FOR SHARE) and holds back new ones.
-UPDATE bursar.rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
+-- Every change of a rule. Waits for the commits in flight (they hold the row FOR SHARE), holds back new ones, and gives up
+-- when a transaction stays open (see the migration).
+SELECT bursar.bump_rules_1(3000)
+
+-- name: bump_rules_soon
+-- The same for what can be done another time: waits for nobody for long.
+SELECT bursar.bump_rules_1(50)
 
 -- name: take_numbers
 -- The next so many envelope numbers; returns the last of them. Only for single callers: a group takes its own.
@@ -261,7 +266,7 @@ JOIN bursar.account_heads h ON h.account = w.account AND h.asset = w.asset
 
 -- name: group_write
 -- One group of commits, whole or not at all (see the migration); and numbers for the next one.
-SELECT bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
+SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
     (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
     $7::text::smallint[], $8::text::bigint[], $9::text::bytea[], $10::text::bytea[], $11::text::bytea[],
     (string_to_array($12::text, E'\x1f'))[2:], $13::text::bigint[], $14::text::bigint[],

@@ -37,6 +37,7 @@ SETTINGS = {
     # Closing an account looks at it after waiting for the commits in flight: each statement must see what is there now,
     # whatever the database's own default is.
     "default_transaction_isolation": "read committed",
+    "array_nulls": "on",
 }
 # A group's two statements are planned once and must then be right at any size (ADR 9): by index, in the caller's order.
 SWITCHED_OFF = ("seqscan", "hashjoin", "mergejoin", "bitmapscan", "sort", "material")
@@ -45,7 +46,11 @@ WRITER_SETTINGS = SETTINGS | {
     **{f"enable_{what}": "off" for what in SWITCHED_OFF},
 }
 LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "23505", "40001", "40P01"}
-BLOCKED_STATE = "55P03"  # lock_timeout: somebody holds a row and does not let go
+BLOCKED_STATES = {  # somebody holds a row and does not let go:
+    "55P03",  # our lock_timeout
+    "57014",  # or the statement_timeout of whoever runs the database
+}
+ISOLATION = "SELECT current_setting('transaction_isolation')"
 GROUP_TIMEOUT_S = 30.0  # for one half of a group; a server that says nothing for so long is taken for gone
 BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 
@@ -62,8 +67,8 @@ def explain(error: Exception) -> BursarError:
         return DatabaseUnavailable("it is read-only (a replica, or set so); connect to the primary")
     if state in ("40001", "40P01"):
         return Conflict(text, 1)
-    if state == BLOCKED_STATE:
-        return Conflict(f"another transaction holds what this one needs: {text}", 1)
+    if state in BLOCKED_STATES:
+        return Conflict(f"another transaction holds what this needs, see pg_stat_activity for the oldest ({text})", 1)
     if state.startswith("28") or state == "42501":
         return DatabaseUnavailable(f"access was refused: {text}")
     if state == "3D000":
@@ -159,6 +164,7 @@ class PostgresStore:
                 max_size=READERS,
                 server_settings=SETTINGS,
                 timeout=CONNECT_TIMEOUT_S,
+                init=_durably,
                 reset=_nothing,
             )
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
@@ -258,23 +264,46 @@ class PostgresStore:
                 raise _sorted_out(error) from error
 
     async def _in_callers_transaction(self, connection: Connection, job: Job) -> None:
-        if not hasattr(connection, "is_in_transaction"):
-            raise DatabaseUnavailable(f"an asyncpg connection is expected, not {type(connection).__name__}")
-        if not connection.is_in_transaction():
-            raise DatabaseUnavailable("the connection is not in a transaction; open one with connection.transaction()")
         try:
-            async with connection.transaction():  # a savepoint: a lost race must not spoil the caller's transaction
-                now_s = self.ports.monotonic()
-                await write_group(connection, await read_group(connection, job, now_s), now_s)
+            if not hasattr(connection, "is_in_transaction"):
+                raise DatabaseUnavailable(f"an asyncpg connection is expected, not {type(connection).__name__}")
+            if not connection.is_in_transaction():
+                raise DatabaseUnavailable("the connection is not in a transaction; begin one first")
+            await self._in_savepoint(connection, job)
+            if job.doubtful() and await connection.fetchval(ISOLATION) != "read committed":
+                # Nothing was written, so nothing has noticed that it rests on what was long ago.
+                raise Conflict("a refusal in a transaction that sees only what was there when it began; end it", 1)
+        except asyncpg.InterfaceError as error:  # closed, given back, or busy with something else
+            raise DatabaseUnavailable(f"the connection can't be used: {error}") from error
         except Exception as error:
             raise _sorted_out(error) from error
+
+    async def _in_savepoint(self, connection: Connection, job: Job) -> None:
+        """A lost race must not spoil the caller's transaction, however that was begun."""
+        await connection.execute("SAVEPOINT bursar")
+        try:
+            now_s = self.ports.monotonic()
+            await write_group(connection, await read_group(connection, job, now_s), now_s)
+        except BaseException:  # it goes on to the caller, who decides about the rest
+            if not connection.is_closed():
+                await connection.execute("ROLLBACK TO SAVEPOINT bursar")
+            raise
+        await connection.execute("RELEASE SAVEPOINT bursar")
 
     async def _alive(self, connection: Connection | None) -> Connection:
         if self._pool is None:
             raise DatabaseUnavailable("it is not open")
         if connection is None or connection.is_closed():
-            return await asyncpg.connect(self.url, server_settings=WRITER_SETTINGS, timeout=CONNECT_TIMEOUT_S)
+            connection = await asyncpg.connect(self.url, server_settings=WRITER_SETTINGS, timeout=CONNECT_TIMEOUT_S)
+            await _durably(connection)
         return connection
+
+
+async def _durably(connection: Any) -> None:
+    """A receipt is for ever: whatever the database's default, COMMIT waits for the disk, at least."""
+    await connection.execute(
+        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    )
 
 
 async def _nothing(_connection: Any) -> None:
@@ -293,7 +322,7 @@ def _sorted_out(error: Exception) -> Exception:
     """A lost race, a broken connection, or an error for the caller."""
     if isinstance(error, BursarError | Lost | Broken):
         return error
-    if getattr(error, "sqlstate", None) == BLOCKED_STATE:
+    if getattr(error, "sqlstate", None) in BLOCKED_STATES:
         return Blocked("another transaction holds a posting or key that this one needs")
     if getattr(error, "sqlstate", None) in LOST_STATES:
         return Lost(str(error).split("\n")[0])

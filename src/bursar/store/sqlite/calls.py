@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from bursar.model.errors import BursarError, DatabaseCorrupt, DatabaseUnavailable
+from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable
 from bursar.model.postings import INDEX_BITS, Posting
 from bursar.model.records import Taken
 from bursar.store.group import Ask, Heads, Job, Known, Lost, PoolKey, RecordAsk, RecordRows, RecordsKnown, Rows
@@ -65,6 +66,23 @@ def register(connection: sqlite3.Connection, now_us: Callable[[], int]) -> None:
     connection.create_function("add_text", 2, lambda a, b: str(int(a) + int(b)), deterministic=True)
     connection.create_aggregate("sum_amounts", 1, _SumAmounts)  # type: ignore[arg-type]
     connection.create_aggregate("sum_text", 1, _SumText)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def our_ways(connection: sqlite3.Connection, now_us: Callable[[], int]) -> Iterator[None]:
+    """A caller's connection as our statements need it, and afterwards as it was."""
+    row_factory, text_factory = connection.row_factory, connection.text_factory
+    connection.row_factory, connection.text_factory = None, str
+    try:
+        register(connection, now_us)
+        yield
+    finally:
+        connection.row_factory, connection.text_factory = row_factory, text_factory
+
+
+def file_of(connection: sqlite3.Connection) -> str:
+    """The file that a connection is to, as SQLite names it."""
+    return str(next(row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"))
 
 
 def use_wal(connection: sqlite3.Connection) -> None:
@@ -136,10 +154,15 @@ def _commit(connection: sqlite3.Connection) -> None:
         raise
 
 
-def run_group(connection: sqlite3.Connection, job: Job, now_us: int) -> None:
-    """Read, decide and write a group. The caller has begun the transaction, so nothing can change in between."""
+def run_group(connection: sqlite3.Connection, job: Job, now_us: Callable[[], int], used: int) -> Rows:
+    """Read, decide and write a group; returns what was written. The caller has begun the transaction, so nothing can
+    change in between; and the time is asked for here, because whoever had to wait for that came later.
+
+    Numbers up to `used` have been told to somebody, although what they named may have been rolled back.
+    """
     heads = job.heads
     generation, last = connection.execute(SQL["group_begin"]).fetchone()
+    last = max(last, used)
     if generation != heads.generation:
         load_rules(connection, job, generation)
     heads.trim()
@@ -147,7 +170,8 @@ def run_group(connection: sqlite3.Connection, job: Job, now_us: int) -> None:
     if not heads.wary and _taken(connection, job.doubtful()):
         heads.wary = Heads.WARY_GROUPS
         plan = _decide(connection, job, last)
-    _write_group(connection, plan, now_us)
+    _write_group(connection, plan, now_us())
+    return plan
 
 
 def _decide(connection: sqlite3.Connection, job: Job, last: int) -> Rows:
@@ -331,6 +355,8 @@ def explain(error: sqlite3.Error) -> BursarError:
     """What a person can do about it, in one line."""
     name = getattr(error, "sqlite_errorname", "") or ""
     text = str(error)
+    if name == "SQLITE_BUSY_SNAPSHOT":
+        return Conflict("the transaction began before others have written; end it and begin with BEGIN IMMEDIATE", 1)
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         why = f"it is locked by another process for more than {BUSY_MS // 1000} s; find and stop that one"
     elif name.startswith("SQLITE_READONLY") or "readonly" in text:

@@ -13,6 +13,10 @@ SELECT generation FROM rules WHERE id = 1
 -- Every change of a rule: commits validated against the old generation fail.
 UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 
+-- name: bump_rules_soon
+-- The same: whoever has come so far has the file to himself.
+UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
+
 -- name: take_numbers
 -- The next so many envelope numbers; returns the last of them. What a group has used is in the tables themselves.
 UPDATE numbers SET envelope = ?1 + max(
@@ -25,6 +29,10 @@ SELECT generation, max(
     (SELECT envelope FROM numbers WHERE id = 1),
     ifnull((SELECT max(seq) FROM envelopes), 0), ifnull((SELECT max(number) FROM records), 0))
 FROM rules WHERE id = 1
+
+-- name: group_claim
+-- Changes nothing, but only whoever sees the newest state and may write can do it: the transaction has the lock from now on.
+UPDATE rules SET generation = generation WHERE 0
 
 -- name: take_account_number
 -- The next account number.
@@ -262,5 +270,10 @@ INSERT INTO events (kind, subject, version) VALUES (?, ?, ?) ON CONFLICT DO NOTH
 INSERT OR FAIL INTO events (kind, subject, version) SELECT 1, seq, 0 FROM envelopes WHERE seq >= ? ORDER BY seq
 
 -- name: events_since
--- Events after a cursor (epoch and xid are for PostgreSQL), so many.
-SELECT 0, 0, seq, kind, subject, version FROM events WHERE ?1 = ?1 AND ?2 = ?2 AND seq > ?3 ORDER BY seq LIMIT ?4
+-- Events after a cursor (xid is for PostgreSQL), so many. A cursor of an older epoch may be past the end of that one.
+SELECT (SELECT max(epoch) FROM epochs WHERE after < e.seq), 0, seq, kind, subject, version FROM events e
+WHERE ?2 = ?2 AND seq > min(?3, ifnull((SELECT min(after) FROM epochs WHERE epoch > ?1), ?3)) ORDER BY seq LIMIT ?4
+
+-- name: raise_epoch
+-- After a restore: events written from now on come after every cursor that there is.
+INSERT INTO epochs SELECT max(epoch) + 1, ifnull((SELECT max(seq) FROM events), 0) FROM epochs RETURNING epoch

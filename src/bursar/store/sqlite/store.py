@@ -102,6 +102,9 @@ class SqliteStore:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._closed = False
+        self._file = ""  # as SQLite names it
+        self._identity: tuple[int, int] | None = None
+        self._used = 0  # the highest number told to a caller whose transaction may have been rolled back since
         self.write_lock = asyncio.Lock()
         self.read_lock = asyncio.Lock()
         self.read = Tables(ReadSession(self, self._read_lane, self._get_reader))
@@ -138,6 +141,7 @@ class SqliteStore:
         async with self.write_lock:
             tables = Tables(SqliteSession(self, self._write_lane, self._get_writer))
             try:
+                self._check_there()
                 await self._do("BEGIN IMMEDIATE")
                 yield tables
                 await self._do("COMMIT")
@@ -189,9 +193,15 @@ class SqliteStore:
         async with self.write_lock:
             await self.run(self._write_lane, partial(self._group, job))
 
+    def _check_there(self) -> None:
+        """What is written to a file that nobody will find again is lost, however well it was synced."""
+        if self.ports.identity(self.path) != self._identity:
+            raise DatabaseUnavailable("the file was moved, deleted or replaced while it was open; nothing was written")
+
     def _group(self, job: Job) -> None:
+        self._check_there()
         connection = self._get_writer()
-        work = partial(calls.run_group, connection, job, self.ports.now_us())
+        work = partial(calls.run_group, connection, job, self.ports.now_us, self._used)
         try:
             try:
                 calls.together(connection, work)
@@ -206,18 +216,23 @@ class SqliteStore:
     def _in_callers_transaction(self, connection: sqlite3.Connection, job: Job) -> None:
         if not isinstance(connection, sqlite3.Connection):
             raise DatabaseUnavailable(f"a sqlite3.Connection is expected, not {type(connection).__name__}")
-        calls.register(connection, self.ports.now_us)
         if not connection.in_transaction:
             raise DatabaseUnavailable("the connection is not in a transaction; run BEGIN IMMEDIATE first")
         job.heads.wary = 1  # look keys up: a failed write would cost the caller's transaction a second try
-        connection.execute("SAVEPOINT bursar")
-        try:
-            calls.run_group(connection, job, self.ports.now_us())
-        except BaseException:  # our part alone is undone; the caller hears why, and decides about the rest
-            connection.execute("ROLLBACK TO bursar")
+        with calls.our_ways(connection, self.ports.now_us):
+            if calls.file_of(connection) != self._file:
+                raise DatabaseUnavailable(f"the connection is to another file than {self.path}")
+            # Nothing would be written for a refusal, and nothing would notice that it rests on what was long ago.
+            connection.execute(calls.SQL["group_claim"])
+            connection.execute("SAVEPOINT bursar")
+            try:
+                rows = calls.run_group(connection, job, self.ports.now_us, self._used)
+                self._used = max([self._used, *(row[0] for row in rows.envelopes)])
+            except BaseException:  # our part alone is undone; the caller hears why, and decides about the rest
+                connection.execute("ROLLBACK TO bursar")
+                connection.execute("RELEASE bursar")
+                raise
             connection.execute("RELEASE bursar")
-            raise
-        connection.execute("RELEASE bursar")
 
     async def _do(self, sql: str) -> None:
         await self.run(self._write_lane, partial(self._get_writer().execute, sql))
@@ -245,6 +260,8 @@ class SqliteStore:
         connection.execute(f"PRAGMA wal_autocheckpoint = {log // page}")
         calls.register(connection, self.ports.now_us)
         version(connection, migrate=migrate)
+        self._file = calls.file_of(connection)
+        self._identity = self.ports.identity(self.path)
         self._writer = connection
 
     def _open_reader(self) -> None:

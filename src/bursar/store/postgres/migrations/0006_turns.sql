@@ -1,0 +1,30 @@
+-- Whose turn it is, and when something happened.
+-- runs_from: 1
+
+-- When something happened is when it was written, not when the transaction began that it is part of. A caller's own
+-- transaction may have been open for long, and pay with what came in meanwhile: it would have paid before that came, and
+-- between the two moments the money was in two places. And a freeze that waited for the last commits would seem older.
+-- All rows of a group still have one time: that of the statement which writes them.
+ALTER TABLE bursar.envelopes ALTER COLUMN at SET DEFAULT statement_timestamp();
+ALTER TABLE bursar.accounts ALTER COLUMN at SET DEFAULT statement_timestamp();
+
+-- Whoever shares the rules goes through here first. Rows are not fair: those who share one let others who share it pass,
+-- and whoever wants to change it waits for as long as there is always somebody. This lock is: who comes after somebody
+-- who waits to change the rules, waits too.
+CREATE FUNCTION bursar.take_turn_1() RETURNS void LANGUAGE sql AS $$
+    SELECT pg_advisory_xact_lock_shared(108271206724722)
+$$;
+
+-- A rule changes: nobody new is let in, and what is left to wait for is only who was there before. A transaction that
+-- stays open for longer than this waits stops the change (lock_not_available), and the commits for no longer than that.
+CREATE FUNCTION bursar.bump_rules_1(patience_ms integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    found bigint;
+    before text := current_setting('lock_timeout');
+BEGIN
+    PERFORM set_config('lock_timeout', patience_ms || 'ms', true);
+    PERFORM pg_advisory_xact_lock(108271206724722);
+    UPDATE bursar.rules SET generation = generation + 1 WHERE id = 1 RETURNING generation INTO found;
+    PERFORM set_config('lock_timeout', before, true);
+    RETURN found;
+END $$;
