@@ -19,6 +19,7 @@ from bursar.ledger import Ledger
 from bursar.model.entries import Kind
 from bursar.model.envelope import BookedLeg, Envelope
 from bursar.model.postings import Posting, posting_id
+from bursar.model.records import EventKind
 from bursar.ports import Lane, Ports, SystemPorts
 from bursar.store import Store, connect
 
@@ -235,6 +236,7 @@ async def dust(ledger: Ledger, account: str, count: int, asset: str = "USDT") ->
             )
             await unit.envelopes.store(envelope, envelope.id())
             await unit.envelopes.involve([bank, owner], seq)
+            await unit.events.append(EventKind.COMMITTED, seq)
             await unit.balances.add_cache([(bank, kind.id, seq, -part)])
             count -= part
 

@@ -215,6 +215,36 @@ DAMAGES = {
         {"I3"},
         "hold {hold} says 40.000000 USDT remain",
     ),
+    "hold of another": Damage(
+        "holds",
+        "UPDATE {s}holds SET account = (SELECT min(id) FROM {s}accounts WHERE path = 'alice') WHERE id = {hold}",
+        {"I3"},
+        "which is not what was set aside",
+    ),
+    "history gone": Damage(
+        "involved",
+        "DELETE FROM {s}involved WHERE envelope = {deposit}",
+        {"I8"},
+        "envelope {deposit} is not in the history of account",
+    ),
+    "history too long": Damage(
+        "involved",
+        "INSERT INTO {s}involved SELECT id, {deposit} FROM {s}accounts WHERE path = 'bob'",
+        {"I8"},
+        "parts that somebody took",
+    ),
+    "event gone": Damage(
+        "events",
+        "DELETE FROM {s}events WHERE kind = 1 AND subject = {deposit}",
+        {"I8"},
+        "envelope {deposit} was never announced",
+    ),
+    "account that can't be read": Damage(
+        "accounts",
+        "UPDATE {s}accounts SET policy = '{{}}' WHERE path = 'bob'",
+        {"I3", "I8"},
+        "account bob, version 1, can't be read",
+    ),
     "hold gone": Damage(
         "holds", "DELETE FROM {s}holds WHERE id = {hold}", {"I3"}, "held: open holds say 0.000000 USDT"
     ),

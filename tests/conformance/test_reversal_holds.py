@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.builders import BANK, balance, outcome, receipts, scenario, seed
@@ -538,6 +539,62 @@ async def test_confirm_to_a_frozen_account_is_refused(ledger: Ledger) -> None:
     with pytest.raises(AccountFrozen):
         await ledger.confirm(hold.id, "bob")
     assert (await ledger.hold(hold.id)).state is HoldState.OPEN
+
+
+@scenario
+async def test_a_frozen_account_pays_from_no_hold(ledger: Ledger) -> None:
+    """What was set aside is still its money: it may come back, but not leave. What was confirmed before stays so."""
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "5")
+    first = await ledger.confirm(hold.id, "bob", "1", key="first")
+    await ledger.freeze("alice")
+    with pytest.raises(AccountFrozen):
+        await ledger.confirm(hold.id, "bob", "2", key="second")
+    assert (await ledger.confirm(hold.id, "bob", "1", key="first")).envelope == first.envelope
+    await ledger.unfreeze("alice")
+    await ledger.confirm(hold.id, "bob", "2", key="second")
+    await ledger.freeze("alice")
+    await ledger.void(hold.id)
+    assert await balance(ledger, "bob") == "3.000000"
+    assert await balance(ledger, "alice") == "7.000000"
+
+
+@scenario
+async def test_a_freeze_that_comes_while_a_hold_is_confirmed_stops_it(ledger: Ledger) -> None:
+    """Given the moment between the look and the entry, when the account is frozen there, then nothing leaves."""
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "5")
+    settle = ledger._settle
+
+    def late(*args: Any) -> Any:
+        frozen.set()
+        return settle(*args)
+
+    frozen = asyncio.Event()
+    ledger._settle = late  # type: ignore[method-assign, assignment]
+    apply = ledger.writer.apply
+
+    async def freeze_first(change: Any) -> Any:
+        if frozen.is_set():
+            frozen.clear()
+            ledger._settle = settle  # type: ignore[method-assign]
+            await ledger.freeze("alice")
+        return await apply(change)
+
+    ledger.writer.apply = freeze_first  # type: ignore[method-assign]
+    with pytest.raises(AccountFrozen):
+        await ledger.confirm(hold.id, "bob")
+    assert await balance(ledger, "bob") == "0.000000"
+
+
+@scenario
+async def test_a_hold_that_a_record_owns_is_paid_from_a_frozen_account(ledger: Ledger) -> None:
+    """Its record tells of what has happened outside already (T35)."""
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "5", owner="withdrawal-1")
+    await ledger.freeze("alice")
+    await ledger.confirm(hold.id, "bob")
+    assert await balance(ledger, "bob") == "5.000000"
 
 
 @scenario

@@ -114,6 +114,30 @@ async def test_value_tables_refuse_an_upsert(place: Place, table: str, key: str)
             )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE assets SET precision = 3",
+        "UPDATE assets SET code = 'X' || code",
+        "DELETE FROM assets",
+        "UPDATE books SET accounts = '[]'",
+        "DELETE FROM books",
+        "UPDATE holds SET account = account + 1",
+        "UPDATE holds SET amount = remaining, owner = 'me'",
+        "DELETE FROM holds",
+    ],
+)
+@scenario
+async def test_what_an_asset_is_and_whose_a_hold_is_can_not_be_changed(place: Place, change: str) -> None:
+    """Three decimals instead of two make ten times less of everybody's money."""
+    async with place.bursar() as bursar:
+        await bursar.ledger.commit(deposit(BANK, "alice", "USDT", "5"))
+        await bursar.ledger.authorize("alice", "USDT", "1")
+    async with raw(place) as intruder:
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.PostgresError), match=r"insert-only|changed|deleted"):
+            await intruder.execute(change)
+
+
 @pytest.mark.parametrize("mode", ["postgres"], indirect=True)
 @pytest.mark.parametrize("table", VALUE_TABLES)
 @scenario

@@ -169,6 +169,22 @@ async def test_there_and_back(place: Place, tmp_path: Path) -> None:
 
 
 @scenario
+async def test_one_side_of_a_transfer_is_not_reversed(place: Place, tmp_path: Path) -> None:
+    """The other side is in the core: the money would be in both places."""
+    async with exchange(place, tmp_path) as here:
+        await here.move(FUNDING, SPOT, "40")
+        await here.move(SPOT, FUNDING, "15")
+        before = await here.standing()
+        ledger = here.bursar.ledger
+        booked = [view for view in await ledger.envelopes() if view.scope != "user"]
+        assert booked
+        for view in booked:
+            with pytest.raises(InvalidName, match="undo it there"):
+                await ledger.reverse(view.envelope)
+        assert await here.standing() == before
+
+
+@scenario
 async def test_many_at_once_lose_nothing(place: Place, tmp_path: Path) -> None:
     async with exchange(place, tmp_path) as here:
         views = await asyncio.gather(*[here.move(FUNDING, SPOT, "1") for _ in range(60)])

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from bursar import Bursar, BursarError, Receipt, deposit
 from bursar import open as open_bursar
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import Conflict, DatabaseNewer, DatabaseOlder, DatabaseUnavailable, OutcomeUnknown
+from bursar.staging.program import COMMAND
 from bursar.store.postgres import schema
 from bursar.store.postgres.store import PostgresStore
 
@@ -85,6 +87,37 @@ def test_postgres_older(pg: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(asyncio.run(opens(pg)), DatabaseOlder)
     assert asyncio.run(opens(pg, migrate=True)) is None
     assert asyncio.run(balance(pg)) == "1.00"
+
+
+def test_postgres_older_gets_from_a_dba_what_it_lacks(server: ThrowawayPostgres) -> None:
+    """Given a database that is behind, when a DBA runs what `migrate --sql` prints for it, then it is up to date."""
+    name = f"behind_{time.monotonic_ns()}"
+    url = server.url_of(name)
+    server.start()
+    asyncio.run(sql(server.url, f"CREATE DATABASE {name}"))
+
+    async def behind() -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(schema.FRAME)
+        for number, what, text in schema.MIGRATIONS[:-2]:
+            await connection.execute(text + "\n" + schema._note(number, what, text))
+        await connection.close()
+
+    async def run(script: str) -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(script)
+        await connection.close()
+
+    def printed() -> str:
+        words = [*COMMAND, "--database", url, "migrate", "--sql"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    asyncio.run(behind())
+    assert isinstance(asyncio.run(opens(url)), DatabaseOlder)
+    asyncio.run(run(printed()))
+    assert asyncio.run(opens(url)) is None
+    assert "ALTER" not in printed()
+    asyncio.run(sql(server.url, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 def test_postgres_two_migrations_at_once(server: ThrowawayPostgres) -> None:
@@ -311,6 +344,42 @@ def test_postgres_that_stops_answering(pg: str, server: ThrowawayPostgres) -> No
                     os.kill(pid, signal.SIGCONT)
 
     asyncio.run(body())
+
+
+def test_postgres_that_does_not_wait_for_its_disk_is_told_to(pg: str) -> None:
+    """A receipt is for ever, whatever the database's default."""
+
+    async def body() -> None:
+        name = pg.split("?", maxsplit=1)[0].rsplit("/", 1)[1]
+        await sql(pg, f"ALTER DATABASE {name} SET synchronous_commit = off")
+        await sql(pg, f"ALTER DATABASE {name} SET array_nulls = off")
+        async with open_bursar(pg) as bursar:
+            assert isinstance(bursar.store, PostgresStore)
+            await bursar.ledger.commit(deposit(BANK, "a", ASSET, "1", key="second"))
+            await bursar.ledger.authorize("a", ASSET, "1")
+            assert bursar.store._writer is not None
+            assert await bursar.store._writer.fetchval("SHOW synchronous_commit") == "on"
+            async with bursar.store.connection() as connection:
+                assert await connection.fetchval("SHOW synchronous_commit") == "on"
+
+    asyncio.run(body())
+
+
+def test_postgres_restored_from_a_dump_and_migrated_at_once(pg: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Migrating it does not make it forget that its events have numbers from the future."""
+    asyncio.run(
+        sql(
+            pg,
+            "INSERT INTO bursar.events (epoch, xid, seq, kind, subject, version) "
+            "VALUES (1, '4000000000', nextval('bursar.numbers'), 1, 999999, 0)",
+        )
+    )
+    newer = (schema.VERSION + 1, "later", "SELECT 1;")
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, newer])
+    monkeypatch.setattr(schema, "VERSION", newer[0])
+    error = asyncio.run(opens(pg, migrate=True))
+    assert isinstance(error, DatabaseUnavailable)
+    assert "restored" in str(error)
 
 
 STALL = """

@@ -246,6 +246,64 @@ def test_sqlite_disk_that_fails_in_the_middle_of_commit(file: Path, fails: int, 
     assert asyncio.run(balance(at(file))) == "2.00"
 
 
+def take_away(file: Path, copy: Path, how: str) -> None:
+    match how:
+        case "moved":
+            file.rename(file.with_suffix(".moved"))
+        case "deleted":
+            file.unlink()
+        case _:
+            copy.rename(file)
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+def test_sqlite_gone_while_it_is_open(file: Path, how: str) -> None:
+    """What would be written into a file that nobody finds again is refused; nothing is promised that is lost then."""
+
+    async def body() -> None:
+        async with open_bursar(at(file)) as bursar:
+            await bursar.ledger.commit(deposit(BANK, "a", ASSET, "1", key="second"))
+            copy = file.with_suffix(".copy")
+            with (
+                contextlib.closing(sqlite3.connect(copy)) as target,
+                contextlib.closing(sqlite3.connect(file)) as source,
+            ):
+                source.backup(target)
+            take_away(file, copy, how)
+            with pytest.raises(DatabaseUnavailable, match="moved, deleted or replaced"):
+                await bursar.ledger.commit(deposit(BANK, "a", ASSET, "1", key="third"))
+            with pytest.raises(DatabaseUnavailable, match="moved, deleted or replaced"):
+                await bursar.ledger.freeze("a")
+
+    asyncio.run(body())
+
+
+def test_sqlite_restored_from_a_backup(file: Path) -> None:
+    """Given a reader whose cursor is past the backup, when that is restored and said to be, then it skips no event."""
+
+    async def read(after: str) -> list[str]:
+        async with open_bursar(at(file)) as bursar:
+            return [event.cursor for event in await bursar.ledger.events(after)]
+
+    async def restored() -> None:
+        async with open_bursar(at(file)) as bursar, bursar.store.unit() as unit:
+            assert await unit.events.raise_epoch() == 1
+
+    backup = file.read_bytes()
+    for key in ("second", "third"):
+        assert isinstance(asyncio.run(put_in(at(file), key)), Receipt)
+    seen = asyncio.run(read(""))
+    file.write_bytes(backup)
+    asyncio.run(restored())
+    assert asyncio.run(read(seen[-1])) == []
+    assert isinstance(asyncio.run(put_in(at(file), "fourth")), Receipt)
+    (new,) = asyncio.run(read(seen[-1]))
+    assert asyncio.run(read(new)) == []
+    assert isinstance(asyncio.run(put_in(at(file), "fifth")), Receipt)
+    assert len(asyncio.run(read(new))) == 1
+    assert len(asyncio.run(read(""))) == len(seen)
+
+
 def test_sqlite_gone(tmp_path: Path) -> None:
     assert isinstance(asyncio.run(opens(at(tmp_path / "nowhere" / "funds.db"))), DatabaseUnavailable)
     assert isinstance(asyncio.run(opens(at(tmp_path))), DatabaseUnavailable), "a folder is no file"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from bursar.audit.finding import EVIDENCE_MAX, Evidence, Progress
 from bursar.audit.walk import PAGE_MAX, UNREADABLE, Page, Walk
 from bursar.model.accounts import HELD, Account, Book
-from bursar.model.envelope import Envelope, decode_ids, decode_pins
+from bursar.model.envelope import Envelope, decode_ids, decode_legs, decode_pins
 from bursar.model.money import Asset
 from bursar.model.postings import PostingState
 from bursar.model.records import StoredEnvelope
@@ -169,9 +169,18 @@ class Liveness(Check):
         while page := await self.scene.tables.checks.open_holds(after, PAGE_MAX):
             after = page[-1][0]
             stored = {p.posting.id: p for p in await self.scene.tables.postings.get([h[3] for h in page])}
-            for hold, asset, remaining, posting in page:
+            began = {e.seq: e for e in await self.scene.tables.envelopes.get([h[0] for h in page])}
+            for hold, asset, remaining, posting, account, amount in page:
                 self._held[asset] = self._held.get(asset, 0) + remaining
                 found = stored.get(posting)
+                legs = (
+                    [(leg.source, leg.asset, leg.minor) for leg in decode_legs(began[hold].legs)]
+                    if hold in began
+                    else []
+                )
+                if (account, asset, amount) not in legs:
+                    what = f"{self.scene.money(asset, amount)} of account #{account}"
+                    self.evidence.add(f"hold {hold} says it is {what}, which is not what was set aside")
                 spent = found is None or found.state is PostingState.SPENT
                 if spent or found is None or (found.posting.asset, found.posting.amount) != (asset, remaining):
                     left = self.scene.money(asset, remaining)
@@ -218,15 +227,37 @@ class Content(Check):
     needs_created = True
     needs_settled = False  # an envelope is written after its postings, so each one there is whole
 
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._parts = 0  # parts that accounts took in envelopes
+
     async def page(self, page: Page) -> None:
         versions = await self.scene.walk.versions(page.envelopes)
         self.checked += len(page.envelopes)
+        await self._histories(page)
         for stored in page.envelopes:
             try:
                 self._judge(stored, page, versions)
             except UNREADABLE as error:
                 what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
                 self.evidence.add(f"envelope {stored.seq} can't be rebuilt: {what}")
+
+    async def _histories(self, page: Page) -> None:
+        """Every envelope stands in the history of each account that took part."""
+        parts: list[tuple[int, int]] = []
+        for stored in page.envelopes:
+            try:
+                parts += [(account, stored.seq) for account, _ in decode_pins(stored.pins)]
+            except UNREADABLE:
+                continue  # said when it is judged
+        self._parts += len(parts)
+        if not parts:
+            return
+        accounts, last = sorted({account for account, _ in parts}), page.envelopes[-1].seq
+        there = await self.scene.tables.checks.involved(accounts, page.envelopes[0].seq, last)
+        for account, envelope in parts:
+            if (account, envelope) not in there:
+                self.evidence.add(f"envelope {envelope} is not in the history of account #{account}, which took part")
 
     def _judge(self, stored: StoredEnvelope, page: Page, versions: Mapping[tuple[int, int], Account]) -> None:
         consumes, missing = [], []
@@ -275,6 +306,12 @@ class Content(Check):
     async def finish(self) -> None:
         for number in sorted(self.scene.walk.unreadable):
             self.evidence.add(f"envelope {number} can't be read")
+        checks = self.scene.tables.checks
+        for number in await checks.ids("unannounced", EVIDENCE_MAX + 1):
+            self.evidence.add(f"envelope {number} was never announced: it has no event")
+        histories = await checks.histories()
+        if not self.evidence.count and histories != self._parts:
+            self.evidence.add(f"histories have {histories} lines, envelopes {self._parts} parts that somebody took")
         if self.scene.settled:
-            for number in await self.scene.tables.checks.ids("stray_postings", EVIDENCE_MAX + 1):
+            for number in await checks.ids("stray_postings", EVIDENCE_MAX + 1):
                 self.evidence.add(f"{await self.scene.posting(number)} belongs to no envelope")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from bursar.audit.checks import Check, Conservation, Content, Liveness, Scene, Spending
 from bursar.audit.finding import INVARIANTS, Finding, Progress
 from bursar.audit.flows import Effects, Transit
+from bursar.audit.walk import UNREADABLE, said
 from bursar.store import Store
 
 CHECKS: dict[str, type[Check]] = {c.invariant: c for c in (Conservation, Spending, Liveness, Transit, Effects, Content)}
@@ -36,7 +37,10 @@ async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | 
         for check in judged:
             scene.progress(check.invariant, 0, 0)
             start = clock()
-            await check.finish()
+            try:
+                await check.finish()
+            except UNREADABLE as error:  # damage, too: the others are still judged
+                check.evidence.add(f"not judged to the end: {said(error)}")
             spent[check.invariant] = spent.get(check.invariant, 0.0) + clock() - start
     return [
         _finding(check, spent.get(check.invariant, 0.0)) if check in judged else _waits(check, under_way)
@@ -55,7 +59,11 @@ async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -
         read = (clock() - start) / len(checks)  # read once, for all of them
         for check in checks:
             start = clock()
-            await check.page(page)
+            try:
+                await check.page(page)
+            except UNREADABLE as error:
+                first, last = page.envelopes[0].seq, page.envelopes[-1].seq
+                check.evidence.add(f"envelopes {first} to {last} can't be judged: {said(error)}")
             spent[check.invariant] += clock() - start + read
         seen += len(page.envelopes)
         scene.progress("envelopes", seen, total)

@@ -27,6 +27,11 @@ VERSIONS_MAX = 100_000  # account versions remembered; beyond that the memory st
 UNREADABLE = (ValueError, KeyError, OverflowError, msgspec.MsgspecError, DatabaseCorrupt)
 
 
+def said(error: Exception) -> str:
+    """What can't be read, and why; without the advice that a command would give."""
+    return f"{error.what} can't be read ({error.why})" if isinstance(error, DatabaseCorrupt) else str(error)
+
+
 class Page(msgspec.Struct):
     """Some envelopes, and what belongs to them."""
 

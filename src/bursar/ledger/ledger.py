@@ -54,6 +54,7 @@ from bursar.store import Store
 from bursar.store.value import FOREVER_US
 from bursar.writer import Change, Writer
 
+REVERSIBLE = (USER_SCOPE, "reverse", "sequence")  # scopes of entries that are whole in themselves
 COMPACT_MAX = 1_000  # postings merged by one envelope
 MANY_MAX = 10_000  # entries of commit_many that wait at once
 TRIES = 12
@@ -137,6 +138,10 @@ class Ledger(Reads):
         )
         if any(HELD in (leg.source, leg.target) for leg in legs):
             raise InvalidName("envelope to reverse", str(seq), "it belongs to a hold; use confirm or void")
+        if row.scope not in REVERSIBLE:  # its other side is elsewhere: the money would be in both places
+            raise InvalidName(
+                "envelope to reverse", str(seq), f"it is one side of what {row.scope} does; undo it there"
+            )
         for _ in range(TRIES):
             created = await self.store.read.postings.of_envelopes(seq, seq)
             intent = Intent(

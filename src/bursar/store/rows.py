@@ -25,15 +25,18 @@ _names = msgspec.json.Decoder(tuple[str, ...])
 
 def asset_of(row: Row) -> Asset:
     """A row of assets."""
-    return Asset(
-        id=row[0],
-        code=row[1],
-        precision=row[2],
-        min_transfer=int(row[3]),
-        max_transfer=int(row[4]),
-        status=AssetStatus(row[5]),
-        internal_transfer_enabled=bool(row[6]),
-    )
+    try:
+        return Asset(
+            id=row[0],
+            code=row[1],
+            precision=row[2],
+            min_transfer=int(row[3]),
+            max_transfer=int(row[4]),
+            status=AssetStatus(row[5]),
+            internal_transfer_enabled=bool(row[6]),
+        )
+    except (ValueError, TypeError) as error:
+        raise DatabaseCorrupt(f"asset {row[1]}", str(error)) from error
 
 
 def book_of(row: Row) -> Book:
@@ -49,9 +52,12 @@ def account_of(row: Row) -> Account:
 # A version of an account never changes: what was worked out of it once (its hash, its bytes) is good for all readers.
 @lru_cache(maxsize=16_384)
 def _account(id_: int, path: str, version: int, policy: str, status: str, book: str) -> Account:
-    return Account(
-        id=id_, path=path, version=version, policy=decode_policy(policy), status=AccountStatus(status), book=book
-    )
+    try:
+        return Account(
+            id=id_, path=path, version=version, policy=decode_policy(policy), status=AccountStatus(status), book=book
+        )
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise DatabaseCorrupt(f"account {path}, version {version},", str(error)) from error
 
 
 def envelope_of(row: Row) -> StoredEnvelope:

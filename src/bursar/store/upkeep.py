@@ -208,9 +208,18 @@ class Checks(Table):
         """(account, asset, sum) of all cached balances."""
         return [(r[0], r[1], int(r[2])) for r in await self._s.rows("cached_sums")]
 
-    async def open_holds(self, after: int, limit: int) -> list[tuple[int, int, int, int]]:
-        """(hold, asset, remaining, posting) of open holds, by number, after one."""
-        return [(r[0], r[1], self._s.minor(r[2]), r[3]) for r in await self._s.rows("open_holds", after, limit)]
+    async def open_holds(self, after: int, limit: int) -> list[tuple[int, int, int, int, int, int]]:
+        """(hold, asset, remaining, posting, account, amount) of open holds, by number, after one."""
+        rows = await self._s.rows("open_holds", after, limit)
+        return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4], self._s.minor(r[5])) for r in rows]
+
+    async def involved(self, accounts: Iterable[int], first: int, last: int) -> set[tuple[int, int]]:
+        """What stands in the histories of accounts between two envelopes: (account, envelope)."""
+        return {(r[0], r[1]) for r in await self._s.rows("involved_between", list(accounts), first, last)}
+
+    async def histories(self) -> int:
+        """How many lines all histories have."""
+        return int(await self._one("count_involved"))
 
     async def transit(self, after: int, limit: int) -> list[tuple[int, int, int, str, str]]:
         """(posting, asset, amount, scope, key) of what lies in transit accounts, by number, after one."""

@@ -159,9 +159,23 @@ SELECT account, asset, sum(amount)::text FROM bursar.balance_cache WHERE asset <
 
 -- name: open_holds
 -- I3: open holds by number, after one.
-SELECT id, asset, remaining::text, posting FROM bursar.holds WHERE state = 'open' AND id > $1 ORDER BY id LIMIT $2
+SELECT id, asset, remaining::text, posting, account, amount::text FROM bursar.holds WHERE state = 'open' AND id > $1 ORDER BY id LIMIT $2
 
 -- name: stray_reservations
 -- I3: live postings claimed by a commit that is no longer under way.
 SELECT l.posting FROM bursar.live_postings l WHERE l.reservation IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM bursar.sagas s WHERE s.id = l.reservation) LIMIT $1
+
+-- name: involved_between
+-- I8: what stands in the histories of accounts, from an envelope to another.
+SELECT account, envelope FROM bursar.involved
+WHERE account = ANY ($1::text::bigint[]) AND envelope BETWEEN $2 AND $3
+
+-- name: count_involved
+-- I8: how many lines all histories have.
+SELECT count(*) FROM bursar.involved
+
+-- name: unannounced
+-- I8: envelopes without an event.
+SELECT e.seq FROM bursar.envelopes e
+WHERE NOT EXISTS (SELECT 1 FROM bursar.events v WHERE v.subject = e.seq AND v.kind = 1 AND v.version = 0) LIMIT $1

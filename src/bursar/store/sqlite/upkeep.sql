@@ -139,9 +139,23 @@ SELECT account, asset, sum_text(amount) FROM balance_cache WHERE asset <> 0 GROU
 
 -- name: open_holds
 -- I3: open holds by number, after one.
-SELECT id, asset, remaining, posting FROM holds WHERE state = 'open' AND id > ?1 ORDER BY id LIMIT ?2
+SELECT id, asset, remaining, posting, account, amount FROM holds WHERE state = 'open' AND id > ?1 ORDER BY id LIMIT ?2
 
 -- name: stray_reservations
 -- I3: live postings claimed by a commit that is no longer under way.
 SELECT l.posting FROM live_postings l WHERE l.reservation IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM sagas s WHERE s.id = l.reservation) LIMIT ?
+
+-- name: involved_between
+-- I8: what stands in the histories of accounts, from an envelope to another.
+SELECT i.account, i.envelope FROM json_each(?1) AS a
+CROSS JOIN involved i ON i.account = a.value AND i.envelope BETWEEN ?2 AND ?3
+
+-- name: count_involved
+-- I8: how many lines all histories have.
+SELECT count(*) FROM involved
+
+-- name: unannounced
+-- I8: envelopes without an event.
+SELECT e.seq FROM envelopes e
+WHERE NOT EXISTS (SELECT 1 FROM events v WHERE v.subject = e.seq AND v.kind = 1 AND v.version = 0) LIMIT ?

@@ -28,3 +28,19 @@ BEGIN
     PERFORM set_config('lock_timeout', before, true);
     RETURN found;
 END $$;
+
+-- What else is written once: books whole, of assets what amounts mean, of holds whose they are.
+CREATE TRIGGER insert_only BEFORE UPDATE OR DELETE ON bursar.books
+    FOR EACH ROW EXECUTE FUNCTION bursar.refuse_change();
+CREATE TRIGGER written_once BEFORE UPDATE OF id, code, precision OR DELETE ON bursar.assets
+    FOR EACH ROW EXECUTE FUNCTION bursar.refuse_change();
+CREATE TRIGGER written_once BEFORE UPDATE OF id, account, asset, amount, owner OR DELETE ON bursar.holds
+    FOR EACH ROW EXECUTE FUNCTION bursar.refuse_change();
+DO $$
+DECLARE name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['books', 'assets', 'holds'] LOOP
+        EXECUTE format('CREATE TRIGGER insert_only_all BEFORE TRUNCATE ON bursar.%I
+                        FOR EACH STATEMENT EXECUTE FUNCTION bursar.refuse_change()', name);
+    END LOOP;
+END $$;
