@@ -64,7 +64,7 @@ class Reads(RuleBook):
         found = await self.store.read.balances.of(head.id)
         if any(count > WIDE for _, count in found.values()):
             with contextlib.suppress(BursarError):  # a cache that can't be made is only slow
-                await self.widen(head)
+                await self.widen(head, soon=True)  # whoever reads must not wait for anybody's transaction
         return {asset: amount for asset, (amount, _) in found.items()}
 
     async def _then(self, head: Account, asset: Asset, at: datetime) -> int:

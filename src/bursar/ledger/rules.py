@@ -288,10 +288,10 @@ class RuleBook:
         """Close an account whose balances are all zero."""
         return await self._change(path, status=AccountStatus.CLOSED)
 
-    async def widen(self, account: Account) -> None:
-        """Give an account with many postings a balance cache, starting from its sum."""
+    async def widen(self, account: Account, *, soon: bool = False) -> None:
+        """Give an account with many postings a balance cache, starting from its sum. `soon`: or not at all."""
         async with self.store.unit() as unit:
-            await unit.rules.bump(soon=True)  # whoever reads a balance must not wait for anybody's transaction
+            await unit.rules.bump(soon=soon)
             await _start_cache(unit, account.id)
 
 
