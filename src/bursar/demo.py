@@ -277,7 +277,9 @@ class Story:
         report.wrong += judge(load.asks, load.deposits, found)
         report.wrong += load.tally.unexpected
         report.wrong += [f"the {v} was not killed with money in flight" for v in self._spared()]
-        report.asked, report.refusals = len(load.asks), load.tally.refusals
+        report.asked = len(load.asks)
+        # By wish, not by answer: one that was sent again is refused again, and the figures should add up.
+        report.refusals = Counter(ask.said[-1].code for ask in load.asks if ask.said and not ask.was(Kind.ACCEPTED))
         report.ends = Counter(row.state for row in ours)
         for (user, account, _), minor in found.balances.items():
             report.balances.setdefault(user, {})[account] = minor
