@@ -264,6 +264,7 @@ def test_audit_recover_and_rebuild(shell: Shell) -> None:
     assert shell.json("recover") == {"finished": 0, "abandoned": 0, "broken": 0, "alive": 0}
     assert shell.json("rebuild") == {"live_postings": 2}
     assert "abandoned" in shell.ok("recover")
+    assert shell.json("recover", "--restored") == {"epoch": 1}
 
 
 def test_json_may_also_follow_the_command(shell: Shell) -> None:

@@ -82,7 +82,6 @@ def test_a_refusal_is_one_line_and_code_1(shell: Shell, words: tuple[str, ...], 
         ("hold", "confirm", "x", "shop"),
         ("audit", "--only", "I5"),
         ("audit", "--watch", "0"),
-        ("recover", "--restored"),
         ("demo", "--seconds", "0"),
     ],
 )

@@ -22,7 +22,8 @@ from bursar.model.views import moment
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
+
+    from bursar.cli.tables import Rows
 
 PIPE_WIDTH = 1_000  # columns where nobody looks: nothing is wrapped or cut
 
@@ -48,7 +49,7 @@ class Output:
         if self.as_json:
             click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
         else:
-            self.console.print(draw(), markup=False, highlight=False)
+            self._print(draw())
 
     def line(self, value: Any, text: str) -> None:
         """One of many, as they come: a line of JSON, or a line of text. Flushed, since somebody may be waiting."""
@@ -57,7 +58,11 @@ class Output:
     def say(self, text: str) -> None:
         """Something for a person only."""
         if not self.as_json:
-            self.console.print(text, markup=False, highlight=False)
+            self._print(text)
+
+    def _print(self, what: RenderableType | str) -> None:
+        # Text is left to the terminal to break: a hash, or a line to be copied, must not get a newline in its middle.
+        self.console.print(what, markup=False, highlight=False, soft_wrap=isinstance(what, str))
 
     @contextlib.contextmanager
     def bar(self, title: str) -> Iterator[Advance]:
@@ -86,25 +91,28 @@ def stdout_console() -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
+        def print(self, *objects: Any, **how: Any) -> None:
+            # Not cropped: what is too wide goes on in the terminal's next line, with every digit.
+            super().print(*objects, **({"crop": False} | how))
+
     wide = None if sys.stdout.isatty() else PIPE_WIDTH
     return PipedConsole(width=wide, highlight=False, soft_wrap=False)
 
 
-def table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """A table; the columns named in `right` are numbers."""
-    from rich import box
-    from rich.table import Table
+def table(
+    *columns: str,
+    rows: Sequence[Sequence[Any]],
+    title: str | None = None,
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+) -> Rows:
+    """A table; the columns named in `right` are numbers, those in `whole` ids and times: neither is ever broken."""
     from rich.text import Text
 
-    made = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, show_edge=False
-    )
-    for name in columns:
-        amount = name in right
-        made.add_column(name, justify="right" if amount else "left", no_wrap=amount, overflow="fold")
-    for row in rows:
-        made.add_row(*[cell if isinstance(cell, Text) else Text(text(cell)) for cell in row])
-    return made
+    from bursar.cli.tables import Rows
+
+    cells = [[cell if isinstance(cell, Text) else Text(text(cell)) for cell in row] for row in rows]
+    return Rows(columns, cells, title=title, right=right, whole=whole)
 
 
 def text(value: Any) -> str:

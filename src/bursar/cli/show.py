@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from bursar.instance import Bursar
 
 POSTINGS_SHOWN = 20  # on each side of the graph
-PATH_WIDTH_MIN = 16
 INDENT = 2
 
 WHY = {Kind.ENTRY: "entry", Kind.RETURN: "gives back", Kind.COMPACT: "merges postings"}
@@ -61,6 +60,8 @@ def draw_envelope(view: EnvelopeView, width: int) -> str:
                                                  envelope 12
                      user:2    30.00 USDT  #786432 ◀─┤ live
                      user:1    70.00 USDT  #786433 ◀─┘ spent by envelope 15
+
+    Where that is too wide, each account stands above its posting: shortened, two of them could look the same.
     """
     return "\n".join([*_heading(view), "", *_graph(view, width)])
 
@@ -91,12 +92,16 @@ def _graph(view: EnvelopeView, width: int) -> list[str]:
     numbers = max([len(str(p.id)) for p in both], default=0)
     fate = max([len(_fate(p)) for p in creates], default=0)
     fixed = INDENT + origin + 2 + amounts + 1 + assets + 3 + numbers + 4 + 2 + fate + 3
-    paths = min(max([len(p.account) for p in both], default=0), max(PATH_WIDTH_MIN, width - fixed))
+    paths = max([len(p.account) for p in both], default=0)
+    tall = paths > width - fixed
 
     def body(p: PostingView, start: str) -> str:
-        path = _shorten(p.account, paths)
+        path = "" if tall else f"{p.account:<{paths}}  "
         amount = f"{p.amount!s:>{amounts}} {p.amount.asset:<{assets}}"
-        return f"{'':{INDENT}}{start:<{origin}}  {path:<{paths}}  {amount}  #{p.id:<{numbers}}"
+        return f"{'':{INDENT}}{start:<{origin}}  {path}{amount}  #{p.id:<{numbers}}"
+
+    def named(p: PostingView, line: str) -> list[str]:
+        return [f"{'':{INDENT}}{p.account}", line] if tall else [line]
 
     above = [body(p, _origin(p)) + (" ──┐" if n == 0 else " ──┤") for n, p in enumerate(consumes)]
     below = []
@@ -107,9 +112,11 @@ def _graph(view: EnvelopeView, width: int) -> list[str]:
     label = f"( {view.envelope} )"
     middle = " " * max(0, spine - len(label) // 2) + label
     bar = " " * spine + "│"
-    lines = [*above, *_more(len(view.consumes), "consumed")]
+    lines = [line for p, drawn in zip(consumes, above, strict=True) for line in named(p, drawn)]
+    lines += _more(len(view.consumes), "consumed")
     lines += [bar] * bool(above) + [middle] + [bar] * bool(below)
-    return [*lines, *below, *_more(len(view.creates), "created")]
+    lines += [line for p, drawn in zip(creates, below, strict=True) for line in named(p, drawn)]
+    return [*lines, *_more(len(view.creates), "created")]
 
 
 def _origin(p: PostingView) -> str:
@@ -118,14 +125,6 @@ def _origin(p: PostingView) -> str:
 
 def _fate(p: PostingView) -> str:
     return f"spent by {p.spent_by}" if p.state is PostingState.SPENT else p.state.value
-
-
-def _shorten(path: str, width: int) -> str:
-    """The end of a path tells more than its middle."""
-    if len(path) <= width:
-        return path
-    left = (width - 1) // 2
-    return f"{path[:left]}…{path[len(path) - (width - 1 - left) :]}"
 
 
 def _more(count: int, what: str) -> list[str]:

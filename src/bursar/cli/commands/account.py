@@ -86,13 +86,14 @@ async def show(b: Bursar, out: Output, path: str) -> None:
         from rich.console import Group as Stack
 
         rows = [(v.account.version, moment(v.at_us), v.account.status, _policy(v.account)) for v in versions]
+        columns = ("version", "since (UTC)", "status", "policy")
         sums = [(code, amount) for code, amount in balances.items()]
         book = f", only in book {head.book}" if head.book else ""
         return Stack(
             f"{head.path}: {head.status}, {_policy(head)}{book}",
             "",
             table("asset", "balance", rows=sums, right=("balance",)) if sums else "it has no balance\n",
-            table("version", "since (UTC)", "status", "policy", rows=rows, title="Versions", right=("version",)),
+            table(*columns, rows=rows, title="Versions", right=("version",), whole=("since (UTC)",)),
             hold_table(holds, "Open holds") if holds else "no open holds",
         )
 
@@ -115,7 +116,7 @@ def hold_table(holds: list[Hold], title: str | None = None) -> RenderableType:
         )
         for h in holds
     ]
-    return table(*columns, rows=rows, title=title, right=("hold", "held", "remaining"))
+    return table(*columns, rows=rows, title=title, right=("hold", "held", "remaining"), whole=("expires (UTC)",))
 
 
 @account.command(examples="bursar account freeze user:1001:funding")

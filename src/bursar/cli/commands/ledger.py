@@ -148,9 +148,10 @@ async def history(
             first = (line.envelope, line.at, line.kind) if n == 0 else ("", "", "")
             rows.append((*first, amount, asset, ", ".join(others), line.key if n == 0 else ""))
     columns = ("envelope", "time (UTC)", "kind", "change", "asset", "with", "key")
+    right, whole = ("envelope", "change"), ("time (UTC)",)
     out.show(
         lines,
-        lambda: table(*columns, rows=rows, right=("envelope", "change")) if rows else f"{account} has no history there",
+        lambda: table(*columns, rows=rows, right=right, whole=whole) if rows else f"{account} has no history there",
     )
     if more:
         out.say(f"more: bursar ledger history {account} --before {lines[-1].envelope}")
@@ -216,7 +217,8 @@ async def events(b: Bursar, out: Output, after: str, follow: bool, limit: int) -
         raise click.UsageError(str(error)) from None
     if not follow:
         rows = [(e.cursor, e.kind, await names.subject(e)) for e in page]
-        out.show(page, lambda: table("cursor", "event", "what", rows=rows) if rows else "no events there")
+        columns = ("cursor", "event", "what")
+        out.show(page, lambda: table(*columns, rows=rows, whole=("cursor",)) if rows else "no events there")
         return
     async for event in b.ledger.follow(after):
         out.line(event, f"{event.cursor:<20} {event.kind.name.lower():<16} {await names.subject(event)}")

@@ -92,7 +92,7 @@ def list_(ctx: click.Context, user: int | None, state: str, limit: int) -> None:
             (v.req_id, v.user, v.source.value, v.target.value, v.amount, v.asset, v.fsm_state, v.error) for v in views
         ]
         headings = ("transfer", "user", "from", "to", "amount", "asset", "state", "error")
-        out.show(views, lambda: table(*headings, rows=rows, right=("amount",)))
+        out.show(views, lambda: table(*headings, rows=rows, right=("amount",), whole=("transfer", "user")))
 
     _run(ctx, work)
 
