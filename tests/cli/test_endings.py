@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from tests.cli.conftest import Shell
 
+import bursar
 from bursar.ledger import Ledger
-from bursar.model.errors import OutcomeUnknown
+from bursar.model.errors import DatabaseUnavailable, OutcomeUnknown
 
 PAY = ("ledger", "pay", "user:1", "shop", "USDT")
 
@@ -248,6 +251,69 @@ def test_only_what_sets_things_up_makes_a_file(empty: Shell, tmp_path: Path) -> 
     assert ran.code == 4
     assert "migrate" in ran.err
     assert list(tmp_path.iterdir()) == []
+
+
+WRITES_NOTHING = [
+    ("audit",),
+    ("account", "list"),
+    ("account", "freeze", "user:1"),
+    (*PAY, "1"),
+    ("hold", "expire"),
+    ("rebuild",),
+    ("recover",),
+    ("recover", "--restored"),
+    ("transfer", "list"),
+    ("transfer", "stop", "--actor", "anna", "--reason", "ticket 17"),
+]
+
+
+@pytest.mark.parametrize("words", WRITES_NOTHING, ids=" ".join)
+def test_an_empty_file_is_not_praised_but_refused_and_left_alone(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "empty.db").touch()
+    ran = Shell(f"sqlite:///{tmp_path}/empty.db")(*words)
+    assert (ran.code, ran.out) == (4, "")
+    assert "empty.db is empty" in ran.err
+    assert "bursar migrate" in ran.err
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("empty.db", 0)]
+
+
+@pytest.mark.parametrize("words", [words for words in WRITES_NOTHING if words[0] != "transfer"], ids=" ".join)
+def test_a_postgresql_database_without_our_schema_too(fresh_postgres: str, words: tuple[str, ...]) -> None:
+    ran = Shell(fresh_postgres)(*words)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (4, "", 1)
+    assert "bursar migrate" in ran.err
+
+    async def ours() -> int:
+        connection = await asyncpg.connect(fresh_postgres)
+        try:
+            return int(await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = 'bursar'"))
+        finally:
+            await connection.close()
+
+    assert asyncio.run(ours()) == 0
+
+
+@pytest.mark.parametrize("url", ["sqlite://typo.db", "sqlite://some/typo.db"])
+@pytest.mark.parametrize("words", [("audit",), ("migrate",), ("asset", "create", "EUR", "--precision", "2")])
+def test_two_slashes_are_refused_with_the_address_that_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = Shell(url)(*words)
+    assert ran.code == 4
+    assert f"write {url.replace('//', '///')} " in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_library_refuses_two_slashes_and_sets_up_what_is_new(tmp_path: Path) -> None:
+    async def read(url: str) -> int:
+        async with bursar.open(url) as b:
+            return len(await b.ledger.books())
+
+    with pytest.raises(DatabaseUnavailable, match=r"write sqlite:///typo\.db"):
+        asyncio.run(read("sqlite://typo.db"))
+    (tmp_path / "new.db").touch()
+    assert asyncio.run(read(f"sqlite:///{tmp_path}/new.db")) == 1
 
 
 def test_errors_for_programs_carry_the_facts(shell: Shell) -> None:

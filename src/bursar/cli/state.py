@@ -58,15 +58,13 @@ class Group(click.Group):
 def on_database(
     *, may_create: bool = False
 ) -> Callable[[Callable[Concatenate[Bursar, Output, P], Awaitable[int | None]]], Callable[P, int | None]]:
-    """Turn `async def body(b, out, …)` into a command: the database is open around it.
-
-    Only what sets things up may make a new file: for everything else a missing one is a mistyped path.
-    """
+    """Turn `async def body(b, out, …)` into a command: the database is open around it."""
 
     def decorate(body: Callable[Concatenate[Bursar, Output, P], Awaitable[int | None]]) -> Callable[P, int | None]:
         @functools.wraps(body)
         def run(*args: P.args, **kwargs: P.kwargs) -> int | None:
             from bursar.cli.output import Output
+            from bursar.cli.place import open_database
 
             state = click.get_current_context().ensure_object(State)
             output = Output(as_json=state.json)
@@ -80,25 +78,3 @@ def on_database(
         return run
 
     return decorate
-
-
-def open_database(url: str, *, may_create: bool = False) -> Bursar:
-    """The database behind an address; a SQLite file has to be there, unless it may be made."""
-    from bursar.instance import Bursar
-    from bursar.model.errors import DatabaseUnavailable
-
-    if (path := sqlite_path(url)) is not None:
-        from pathlib import Path
-
-        if Path(path).is_dir():
-            raise DatabaseUnavailable(f"{path} is a folder; name a file in it")
-        if not may_create and not Path(path).exists():
-            raise DatabaseUnavailable(f"there is no file {path}; make it with `bursar --database {url} migrate`")
-    return Bursar(url)
-
-
-def sqlite_path(url: str) -> str | None:
-    """The file of a SQLite address, as the store reads it; None for other addresses."""
-    if not url.startswith("sqlite:///"):
-        return None
-    return url.removeprefix("sqlite:///") or None

@@ -11,9 +11,11 @@ def connect(url: str, ports: Ports, *, split: bool = False) -> Store:
     if scheme == "sqlite" and separator:
         from bursar.store.sqlite.store import SqliteStore  # noqa: PLC0415 (an engine is loaded when it is used)
 
-        path = rest.removeprefix("/")
-        if not path:
-            raise DatabaseUnavailable("its address names no file; write sqlite:///funds.db")
+        slash, path = rest[:1], rest[1:]
+        if not path or slash != "/":  # with two slashes, what follows would be a host; and a typing error, a new file
+            raise DatabaseUnavailable(
+                f"{url!r} names no file; write sqlite:///{rest.strip('/') or 'funds.db'} (absolute: sqlite:////…)"
+            )
         return SqliteStore(ports, path, split=split)
     if scheme in ("postgresql", "postgres") and separator:
         from bursar.store.postgres.store import PostgresStore  # noqa: PLC0415

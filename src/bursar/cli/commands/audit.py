@@ -13,7 +13,8 @@ from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
 from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.output import Output, table
-from bursar.cli.state import Command, State, open_database
+from bursar.cli.place import open_database
+from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bursar.cli.output import Output, table
-from bursar.cli.state import Command, State, on_database, open_database, sqlite_path
-from bursar.model.errors import DatabaseOlder, DatabaseUnavailable
+from bursar.cli.place import check_place, on_postgres, open_database, sqlite_path
+from bursar.cli.state import Command, State, on_database
+from bursar.model.errors import DatabaseOlder
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
-
-T = TypeVar("T")
 
 RECOVERED = {
     "finished": "commits rolled forward: they had passed their point of no return, or could still be made",
@@ -55,12 +53,12 @@ def migrate(state: State, sql: bool) -> None:
 async def _script(url: str) -> str:
     from bursar.store.postgres.schema import script, version_of
 
-    return script(0 if sqlite_path(url) is not None else await _on_postgres(url, version_of))
+    return script(0 if sqlite_path(url) is not None else await on_postgres(url, version_of))
 
 
 async def _migrate(url: str) -> tuple[int, list[tuple[int, str]]]:
     """The version it is at now, and what was applied."""
-    open_database(url, may_create=True)  # refuses what can't be a database, before anything is touched
+    await check_place(url, may_create=True)  # refuses what can't be a database, before anything is touched
     if sqlite_path(url) is not None:
         from bursar.store.sqlite.store import MIGRATIONS, VERSION
 
@@ -97,28 +95,7 @@ def _migrate_sqlite(url: str) -> list[int]:
 async def _migrate_postgres(url: str) -> list[int]:
     from bursar.store.postgres.schema import check_version
 
-    return await _on_postgres(url, partial(check_version, migrate=True))
-
-
-async def _on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Do something on a bare connection, where the store would refuse to open."""
-    import asyncpg
-
-    from bursar.store.postgres.store import CONNECT_TIMEOUT_S, explain
-
-    if not url.startswith(("postgresql://", "postgres://")):
-        async with open_database(url):  # says what is wrong with the address
-            raise DatabaseUnavailable(f"{url} is not PostgreSQL")
-    try:
-        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
-        try:
-            return await work(connection)
-        finally:
-            await connection.close()
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-        raise explain(error) from error
-    except ValueError as error:
-        raise DatabaseUnavailable(f"its address can't be read: {error}") from error
+    return await on_postgres(url, partial(check_version, migrate=True))
 
 
 @click.command(
@@ -162,7 +139,7 @@ async def _raise_epoch(url: str) -> int:
         return int(await connection.fetchval(SQL["raise_epoch"]))
 
     if sqlite_path(url) is None:
-        return await _on_postgres(url, work)  # the store refuses to open what was restored
+        return await on_postgres(url, work)  # the store refuses to open what was restored
     async with open_database(url) as b, b.store.unit() as unit:
         return await unit.events.raise_epoch()
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bursar.cli.output import Output
+from bursar.cli.place import quiet_pool
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
@@ -282,5 +283,4 @@ def _log_to_stderr(level: str) -> None:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
-    # It tells with a whole traceback, again and again, that the database is away, which we say in one line.
-    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
+    quiet_pool()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.output import Output, table
-from bursar.cli.state import Group, State, sqlite_path
+from bursar.cli.state import Group, State
 
 if TYPE_CHECKING:
     from bursar.config import Config
@@ -37,17 +36,16 @@ def transfer(ctx: click.Context, file: str | None, data: str | None) -> None:
 
 
 def _run(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]]) -> None:
+    from bursar.cli.place import check_place
     from bursar.model.errors import DatabaseUnavailable
     from bursar.ports import SystemPorts
     from bursar.runtime import opened
 
     config: Config = ctx.meta["config"]
-    path = sqlite_path(config.database_url)
-    if path is not None and not Path(path).exists():
-        raise DatabaseUnavailable(f"there is no file {path}; `bursar serve` makes it")
     out = Output(as_json=ctx.ensure_object(State).json)
 
     async def body() -> None:
+        await check_place(config.database_url)
         async with opened(config, SystemPorts(), "operator") as runtime:
             try:
                 await work(runtime, out)

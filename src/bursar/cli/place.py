@@ -1,0 +1,108 @@
+"""Where the database is: its address, whether anything is there, and opening it.
+
+Only what sets things up may make a new database. For everything else a missing file, an empty one, or a PostgreSQL
+database without our schema is a mistyped address: an audit of it would find nothing broken, and be believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bursar.model.errors import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from bursar.instance import Bursar
+
+T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def open_database(url: str, *, may_create: bool = False) -> AsyncIterator[Bursar]:
+    """The database behind an address, open; it has to be set up already, unless it may be made."""
+    from bursar.instance import Bursar
+
+    await check_place(url, may_create=may_create)
+    quiet_pool()
+    async with Bursar(url) as b:
+        yield b
+
+
+async def check_place(url: str, *, may_create: bool = False) -> None:
+    """DatabaseUnavailable if nothing can be there, or if nothing is and it may not be made. Writes nothing."""
+    path = sqlite_path(url)
+    if path is not None:
+        _check_file(url, path, may_create=may_create)
+        if may_create or not _is_empty(path):
+            return
+        why = f"{path} is empty"
+    elif may_create or not url.startswith(("postgresql://", "postgres://")):
+        return  # the store says what is wrong with an address
+    else:
+        from bursar.store.postgres.schema import version_of
+
+        if await on_postgres(url, version_of):
+            return
+        why = "nothing of ours is in it"
+    raise DatabaseUnavailable(f"{why}; is the address right? A new one is set up by `bursar migrate`")
+
+
+def _check_file(url: str, path: str, *, may_create: bool) -> None:
+    try:
+        if Path(path).is_dir():
+            raise DatabaseUnavailable(f"{path} is a folder; name a file in it")
+        if not may_create and not Path(path).exists():
+            raise DatabaseUnavailable(f"there is no file {path}; make it with `bursar --database {url} migrate`")
+    except OSError as error:
+        raise DatabaseUnavailable(f"{path} can't be reached: {error.strerror}; see who may use its folder") from error
+
+
+def _is_empty(path: str) -> bool:
+    """Whether a file has nothing in it, ours or anybody's."""
+    import sqlite3
+
+    from bursar.ports import SystemPorts
+
+    try:
+        with contextlib.closing(SystemPorts().sqlite(path, read_only=True)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        return False  # the store says what is wrong with it
+    return not version and not tables
+
+
+def sqlite_path(url: str) -> str | None:
+    """The file of a SQLite address, as the store reads it; None for other addresses."""
+    if not url.startswith("sqlite:///"):
+        return None
+    return url.removeprefix("sqlite:///") or None
+
+
+async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Do something on a bare connection, where the store would refuse to open."""
+    import asyncpg
+
+    from bursar.store.postgres.store import CONNECT_TIMEOUT_S, explain
+
+    if not url.startswith(("postgresql://", "postgres://")):
+        async with open_database(url):  # says what is wrong with the address
+            raise DatabaseUnavailable(f"{url} is not PostgreSQL")
+    try:
+        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        raise explain(error) from error
+    except ValueError as error:
+        raise DatabaseUnavailable(f"its address can't be read: {error}") from error
+
+
+def quiet_pool() -> None:
+    """It tells with a whole traceback, again and again, that the database is away, which we say in one line."""
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
