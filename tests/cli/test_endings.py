@@ -11,9 +11,11 @@ from typing import Any
 
 import asyncpg
 import pytest
+from click.testing import CliRunner
 from tests.cli.conftest import Shell
 
 import bursar
+from bursar.cli.app import root
 from bursar.ledger import Ledger
 from bursar.model.errors import DatabaseUnavailable, OutcomeUnknown
 
@@ -96,6 +98,20 @@ def test_wrong_usage_is_one_line_and_code_2(shell: Shell, words: tuple[str, ...]
     assert ran.err.count("\n") == 1
     told = shell("--json", *words)
     assert (told.code, told.json["code"]) == (2, "USAGE")
+
+
+@pytest.mark.parametrize("words", [(), ("ledger",), ("ledger", "hold")], ids=" ".join)
+def test_a_missing_command_is_answered_with_the_help(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(root, words)
+    asked = CliRunner().invoke(root, [*words, "--help"])
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", asked.stdout)
+    assert result.stderr.startswith("Usage: bursar")
+
+
+def test_a_missing_command_is_an_object_for_programs(shell: Shell) -> None:
+    told = shell("--json", "ledger")
+    assert (told.code, told.json["code"]) == (2, "USAGE")
+    assert told.json["message"] == "a command is missing (see `bursar ledger --help`)"
 
 
 def test_commits_under_way_are_code_3(shell: Shell, broken: Callable[[str], None]) -> None:

@@ -131,6 +131,9 @@ class Root(LazyGroup):
 
 def _report(error: Exception, state: State) -> int:
     """One line on stderr, or an object on stdout; returns the exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not state.json:
+        click.echo(error.format_message(), err=True)  # the help itself: not one line, but what was asked for
+        return USAGE
     name, message, facts, code = explain(error)
     try:
         if state.json:
@@ -146,6 +149,8 @@ def _report(error: Exception, state: State) -> int:
 
 def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
     """An error's name, message, facts and exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return "USAGE", f"a command is missing (see `{error.ctx.command_path} --help`)", {}, USAGE
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context is not None else ""

@@ -6,16 +6,21 @@ database without our schema is a mistyped address: an audit of it would find not
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
 from bursar.model.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
+
+ASK_AGAIN_S = 1.0  # between two tries to reach a database that is away
 
 T = TypeVar("T")
 
@@ -101,6 +106,17 @@ async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
         raise explain(error) from error
     except ValueError as error:
         raise DatabaseUnavailable(f"its address can't be read: {error}") from error
+
+
+async def until_back(b: Bursar, away: DatabaseUnavailable) -> None:
+    """Wait until a database that has gone away answers again; say so once, and once that it is back."""
+    click.echo(f"{away}; it is asked again every {ASK_AGAIN_S:g} s", err=True)
+    while True:
+        await asyncio.sleep(ASK_AGAIN_S)
+        with contextlib.suppress(DatabaseUnavailable):
+            await b.ledger.assets()
+            break
+    click.echo("the database is back", err=True)
 
 
 def quiet_pool() -> None:

@@ -13,8 +13,9 @@ from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
 from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.output import Output, table
-from bursar.cli.place import open_database
+from bursar.cli.place import open_database, until_back
 from bursar.cli.state import Command, State
+from bursar.model.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -83,7 +84,8 @@ def audit(
             open_database(state.database if config is None else config.database_url) as b,
             _asked(config if asks else None) as clients,
         ):
-            return await _audit(out, _looking(b, clients, only), watch)
+            look = _looking(b, clients, only)
+            return await _audit(out, look if watch is None else _patient(b, look), watch)
 
     return asyncio.run(work())
 
@@ -131,6 +133,19 @@ def _looking(b: Bursar, clients: dict[AccountType, TradingClient], only: tuple[s
         return sorted(findings, key=lambda finding: finding.invariant)
 
     return look
+
+
+def _patient(b: Bursar, look: Look) -> Look:
+    """The same, but for a database that goes away: it is waited for."""
+
+    async def wait(progress: Progress | None) -> list[Finding]:
+        while True:
+            try:
+                return await look(progress)
+            except DatabaseUnavailable as error:
+                await until_back(b, error)
+
+    return wait
 
 
 async def _watch(out: Output, look: Look, seconds: float) -> None:

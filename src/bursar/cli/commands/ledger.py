@@ -10,11 +10,12 @@ import click
 
 from bursar.cli.commands.hold import hold
 from bursar.cli.output import Output, table
+from bursar.cli.place import until_back
 from bursar.cli.show import EventNames, draw_envelope, show_receipt
 from bursar.cli.state import Group, on_database
 from bursar.cli.types import LIMIT, NUMBER, POSTING, entry_options, envelope_name, meta_option, moment
 from bursar.model import entries
-from bursar.model.errors import InvalidName
+from bursar.model.errors import DatabaseUnavailable, InvalidName
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
@@ -220,8 +221,13 @@ async def events(b: Bursar, out: Output, after: str, follow: bool, limit: int) -
         columns = ("cursor", "event", "what")
         out.show(page, lambda: table(*columns, rows=rows, whole=("cursor",)) if rows else "no events there")
         return
-    async for event in b.ledger.follow(after):
-        out.line(event, f"{event.cursor:<20} {event.kind.name.lower():<16} {await names.subject(event)}")
+    while True:
+        try:
+            async for event in b.ledger.follow(after):
+                out.line(event, f"{event.cursor:<20} {event.kind.name.lower():<16} {await names.subject(event)}")
+                after = event.cursor
+        except DatabaseUnavailable as error:
+            await until_back(b, error)
 
 
 ledger.add_command(hold)

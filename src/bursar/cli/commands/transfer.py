@@ -36,13 +36,15 @@ def transfer(ctx: click.Context, file: str | None, data: str | None) -> None:
 
 
 def _run(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]]) -> None:
-    from bursar.cli.place import check_place
+    from bursar.cli.place import check_place, quiet_pool
     from bursar.model.errors import DatabaseUnavailable
     from bursar.ports import SystemPorts
     from bursar.runtime import opened
 
     config: Config = ctx.meta["config"]
     out = Output(as_json=ctx.ensure_object(State).json)
+
+    quiet_pool()
 
     async def body() -> None:
         await check_place(config.database_url)
