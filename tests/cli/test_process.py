@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
+import pytest
 from tests.cli.conftest import Shell
+
+T = TypeVar("T")
 
 
 def test_help_loads_no_command_and_no_database() -> None:
@@ -31,6 +40,45 @@ def test_an_interrupt_is_quiet_and_130(shell: Shell) -> None:
     out, err = process.communicate()
     assert (process.returncode, out, err.strip()) == (130, "", "")  # a line's end after the terminal's ^C is all
     assert seen[4].split()[1:] == ["committed", "envelope", "1"]
+
+
+@pytest.mark.parametrize("whom", [os.kill, os.killpg], ids=["its process", "all of the terminal"])
+def test_an_interrupt_ends_the_simulator_with_seeds_still_to_run(
+    empty: Shell, whom: Callable[[int, int], None]
+) -> None:
+    process = empty.process("sim", "ledger", "--seeds", "100000", "--jobs", "2", start_new_session=True)
+    workers = wait_for(lambda: working(process.pid))
+    began = time.monotonic()
+    whom(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 5
+    assert (process.returncode, out, err.strip()) == (130, "", "")
+    assert wait_for(lambda: all(ended(worker) for worker in workers))
+
+
+def working(pid: int) -> list[int]:
+    """The children of a process once there are three (two, and the one that counts their resources), all at work."""
+    found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    ignoring = [re.search(r"SigIgn:.*[2367abef]$", status(one), re.MULTILINE) for one in found]  # bit 1: SIGINT
+    return found if len(found) == 3 and all(ignoring) else []
+
+
+def status(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
+
+
+def ended(pid: int) -> bool:
+    """Gone, or dead and waiting for somebody to take note."""
+    return not Path(f"/proc/{pid}").exists() or "State:\tZ" in status(pid)
+
+
+def wait_for(condition: Callable[[], T]) -> T:
+    """What it gives, once that is true."""
+    until = time.monotonic() + 10
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return found
 
 
 def test_followed_events_are_a_line_of_json_each_and_come_as_they_happen(shell: Shell) -> None:

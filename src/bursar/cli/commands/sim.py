@@ -9,13 +9,14 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 import click
@@ -106,11 +107,28 @@ def run_everywhere(scenario: str, jobs: list[Job], processes: int, *, show: bool
                 tally.add(run_jobs(scenario, chunk))
                 progress.update(bar, completed=tally.seeds, description=_label(tally))
             return tally
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        with _pool(processes) as pool:
             for future in as_completed([pool.submit(run_jobs, scenario, chunk) for chunk in chunks]):
                 tally.add(future.result())
                 progress.update(bar, completed=tally.seeds, description=_label(tally))
     return tally
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end when we are interrupted, whatever they still have to do."""
+    # Ctrl-C reaches them too: a worker would take it for a seed that failed, and go on with the next.
+    pool = ProcessPoolExecutor(
+        processes, get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+    )
+    with pool:
+        try:
+            yield pool
+        except BaseException:  # also an interrupt, which goes on: the seeds that wait are of no use any more
+            for process in active_children():
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _label(tally: Tally) -> str:
