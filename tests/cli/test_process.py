@@ -112,6 +112,35 @@ def test_a_closed_pipe_is_quiet(shell: Shell) -> None:
         assert (process.wait(), err) == (141, "")
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_what_is_committed_and_can_not_be_printed_is_said_to_be_committed(shell: Shell, form: tuple[str, ...]) -> None:
+    pay = ("ledger", "pay", "user:1", "shop", "USDT", "1", "--key", "full")
+    with Path("/dev/full").open("w") as full:
+        process = shell.process(*form, *pay, stdout=full)
+        _, err = process.communicate()
+    assert process.returncode == 6
+    assert err.startswith("error: UNPRINTED: the output can't be written: No space left on device; ")
+    assert "committed" in err
+    assert err.count("\n") == 1
+    assert shell.json("ledger", "show", "--key", "full")["key"] == "full"
+    with Path("/dev/full").open("w") as full:
+        process = shell.process(*form, "ledger", "show", "77", stdout=full)
+        _, err = process.communicate()
+    assert (process.returncode, "Traceback" in err) == (1, False)
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_closed_streams_are_as_if_nobody_looked(shell: Shell, closed: int) -> None:
+    def close() -> None:
+        os.close(closed)
+
+    for form in ((), ("--json",)):
+        words = (*form, "ledger", "balance", "user:1")
+        process = shell.process(*words, preexec_fn=close)
+        out, err = process.communicate()
+        assert (process.returncode, err, bool(out)) == (0, "", closed == 2)
+
+
 def test_a_pipe_gets_whole_lines_and_no_colours(shell: Shell) -> None:
     path = "user:" + "x" * 100
     shell.ok("account", "create", path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import pty
 import re
@@ -15,6 +16,9 @@ import pytest
 from rich.console import Console
 from tests.cli.conftest import Shell
 
+from bursar.audit import Finding
+from bursar.cli.commands.audit import draw_findings
+from bursar.cli.commands.serve import _Lines
 from bursar.cli.output import table
 
 WIDTHS = (40, 60, 80)
@@ -96,6 +100,34 @@ def test_a_table_is_no_wider_than_the_terminal_if_text_can_be_folded(shell: Shel
         assert max(map(len, listed.splitlines())) <= width
     assert "x" * 16 in listed
     assert listed.replace("\n", "").count("x") == 60
+
+
+EVIL = "\x1b[2J\nkey faked\r\x9b2J\u202e"
+
+
+def test_nothing_from_outside_moves_the_terminal(shell: Shell) -> None:
+    key = "dep-\x1b[2J"
+    shell("ledger", "deposit", "external:bank", "user:1", "USDT", "1", "--key", key)  # refused or not
+    shell.ok("ledger", "deposit", "external:bank", "user:1", "USDT", "1", "--key", "m", "--meta", f"a={EVIL}")
+    shown = in_terminal(shell, 80, "ledger", "show", "--key", "m")
+    assert r"meta a=\x1b[2J\nkey faked\r\x9b2J\u202e" in shown
+    everything = shown + in_terminal(shell, 80, "ledger", "history", "user:1")
+    everything += shell.ok("ledger", "show", "--key", "m") + shell.ok("--json", "ledger", "show", "--key", "m")
+    everything += shell("ledger", "show", "--key", key).err + shell("ledger", "balance", f"user:{EVIL}").err
+    everything += shell(f"led{EVIL}").err + shell("audit", "--only", EVIL).err
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", everything), everything
+    assert "\nkey faked" not in everything
+    assert shell.json("ledger", "show", "--key", "m")["metadata"] == {"a": EVIL}
+
+
+def test_cells_evidence_and_logs_are_shown_as_text() -> None:
+    console = Console(width=200, file=StringIO())
+    finding = Finding(invariant="I1", ok=False, checked=1, broken=[EVIL], seconds=0.0)
+    console.print(table("reason", rows=[(EVIL,)]), draw_findings([finding]))
+    record = logging.LogRecord("bursar", logging.ERROR, "", 1, "reason: %s", (EVIL,), None)
+    made = console.file.getvalue() + _Lines("%(message)s").format(record)  # type: ignore[attr-defined]
+    assert made.count(r"\x1b[2J\nkey faked\r\x9b2J\u202e") == 3
+    assert "\x1b" not in made
 
 
 def test_a_hash_is_one_word_however_narrow_the_terminal(shell: Shell) -> None:

@@ -18,7 +18,7 @@ import click
 from bursar import garbage
 from bursar.cli.state import DEFAULT_DATABASE, State
 
-OK, REFUSED, USAGE, CONFLICT, DATABASE, UNKNOWN = range(6)
+OK, REFUSED, USAGE, CONFLICT, DATABASE, UNKNOWN, UNPRINTED = range(7)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE = "BURSAR_TRACEBACK"
@@ -64,8 +64,9 @@ Exit codes:
   1  refused, or an audit found something broken; nothing was written
   2  wrong usage
   3  conflict: others were faster, or commits are under way; try again
-  4  the database can't be used
+  4  the database can't be used; or a core, a folder, an address
   5  the outcome is unknown: repeat with the same --key to learn it
+  6  done, and committed, but the result could not be printed
 """
 
 
@@ -112,7 +113,8 @@ class Root(LazyGroup):
             code = result if isinstance(result, int) else OK
             sys.stdout.flush()
         except BrokenPipeError:
-            code = _pipe_closed()
+            _forget_output()
+            code = PIPE_CLOSED
         except SystemExit:
             # click ends by itself when a pipe is closed, having wrapped stdout so that the last flush is quiet.
             if not type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
@@ -136,15 +138,26 @@ def _report(error: Exception, state: State) -> int:
         return USAGE
     name, message, facts, code = explain(error)
     try:
-        if state.json:
+        if state.json and code != UNPRINTED:
             import json
 
             click.echo(json.dumps({"code": name, "message": message, "facts": facts}))
         else:
-            click.echo(f"error: {name}: {message}", err=True)
+            click.echo(f"error: {name}: {_shown(message)}", err=True)
+        if code == UNPRINTED:
+            _forget_output()
     except BrokenPipeError:
-        return _pipe_closed()
+        _forget_output()
+        return PIPE_CLOSED
+    except OSError:  # nobody can be told; the code still says it
+        _forget_output()
     return code
+
+
+def _shown(message: str) -> str:
+    from bursar.cli.output import shown
+
+    return shown(message)
 
 
 def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
@@ -155,12 +168,15 @@ def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context is not None else ""
         return "USAGE", " ".join(error.format_message().split()) + hint, {}, USAGE
+    from bursar.cli.errors import Unprinted
     from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, StoreError
 
     if isinstance(error, BursarError):
         code = REFUSED
         if isinstance(error, OutcomeUnknown):
             code = UNKNOWN
+        elif isinstance(error, Unprinted):
+            code = UNPRINTED
         elif isinstance(error, StoreError):
             code = DATABASE
         elif isinstance(error, Conflict):
@@ -171,10 +187,20 @@ def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
     return "UNEXPECTED", why, {}, DATABASE
 
 
-def _pipe_closed() -> int:
-    """Whoever read our output has gone. Python would complain once more when it flushes at exit."""
+def _forget_output() -> None:
+    """Nobody gets our output any more. Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return PIPE_CLOSED
+
+
+def _open_what_is_closed() -> None:
+    """Whoever closes stdout or stderr (`>&-`) wants nothing printed.
+
+    Python has None for a closed one, and the next file that is opened takes its number: it would be printed into.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 @click.group(
@@ -205,5 +231,6 @@ def root(ctx: click.Context, database: str, as_json: bool) -> None:
 
 def main() -> NoReturn:
     """The console script."""
+    _open_what_is_closed()
     garbage.while_loading()
     root.main()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from bursar.cli.errors import Unprinted
 from bursar.model.money import Money
 from bursar.model.views import moment
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from bursar.cli.tables import Rows
 
 PIPE_WIDTH = 1_000  # columns where nobody looks: nothing is wrapped or cut
+
+_CONTROLS = re.compile("[\x7f-\x9f]")  # those below are escaped by JSON itself
 
 Advance = Callable[[str, int, int], None]
 
@@ -46,14 +50,16 @@ class Output:
 
     def show(self, value: Any, draw: Callable[[], RenderableType | str]) -> None:
         """The value for a program, or what `draw` makes of it for a person."""
-        if self.as_json:
-            click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
-        else:
-            self._print(draw())
+        with _told_if_unprinted():
+            if self.as_json:
+                click.echo(to_json(value, indent=2))
+            else:
+                self._print(draw())
 
     def line(self, value: Any, text: str) -> None:
         """One of many, as they come: a line of JSON, or a line of text. Flushed, since somebody may be waiting."""
-        click.echo(json.dumps(plain(value), ensure_ascii=False) if self.as_json else text)
+        with _told_if_unprinted():
+            click.echo(to_json(value) if self.as_json else lines_shown(text))
 
     def say(self, text: str) -> None:
         """Something for a person only."""
@@ -62,7 +68,10 @@ class Output:
 
     def _print(self, what: RenderableType | str) -> None:
         # Text is left to the terminal to break: a hash, or a line to be copied, must not get a newline in its middle.
-        self.console.print(what, markup=False, highlight=False, soft_wrap=isinstance(what, str))
+        if isinstance(what, str):
+            self.console.print(lines_shown(what), markup=False, highlight=False, soft_wrap=True)
+        else:
+            self.console.print(what, markup=False, highlight=False)
 
     @contextlib.contextmanager
     def bar(self, title: str) -> Iterator[Advance]:
@@ -81,6 +90,17 @@ class Output:
                 progress.update(task, description=f"{title}: {what}", completed=done, total=total or None)
 
             yield advance
+
+
+@contextlib.contextmanager
+def _told_if_unprinted() -> Iterator[None]:
+    """Results are printed when all is done: whoever can't be shown them must not think that it failed."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unprinted(error.strerror or str(error)) from error
 
 
 def stdout_console() -> Console:
@@ -129,7 +149,25 @@ def text(value: Any) -> str:
         case IntEnum():
             return value.name.lower()
         case _:
-            return str(value)
+            return shown(str(value))
+
+
+def shown(text: str) -> str:
+    """Text from outside, fit for a terminal: what would clear it, colour it or feign a line is written out instead."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def lines_shown(text: str) -> str:
+    """The same for a text of ours that has several lines; what came from outside is `shown` before it gets in there."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """A value for programs; a person may look at that too, so nothing in it moves a terminal."""
+    made = json.dumps(plain(value), indent=indent, ensure_ascii=False)
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", made)
 
 
 def time_text(at: datetime) -> str:

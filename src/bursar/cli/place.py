@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bursar.cli.output import shown
 from bursar.model.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
 
 async def until_back(b: Bursar, away: DatabaseUnavailable) -> None:
     """Wait until a database that has gone away answers again; say so once, and once that it is back."""
-    click.echo(f"{away}; it is asked again every {ASK_AGAIN_S:g} s", err=True)
+    click.echo(f"{shown(str(away))}; it is asked again every {ASK_AGAIN_S:g} s", err=True)
     while True:
         await asyncio.sleep(ASK_AGAIN_S)
         with contextlib.suppress(DatabaseUnavailable):

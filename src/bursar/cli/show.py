@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bursar.cli.output import Output, time_text
+from bursar.cli.output import Output, shown, time_text
 from bursar.model.entries import Kind
 from bursar.model.envelope import Receipt
 from bursar.model.postings import PostingState
@@ -23,7 +23,7 @@ WHY = {Kind.ENTRY: "entry", Kind.RETURN: "gives back", Kind.COMPACT: "merges pos
 def show_receipt(out: Output, receipt: Receipt) -> None:
     """Say what was committed, and whether it was there already."""
     again = "was there already; nothing happened now" if receipt.replayed else "is committed"
-    out.show(receipt, lambda: f"envelope {receipt.envelope} {again} (key {receipt.key})\n{receipt.id}")
+    out.show(receipt, lambda: f"envelope {receipt.envelope} {again} (key {shown(receipt.key)})\n{receipt.id}")
 
 
 class EventNames:
@@ -69,13 +69,13 @@ def draw_envelope(view: EnvelopeView, width: int) -> str:
 def _heading(view: EnvelopeView) -> list[str]:
     lines = [
         f"envelope {view.envelope}: {WHY[view.kind]} in book {view.book}, {time_text(view.at)} UTC",
-        f"key {view.key}" + ("" if view.scope == "user" else f" (scope {view.scope})"),
+        f"key {shown(view.key)}" + ("" if view.scope == "user" else f" (scope {view.scope})"),
         f"id  {view.id}",
     ]
     if view.reverses is not None:
         lines.append(f"reverses envelope {view.reverses}")
     if view.metadata:
-        lines.append("meta " + ", ".join(f"{name}={value}" for name, value in view.metadata.items()))
+        lines.append("meta " + ", ".join(shown(f"{name}={value}") for name, value in view.metadata.items()))
     amounts = [str(m.amount) for m in view.movements[:POSTINGS_SHOWN]]
     wide = max(map(len, amounts), default=0)
     for movement, amount in zip(view.movements, amounts, strict=False):

@@ -12,7 +12,7 @@ import click
 from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
 from bursar.cli.commands.serve import config_option, configured, data_option
-from bursar.cli.output import Output, table
+from bursar.cli.output import Output, shown, table
 from bursar.cli.place import open_database, until_back
 from bursar.cli.state import Command, State
 from bursar.model.errors import DatabaseUnavailable
@@ -157,7 +157,9 @@ async def _watch(out: Output, look: Look, seconds: float) -> None:
             findings = await look(None)
             at = datetime.now(UTC)
             words = ", ".join(f"{f.invariant} {_verdict(f)}" for f in findings)
-            evidence = "".join(f"\n  {f.invariant}: {text}" for f in findings for text in [*f.broken, f.note] if text)
+            evidence = "".join(
+                f"\n  {f.invariant}: {shown(text)}" for f in findings for text in [*f.broken, f.note] if text
+            )
             out.line(
                 {"at": at, "findings": [finding_json(f) for f in findings]},
                 f"{at:%Y-%m-%d %H:%M:%S} UTC  {words}{evidence}",
@@ -192,9 +194,9 @@ def draw_findings(findings: list[Finding]) -> RenderableType:
     ]
     parts: list[RenderableType] = [table("", "invariant", "rows", "time", "verdict", rows=rows, right=("rows", "time"))]
     for f in findings:
-        parts += [Text(f"{f.invariant}: {text}", style="red") for text in f.broken]
+        parts += [Text(f"{f.invariant}: {shown(text)}", style="red") for text in f.broken]
         if f.note:
-            parts.append(Text(f"{f.invariant}: {f.note}", style="yellow"))
+            parts.append(Text(f"{f.invariant}: {shown(f.note)}", style="yellow"))
     return Group(*parts)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.cli.output import Output, table
+from bursar.cli.output import Output, shown, table
 from bursar.cli.state import Group, State
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ async def _run(
     except OSError as error:
         raise DatabaseUnavailable(f"{data}: {error}") from error
     for line in _found(opened.recovery):
-        click.echo(line, err=True)
+        _log(line)
     garbage.rarely(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
     sys.setswitchinterval(SWITCH_S)
     server = Server(ports, opened, secret, limits=Limits(connections=connections), log=_log)
@@ -163,7 +163,7 @@ def _listen_for_the_end(loop: asyncio.AbstractEventLoop, server: Server) -> None
 
 
 def _log(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(shown(text), err=True)
 
 
 def _found(recovery: Recovery) -> list[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.cli.output import Output
+from bursar.cli.output import Output, shown
 from bursar.cli.place import quiet_pool
 from bursar.cli.state import Command, State
 
@@ -279,8 +279,17 @@ def _shown(url: str) -> str:
     return f"{scheme}{sep}{who.partition(':')[0]}{at}{where}"
 
 
+class _Lines(logging.Formatter):
+    """One line for a message, whatever is in it: reasons and refusals come from outside."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = shown(record.message)
+        return super().formatMessage(record)
+
+
 def _log_to_stderr(level: str) -> None:
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     quiet_pool()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bursar.cli.commands.serve import config_option, configured, data_option
-from bursar.cli.output import Output, table
+from bursar.cli.output import Output, shown, table
 from bursar.cli.state import Group, State
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def create(ctx: click.Context, user: int, source: str, target: str, order: str, 
     async def work(runtime: Runtime, out: Output) -> None:
         wish = Request(user=user, source=source, target=target, asset=asset, amount=amount, client_order_id=order)
         view = await runtime.transfers.create(wish, deadline_s=runtime.config.deadline_ms / 1000)
-        text = f"{view.req_id} is {view.fsm_state} {view.error}".rstrip()
+        text = f"{view.req_id} is {view.fsm_state} {shown(view.error)}".rstrip()
         out.show(view, lambda: text)
 
     _run(ctx, work)
