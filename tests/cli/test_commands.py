@@ -47,6 +47,7 @@ COMMANDS = [
     "migrate",
     "torture",
     "demo",
+    "bench",
 ]
 
 

@@ -169,6 +169,13 @@ def test_damaged_files_end_the_core_with_a_message(empty: Shell, tmp_path: Path)
     assert path.read_bytes() == bytes(data)
 
 
+@pytest.mark.parametrize("path", ["no/such/folder/core.sock", "x" * 150])
+def test_an_address_where_nobody_can_listen_is_named(empty: Shell, tmp_path: Path, path: str) -> None:
+    ran = empty(*options(tmp_path, listen=f"unix:{tmp_path}/{path}"))
+    assert (ran.code, ran.err.startswith(f"error: UNUSABLE: can't listen at unix:{tmp_path}/")) == (4, True)
+    assert "--listen" in ran.err
+
+
 def test_another_cores_folder_is_refused(empty: Shell, tmp_path: Path) -> None:
     fill(tmp_path / "data")
     ran = empty(*options(tmp_path, name="margin"))

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 from click.testing import CliRunner
-from tests.cli.conftest import Shell
+from tests.cli.conftest import Ran, Shell
 
 import bursar
 from bursar.cli.app import root
+from bursar.cli.commands.serve import LOCK
 from bursar.ledger import Ledger
 from bursar.model.errors import DatabaseUnavailable, OutcomeUnknown
+from bursar.ports import SystemPorts
 
 PAY = ("ledger", "pay", "user:1", "shop", "USDT")
 
@@ -330,6 +334,59 @@ def test_the_library_refuses_two_slashes_and_sets_up_what_is_new(tmp_path: Path)
         asyncio.run(read("sqlite://typo.db"))
     (tmp_path / "new.db").touch()
     assert asyncio.run(read(f"sqlite:///{tmp_path}/new.db")) == 1
+
+
+# --- what is no database ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address at which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def unusable(ran: Ran, *says: str) -> None:
+    """It ended with one line, which does not speak of the database."""
+    assert (ran.code, ran.out, ran.err.count("\n")) == (4, "", 1)
+    assert ran.err.startswith("error: UNUSABLE: ")
+    assert "database" not in ran.err
+    assert all(word in ran.err for word in says), ran.err
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_any_work(empty: Shell, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "folder")
+    data = ("--data", folder)
+    unusable(empty("serve", *data), folder, "Not a directory", "--data")
+    unusable(empty("worker", *data), folder, "--data")
+    unusable(empty("demo", "--seconds", "5", "--folder", folder), folder, "--folder")
+    unusable(empty("bench", "ledger", "--out", folder), folder, "--out")
+
+
+def test_an_address_that_is_taken_is_named(empty: Shell, tmp_path: Path, taken: str) -> None:
+    unusable(empty("serve", "--data", str(tmp_path / "d"), "--listen", taken), taken, "already in use", "--listen")
+    assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700  # its secrets are there already
+
+
+def test_one_serve_for_a_folder(empty: Shell, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    unlock = SystemPorts().files().lock(f"{tmp_path}/d/{LOCK}")
+    try:
+        unusable(empty("serve", "--data", str(tmp_path / "d")), "another `bursar serve` runs on", "--data")
+    finally:
+        unlock()
+
+
+def test_a_file_behind_a_folder_that_may_not_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    for words in (("audit",), ("migrate",)):
+        ran = Shell(f"sqlite:///{tmp_path}/closed/funds.db")(*words)
+        assert (ran.code, ran.err.startswith("error: DATABASE_UNAVAILABLE: ")) == (4, True)
+        assert "funds.db can't be reached: Permission denied" in ran.err
 
 
 def test_errors_for_programs_carry_the_facts(shell: Shell) -> None:

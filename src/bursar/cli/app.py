@@ -41,7 +41,7 @@ COMMANDS = {
     "openapi": ("bursar.cli.commands.serve:openapi", "Print the OpenAPI description of the API."),
     "core": ("bursar.cli.commands.core:core", "The trading core: run it, or inspect its log and snapshots."),
     "sim": ("bursar.cli.commands.sim:command", "Run a scenario on the simulator, crashing it everywhere."),
-    "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
+    "bench": ("bursar.cli.commands.bench:command", "Measure it beside the least the machine must do."),
     "torture": ("bursar.cli.commands.torture:torture", "Kill everything at random under load; nothing may be lost."),
     "demo": ("bursar.cli.commands.demo:demo", "All of it, killed with money in flight; nothing is lost."),
 }

@@ -12,8 +12,8 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 
+from bursar.cli.errors import Unusable
 from bursar.config import Config
-from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import Ports
 
 BACKOFF_S = 0.2
@@ -57,12 +57,12 @@ class ChildCore:
             await self._end()
 
     async def until_ready(self) -> None:
-        """Wait for its first start; DatabaseUnavailable if it takes too long."""
+        """Wait for its first start; Unusable if it takes too long."""
         try:
             async with asyncio.timeout(FIRST_S):
                 await self.ready.wait()
         except TimeoutError:
-            raise DatabaseUnavailable(self._failed or f"core {self.kind} does not get ready") from None
+            raise Unusable(f"{self._failed or f'core {self.kind} does not get ready'}; see above why") from None
 
     async def _once(self) -> int:
         # -P: a file of the current folder that happens to be called json.py must not become part of the core.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bursar.model.errors import BursarError
+from bursar.model.errors import BursarError, DatabaseUnavailable
 
 
 @dataclass(eq=False)
@@ -14,3 +14,11 @@ class Unprinted(BursarError):
     why: str
     code = "UNPRINTED"
     text = "the output can't be written: {why}; what was to be printed has been done, and is committed"
+
+
+@dataclass(eq=False)
+class Unusable(DatabaseUnavailable):
+    """Not the database, but a core, a folder or an address can't be used; `why` says which."""
+
+    code = "UNUSABLE"
+    text = "{why}"

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bursar.cli.errors import Unusable
 from bursar.cli.output import shown
 from bursar.model.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
 
+OWNER_ALONE = 0o700  # secrets and money are kept there
+EVERYBODY = 0o777  # as far as the umask allows
 ASK_AGAIN_S = 1.0  # between two tries to reach a database that is away
 
 T = TypeVar("T")
@@ -107,6 +112,16 @@ async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
         raise explain(error) from error
     except ValueError as error:
         raise DatabaseUnavailable(f"its address can't be read: {error}") from error
+
+
+def make_folder(folder: str | Path, option: str, mode: int = OWNER_ALONE) -> None:
+    """Make a folder that is about to be written to, if need be; Unusable, before any work, if that can't be."""
+    try:
+        Path(folder).mkdir(mode, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise Unusable(f"can't write to the folder {folder}: {error.strerror}; name another with {option}") from error
 
 
 async def until_back(b: Bursar, away: DatabaseUnavailable) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown, table
 from bursar.cli.state import Group, State
 
@@ -119,17 +120,16 @@ async def _run(
     until_eof: bool,
 ) -> None:
     from bursar import garbage
-    from bursar.model.errors import DatabaseUnavailable
     from bursar.ports import SystemPorts
     from bursar.rails.trading import Core, Limits, Server
 
     ports = SystemPorts()
     if until_eof and not Path(data).parent.is_dir():  # the parent has gone, with all it had: don't make it anew
-        raise DatabaseUnavailable(f"{Path(data).parent} is gone")
+        raise Unusable(f"the folder {Path(data).parent} is gone")
     try:
         opened = await Core.open(ports, data, name, snapshot_bytes=snapshot_bytes)
     except OSError as error:
-        raise DatabaseUnavailable(f"{data}: {error}") from error
+        raise Unusable(f"can't use the folder {data}: {_why(error)}; name another with --data") from error
     for line in _found(opened.recovery):
         _log(line)
     garbage.rarely(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
@@ -150,9 +150,13 @@ async def _run(
     try:
         await server.run(listen, ready)
     except OSError as error:
-        raise DatabaseUnavailable(f"{listen}: {error}") from error
+        raise Unusable(f"can't listen at {listen}: {_why(error)}; name another address with --listen") from error
     finally:
         opened.close()
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def _listen_for_the_end(loop: asyncio.AbstractEventLoop, server: Server) -> None:

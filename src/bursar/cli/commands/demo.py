@@ -18,6 +18,7 @@ import click
 
 from bursar.cli.commands.audit import draw_findings, finding_json
 from bursar.cli.output import Output, table
+from bursar.cli.place import make_folder
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def demo(state: State, seconds: float | None, folder: str | None, listen: str | 
         raise click.BadParameter(f"{folder} is there already, and not an empty folder", param_hint="--folder")
     stays = seconds is None and not out.as_json and sys.stdin.isatty() and sys.stdout.isatty()
     where = Path(folder).absolute() if folder is not None else Path(tempfile.mkdtemp(prefix="bursar-demo-"))
-    where.mkdir(parents=True, exist_ok=True)
+    make_folder(where, "--folder")
     guard = Guard("" if folder is not None else str(where))
     try:
         with _ended_by_signals():

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown
-from bursar.cli.place import quiet_pool
+from bursar.cli.place import make_folder, quiet_pool
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ async def _serve(config: Config, out: Output) -> None:
     from bursar.runtime import make_secrets, running
 
     ports = SystemPorts()
+    make_folder(config.data, "--data")
     make_secrets(config, ports)
     keys = Keys.of(config)
     kinds = [kind for kind in config.cores if config.core(kind) == CHILD]
@@ -186,6 +188,7 @@ async def _work(config: Config, out: Output) -> None:
     from bursar.ports import SystemPorts
     from bursar.runtime import running
 
+    make_folder(config.data, "--data")
     stop = _until_told()
     async with running(config, SystemPorts(), "worker"):
         garbage.rarely()
@@ -211,15 +214,16 @@ def _until_told() -> asyncio.Event:
 @contextlib.contextmanager
 def _alone(config: Config, ports: Ports, kinds: list[str]) -> Iterator[None]:
     """One `bursar serve` per data folder: two would start the same child core."""
-    from bursar.model.errors import DatabaseUnavailable
-
     if not kinds:
         yield
         return
     try:
         unlock = ports.files().lock(f"{config.data}/{LOCK}")
     except BlockingIOError:
-        raise DatabaseUnavailable(f"another `bursar serve` runs on {config.data}") from None
+        why = f"another `bursar serve` runs on {config.data}; use that one, or name another folder with --data"
+        raise Unusable(why) from None
+    except OSError as error:
+        raise Unusable(f"can't write to {config.data}/{LOCK}: {error.strerror}; see who may write there") from error
     try:
         yield
     finally:
@@ -229,7 +233,6 @@ def _alone(config: Config, ports: Ports, kinds: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _bound(listen: str) -> Iterator[socket.socket]:
     """The address, before anything else is started: that it is taken is the likeliest trouble."""
-    from bursar.model.errors import DatabaseUnavailable
     from bursar.ports import split_address
 
     _, host, port = split_address(f"tcp:{listen}")
@@ -242,7 +245,7 @@ def _bound(listen: str) -> Iterator[socket.socket]:
         listener.listen(BACKLOG)  # at once: two that have only bound the same address would both believe it theirs
         listener.setblocking(False)
     except OSError as error:
-        raise DatabaseUnavailable(f"can't listen at {listen}: {error}") from None
+        raise Unusable(f"can't listen at {listen}: {error.strerror}; name another address with --listen") from None
     try:
         yield listener
     finally:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bursar.cli.commands.serve import config_option, configured, data_option
+from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown, table
 from bursar.cli.state import Group, State
 
@@ -37,7 +38,6 @@ def transfer(ctx: click.Context, file: str | None, data: str | None) -> None:
 
 def _run(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]]) -> None:
     from bursar.cli.place import check_place, quiet_pool
-    from bursar.model.errors import DatabaseUnavailable
     from bursar.ports import SystemPorts
     from bursar.runtime import opened
 
@@ -52,7 +52,7 @@ def _run(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]])
             try:
                 await work(runtime, out)
             except ConnectionError as error:
-                raise DatabaseUnavailable(f"a core can't be reached: {error}") from None
+                raise Unusable(f"a core can't be reached: {error}; nothing is lost, see that it runs") from None
 
     asyncio.run(body())
 
