@@ -297,7 +297,7 @@ def test_an_empty_file_is_not_praised_but_refused_and_left_alone(tmp_path: Path,
     assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("empty.db", 0)]
 
 
-@pytest.mark.parametrize("words", [words for words in WRITES_NOTHING if words[0] != "transfer"], ids=" ".join)
+@pytest.mark.parametrize("words", WRITES_NOTHING, ids=" ".join)
 def test_a_postgresql_database_without_our_schema_too(fresh_postgres: str, words: tuple[str, ...]) -> None:
     ran = Shell(fresh_postgres)(*words)
     assert (ran.code, ran.out, ran.err.count("\n")) == (4, "", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,18 @@ from bursar.model.outcome import Outcome
 
 @pytest.fixture
 def operate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the command on the settings of an office whose core has gone."""
+    """Runs the command on the settings of an office whose core has gone; a transfer waits for the funding side."""
+    return operating(tmp_path, monkeypatch, AccountType.FUNDING, "withdraw")
+
+
+@pytest.fixture
+def operate_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same; a transfer waits for the core."""
+    return operating(tmp_path, monkeypatch, AccountType.SPOT, "deposit")
+
+
+def operating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: AccountType, call: str) -> Any:
+    """An office where one call is never answered."""
     url = f"sqlite:///{tmp_path}/bursar.db"
 
     async def stick() -> None:
@@ -30,11 +42,11 @@ def operate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             async def silent(_item: Any) -> Answer:
                 return Answer(outcome=Outcome.TIMEOUT, message="no answer")
 
-            rail = here.runtime.transfers.rails[AccountType.FUNDING]
-            monkeypatch.setattr(rail, "rides", False)
-            monkeypatch.setattr(rail, "withdraw", silent)
+            rails = here.runtime.transfers.rails
+            monkeypatch.setattr(rails[AccountType.FUNDING], "rides", False)
+            monkeypatch.setattr(rails[side], call, silent)
             answer = await here.transfer(ALICE, "FUNDING", "SPOT", "10")
-            assert answer.json()["fsm_state"] == "SOURCE_PENDING"
+            assert answer.json()["fsm_state"] == ("SOURCE_PENDING" if call == "withdraw" else "TARGET_PENDING")
 
     asyncio.run(stick())
     for name, value in {
@@ -74,6 +86,52 @@ def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any) -> Non
     history = operate("--json", "transfer", "show", req_id).json["history"]
     assert [one["actor"] for one in history][-1] == "ben"
     assert operate("transfer", "retry", req_id, "--actor", "anna", *why).code == 1
+
+
+def test_two_people_are_told_that_the_core_did_not_answer(operate_spot: Any) -> None:
+    [stuck] = operate_spot("--json", "transfer", "list", "--state", "TARGET_PENDING").json
+    force = ("transfer", "force", stuck["req_id"], "EXPLICIT_FAIL", "--reason", "ticket 17", "--actor")
+    assert "another person must say the same" in operate_spot(*force, "anna").out
+    for _ in range(2):
+        told = operate_spot(*force, "ben")
+        assert (told.code, "another person" in told.out) == (0, False)
+        assert "is TARGET_PENDING: not decided: the core did not answer, and will be asked again" in told.out
+
+
+def test_history_alerts_and_pauses_say_when(operate: Any) -> None:
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    [stuck] = operate("--json", "transfer", "list").json
+    history = operate("transfer", "show", stuck["req_id"]).out.splitlines()[2:]
+    assert all(re.match(rf"{when}\.\d{{3}} ", line) for line in history), history
+    assert history == sorted(history)
+    assert re.search(rf"\n{when} ", operate("transfer", "alerts").out)
+    operate("transfer", "stop", "--actor", "anna", "--reason", "ticket 17")
+    assert re.search(rf"\n{when} +flow +new transfers +anna", operate("transfer", "pauses").out)
+
+
+def test_what_only_needs_the_database_asks_for_no_secret_and_leaves_no_folder(
+    operate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [stuck] = operate("--json", "transfer", "list").json
+    for name in ("CORE_SPOT", "CORE_SPOT_SECRET_FILE", "JWT_KEY_FILE"):
+        monkeypatch.delenv(f"BURSAR_{name}")
+    monkeypatch.setenv("BURSAR_DATA", str(tmp_path / "elsewhere"))
+    who = ("--actor", "anna")
+    why = ("--reason", "ticket 17")
+    for words in (
+        ("alerts",),
+        ("pauses",),
+        ("stop", *who, *why),
+        ("allow",),
+        ("list",),
+        ("show", stuck["req_id"]),
+        ("retry", stuck["req_id"], *who, *why),
+        ("acknowledge", "17", "stuck", *who),
+    ):
+        assert operate("transfer", *words).code == 0, words
+    ran = operate("transfer", "force", stuck["req_id"], "SUCCESS", *who, *why)
+    assert (ran.code, "CONFIG_REFUSED" in ran.err) == (1, True)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_rail_is_paused_and_resumed(operate: Any) -> None:

@@ -1,28 +1,32 @@
 """`bursar transfer`: what operators do about transfers, beside a running `bursar serve` or without one.
 
-It opens the same database and cores as `bursar serve` would with the same settings, and starts neither a worker nor a
-child core: what it makes due is driven by whoever runs.
+It opens the same database as `bursar serve` would with the same settings, and the same cores where one is called, and
+starts neither a worker nor a child core: what it makes due is driven by whoever runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.errors import Unusable
-from bursar.cli.output import Output, shown, table
+from bursar.cli.output import Output, shown, table, time_text
 from bursar.cli.state import Group, State
+from bursar.model.views import moment
 
 if TYPE_CHECKING:
     from bursar.config import Config
+    from bursar.flows.transfers import Transfers
     from bursar.model.records import Record
     from bursar.runtime import Runtime
 
 FLOW = "transfers"
+TIME = "time (UTC)"
 actor_option = click.option("--actor", metavar="NAME", required=True, help="Who you are; it is written down.")
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is written down.")
 
@@ -33,22 +37,41 @@ reason_option = click.option("--reason", metavar="TEXT", required=True, help="Wh
 @click.pass_context
 def transfer(ctx: click.Context, file: str | None, data: str | None) -> None:
     """Transfers between funding and trading accounts: create, list, show, retry, force; alerts; pauses."""
-    ctx.meta["config"] = configured(ctx, file, data=data)
+    ctx.meta["config"] = partial(configured, ctx, file, data=data)
+
+
+def _on_database(ctx: click.Context, work: Callable[[Transfers, Output], Awaitable[None]]) -> None:
+    """For what is only looked at or written down: the database is enough, and no core's secret is asked for."""
+    from bursar.cli.place import open_database
+    from bursar.flows.transfers import Transfers
+
+    state = ctx.ensure_object(State)
+    url = state.database if state.database_given else ctx.meta["config"]().database_url
+    out = Output(as_json=state.json)
+
+    async def body() -> None:
+        async with open_database(url) as b:
+            await work(Transfers(b.ledger, {}), out)
+
+    asyncio.run(body())
 
 
 def _run(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]]) -> None:
+    """For what calls a core."""
     from bursar.cli.place import check_place, quiet_pool
     from bursar.ports import SystemPorts
-    from bursar.runtime import opened
+    from bursar.runtime import client_of, opened
 
-    config: Config = ctx.meta["config"]
+    config: Config = ctx.meta["config"]()
     out = Output(as_json=ctx.ensure_object(State).json)
-
+    ports = SystemPorts()
     quiet_pool()
 
     async def body() -> None:
         await check_place(config.database_url)
-        async with opened(config, SystemPorts(), "operator") as runtime:
+        for kind in config.cores:
+            client_of(config, ports, kind)  # refuses a missing secret, before a folder is made
+        async with opened(config, ports, "operator") as runtime:
             try:
                 await work(runtime, out)
             except ConnectionError as error:
@@ -86,15 +109,15 @@ def create(ctx: click.Context, user: int, source: str, target: str, order: str, 
 def list_(ctx: click.Context, user: int | None, state: str, limit: int) -> None:
     """Transfers, newest first."""
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        views = await runtime.transfers.list(user, state=state, limit=limit)
+    async def work(transfers: Transfers, out: Output) -> None:
+        views = await transfers.list(user, state=state, limit=limit)
         rows = [
             (v.req_id, v.user, v.source.value, v.target.value, v.amount, v.asset, v.fsm_state, v.error) for v in views
         ]
         headings = ("transfer", "user", "from", "to", "amount", "asset", "state", "error")
         out.show(views, lambda: table(*headings, rows=rows, right=("amount",), whole=("transfer", "user")))
 
-    _run(ctx, work)
+    _on_database(ctx, work)
 
 
 @transfer.command(examples="bursar transfer show sr-1734912345678901234")
@@ -103,14 +126,19 @@ def list_(ctx: click.Context, user: int | None, state: str, limit: int) -> None:
 def show(ctx: click.Context, req_id: str) -> None:
     """One transfer with its history: every state, call and answer."""
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        view = await runtime.transfers.get(None, req_id)
-        history = await runtime.bursar.store.read.records.history(view.transfer_id)
-        rows = [(t.source, t.event, t.target, t.attempt, t.actor, t.evidence) for t in history]
-        headings = ("from", "event", "to", "attempt", "by", "evidence")
-        out.show({"transfer": view, "history": list(history)}, lambda: table(*headings, rows=rows, right=("attempt",)))
+    async def work(transfers: Transfers, out: Output) -> None:
+        view = await transfers.get(None, req_id)
+        history = await transfers.ledger.store.read.records.history(view.transfer_id)
+        rows = [
+            (time_text(moment(t.at_us)), t.source, t.event, t.target, t.attempt, t.actor, t.evidence) for t in history
+        ]
+        headings = (TIME, "from", "event", "to", "attempt", "by", "evidence")
+        out.show(
+            {"transfer": view, "history": list(history)},
+            lambda: table(*headings, rows=rows, right=("attempt",), whole=(TIME,)),
+        )
 
-    _run(ctx, work)
+    _on_database(ctx, work)
 
 
 @transfer.command(examples='bursar transfer retry sr-1734912345678901234 --actor anna --reason "the core is back"')
@@ -121,13 +149,13 @@ def show(ctx: click.Context, req_id: str) -> None:
 def retry(ctx: click.Context, req_id: str, actor: str, reason: str) -> None:
     """Make a transfer due now, whatever its back-off says."""
 
-    async def work(runtime: Runtime, out: Output) -> None:
+    async def work(transfers: Transfers, out: Output) -> None:
         from bursar.engine import Operators
 
-        record = await Operators(runtime.transfers.engine).retry_now(FLOW, req_id, actor=actor, reason=reason)
+        record = await Operators(transfers.engine).retry_now(FLOW, req_id, actor=actor, reason=reason)
         _told(out, record, "due now")
 
-    _run(ctx, work)
+    _on_database(ctx, work)
 
 
 @transfer.command(
@@ -150,11 +178,19 @@ def force(ctx: click.Context, req_id: str, event: str, actor: str, reason: str) 
 
     async def work(runtime: Runtime, out: Output) -> None:
         from bursar.engine import Operators
+        from bursar.engine.operators import FORCE_ASKED
 
         before = await runtime.transfers.get(None, req_id)
+        history = runtime.bursar.store.read.records.history
+        known = len(await history(before.transfer_id))
         record = await Operators(runtime.transfers.engine).force(FLOW, req_id, event, actor=actor, reason=reason)
-        asked = record.state == before.fsm_state
-        _told(out, record, "asked for; another person must say the same" if asked else "decided")
+        if record.state != before.fsm_state:
+            what = "decided"
+        elif any(t.event == FORCE_ASKED and t.actor == actor for t in (await history(before.transfer_id))[known:]):
+            what = "asked for; another person must say the same"
+        else:
+            what = "not decided: the core did not answer, and will be asked again; repeat this when it is back"
+        _told(out, record, what)
 
     _run(ctx, work)
 
@@ -164,12 +200,13 @@ def force(ctx: click.Context, req_id: str, event: str, actor: str, reason: str) 
 def alerts(ctx: click.Context) -> None:
     """What a person should look at, and nobody has acknowledged."""
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        found = await runtime.bursar.store.read.alerts.open()
-        rows = [(a.record or "", a.severity, a.reason, a.message) for a in found]
-        out.show(found, lambda: table("record", "severity", "reason", "message", rows=rows))
+    async def work(transfers: Transfers, out: Output) -> None:
+        found = await transfers.ledger.store.read.alerts.open()
+        rows = [(moment(a.raised_us), a.record or "", a.severity, a.reason, a.message) for a in found]
+        headings = (TIME, "record", "severity", "reason", "message")
+        out.show(found, lambda: table(*headings, rows=rows, right=("record",), whole=(TIME,)))
 
-    _run(ctx, work)
+    _on_database(ctx, work)
 
 
 @transfer.command(examples='bursar transfer acknowledge 17 "target pending" --actor anna')
@@ -180,14 +217,14 @@ def alerts(ctx: click.Context) -> None:
 def acknowledge(ctx: click.Context, record: int, reason: str, actor: str) -> None:
     """Say that an alert has been seen, by the record's number and the alert's reason."""
 
-    async def work(runtime: Runtime, out: Output) -> None:
+    async def work(transfers: Transfers, out: Output) -> None:
         from bursar.engine import Operators
 
-        was_open = await Operators(runtime.transfers.engine).acknowledge(record, reason, actor=actor)
+        was_open = await Operators(transfers.engine).acknowledge(record, reason, actor=actor)
         words = "acknowledged" if was_open else "there is no such alert that is open"
         out.show({"acknowledged": was_open}, lambda: words)
 
-    _run(ctx, work)
+    _on_database(ctx, work)
 
 
 kind_argument = click.argument("kind", type=click.Choice(["flow", "rail"]))
@@ -245,12 +282,12 @@ def resume(ctx: click.Context, kind: str, name: str, actor: str, reason: str) ->
 def pauses(ctx: click.Context) -> None:
     """What is switched off, by whom and why."""
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        found = await runtime.bursar.store.read.pauses.list()
-        rows = [(one.kind, one.name, one.actor, one.reason) for one in found]
-        out.show(found, lambda: table("kind", "name", "by", "reason", rows=rows))
+    async def work(transfers: Transfers, out: Output) -> None:
+        found = await transfers.ledger.store.read.pauses.list()
+        rows = [(moment(one.at_us), one.kind, one.name, one.actor, one.reason) for one in found]
+        out.show(found, lambda: table(TIME, "kind", "name", "by", "reason", rows=rows, whole=(TIME,)))
 
-    _run(ctx, work)
+    _on_database(ctx, work)
 
 
 @transfer.command(examples='bursar transfer stop --actor anna --reason "ticket 17"')
@@ -260,12 +297,12 @@ def pauses(ctx: click.Context) -> None:
 def stop(ctx: click.Context, actor: str, reason: str) -> None:
     """Start no new transfers, on any host. Those under way go on, and so do refunds."""
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        was_on = await runtime.transfers.stop_new(actor, reason)
+    async def work(transfers: Transfers, out: Output) -> None:
+        was_on = await transfers.stop_new(actor, reason)
         words = "no new transfers are started" if was_on else "none were started before either"
         out.show({"stopped": was_on}, lambda: words)
 
-    _run(ctx, work)
+    _on_database(ctx, work)
 
 
 @transfer.command(examples="bursar transfer allow")
@@ -273,12 +310,12 @@ def stop(ctx: click.Context, actor: str, reason: str) -> None:
 def allow(ctx: click.Context) -> None:
     """Start new transfers again, after `stop` or after the audit found something broken and it was mended."""
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        was_off = await runtime.transfers.allow_new()
+    async def work(transfers: Transfers, out: Output) -> None:
+        was_off = await transfers.allow_new()
         words = "new transfers are started again" if was_off else "they were not stopped"
         out.show({"allowed": was_off}, lambda: words)
 
-    _run(ctx, work)
+    _on_database(ctx, work)
 
 
 def _told(out: Output, record: Record, what: str) -> None:
