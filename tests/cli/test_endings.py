@@ -17,7 +17,9 @@ from click.testing import CliRunner
 from tests.cli.conftest import Ran, Shell
 
 import bursar
+from bursar.audit import Finding
 from bursar.cli.app import root
+from bursar.cli.commands.audit import advice
 from bursar.cli.commands.serve import LOCK
 from bursar.ledger import Ledger
 from bursar.model.errors import DatabaseUnavailable, OutcomeUnknown
@@ -141,10 +143,41 @@ def test_a_broken_ledger_is_code_1_with_evidence(shell: Shell, broken: Callable[
     assert ran.code == 1
     assert "BROKEN" in ran.out
     assert "I3: posting 65537 (100.000000 USDT of user:1) is unspent, but not live as it was created" in ran.out
+    assert "→ The value is intact: run `bursar rebuild`, then audit again." in ran.out
+    assert "→ If I1 is still broken after that: stop writing" in ran.out
     told = shell("--json", "audit")
     assert (told.code, [f["ok"] for f in told.json]) == (1, [False, True, False, True, True, True])
+    assert "Audit I2 and I8 too" in shell("audit", "--only", "I3").out
     shell.ok("rebuild")
-    shell.ok("audit")
+    assert "→" not in shell.ok("audit")
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ((), []),
+        (("I3",), ["run `bursar rebuild`"]),
+        (("I1", "I3"), ["run `bursar rebuild`", "If I1 is still broken"]),
+        (("I8",), ["restore from a backup"]),
+        (("I1", "I2", "I3"), ["restore from a backup"]),
+        (("I5",), ["suspense:transfers"]),
+    ],
+)
+def test_what_to_do_is_said_for_what_is_broken(broken: tuple[str, ...], says: list[str]) -> None:
+    names = ("I1", "I2", "I3", "I4", "I5", "I7", "I8")
+    lines = advice([Finding(invariant=n, ok=n not in broken, checked=1, broken=[], seconds=0.0) for n in names])
+    assert len(lines) == len(says)
+    assert all(text in line for text, line in zip(says, lines, strict=True)), lines
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_closing_the_account_of_holds_is_refused_for_what_it_is(shell: Shell, held: bool) -> None:
+    if held:
+        shell.ok("hold", "authorize", "user:1", "USDT", "30")
+    ran = shell("account", "close", "held")
+    assert ran.code == 1
+    assert "this account belongs to holds" in ran.err
+    assert "compact" not in ran.err
 
 
 def test_an_unknown_outcome_is_code_5_and_names_the_key(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from bursar.rails.trading import TradingClient
 
 BROKEN, NOT_JUDGED = 1, 3
+WRITTEN = {"I2", "I8"}  # the value tables themselves
+REBUILT = {"I1", "I3"}  # what is made from them, and can be made anew
+MOVED = {"I4", "I5", "I7"}  # what transfers and cores did
 Look = Callable[[Progress | None], Awaitable[list[Finding]]]
 
 
@@ -95,7 +98,7 @@ async def _audit(out: Output, look: Look, watch: float | None) -> int:
         await _watch(out, look, watch)
     with out.bar("auditing") as advance:
         findings = await look(advance)
-    out.show([finding_json(f) for f in findings], lambda: draw_findings(findings))
+    out.show([finding_json(f) for f in findings], lambda: _advised(findings))
     if not all(f.ok for f in findings):
         return BROKEN
     return 0 if all(f.judged for f in findings) else NOT_JUDGED
@@ -173,7 +176,7 @@ async def _watch(out: Output, look: Look, seconds: float) -> None:
             findings = await look(None)
             at = datetime.now(UTC)
             footer = f"looked at {at:%H:%M:%S} UTC, every {seconds:g} s; Ctrl-C ends"
-            live.update(Group(draw_findings(findings), footer), refresh=True)
+            live.update(Group(_advised(findings), footer), refresh=True)
             await asyncio.sleep(seconds)
 
 
@@ -198,6 +201,32 @@ def draw_findings(findings: list[Finding]) -> RenderableType:
         if f.note:
             parts.append(Text(f"{f.invariant}: {shown(f.note)}", style="yellow"))
     return Group(*parts)
+
+
+def _advised(findings: list[Finding]) -> RenderableType:
+    """The findings, and what to do about them."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(draw_findings(findings), *(Text(f"→ {line}", style="bold") for line in advice(findings)))
+
+
+def advice(findings: list[Finding]) -> list[str]:
+    """What to do about what is broken, as docs/how-to/operate.md says it."""
+    broken = {f.invariant for f in findings if not f.ok}
+    sound = {f.invariant for f in findings if f.ok and f.judged}
+    lines = []
+    if broken & WRITTEN:
+        lines.append("Stop writing, and restore from a backup: what was written is not what is there.")
+    elif broken & REBUILT and sound >= WRITTEN:
+        lines.append("The value is intact: run `bursar rebuild`, then audit again.")
+        if "I1" in broken:
+            lines.append("If I1 is still broken after that: stop writing, and restore from a backup.")
+    elif broken & REBUILT:
+        lines.append("Audit I2 and I8 too: they tell whether `bursar rebuild` is enough.")
+    if broken & MOVED:
+        lines.append("Look at the transfers named above, and at suspense:transfers, before anything else moves.")
+    return lines
 
 
 def _verdict(f: Finding) -> str:

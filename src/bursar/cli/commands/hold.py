@@ -24,8 +24,8 @@ def hold() -> None:
 
 @hold.command(
     examples="""
-    bursar hold authorize user:1001:funding USDT 25.00 --key order-7 --expires-in 30m
-    bursar hold authorize user:1001:funding USDT 25.00 --meta order=7
+    bursar hold authorize user:1001:funding USDT 25.00 --key order-8 --expires-in 30m
+    bursar hold authorize user:1001:funding USDT 25.00 --meta order=9
     """
 )
 @click.argument("account")
@@ -52,7 +52,7 @@ async def authorize(
 
 @hold.command(
     examples="""
-    bursar hold confirm 17 merchant:42 --key order-7-paid
+    bursar hold confirm 17 merchant:42 --key order-8-paid
     bursar hold confirm 17 merchant:42 10.00
     """
 )
