@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,16 @@ class Shell:
         command = [sys.executable, "-c", "from bursar.cli import main; main()", "--database", self.url, *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, **(pipes | more))
+
+    @contextmanager
+    def running(self, *words: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+        """The same; killed in the end, with all it started, if a test that fails leaves it running."""
+        with self.process(*words, start_new_session=True, **more) as process:
+            try:
+                yield process
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(autouse=True)

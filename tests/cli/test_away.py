@@ -32,21 +32,23 @@ def test_a_watching_audit_and_a_follower_of_events_wait_for_it(postgres: Throwaw
     shell = Shell(postgres.url)
     shell.ok("migrate")
     shell.ok("asset", "create", "EUR", "--precision", "2")
-    watching = shell.process("audit", "--watch", "0.1")
-    following = shell.process("ledger", "events", "--follow")
-    assert watching.stdout is not None
-    assert watching.stderr is not None
-    assert following.stdout is not None
-    assert following.stderr is not None
-    assert "I1 ok" in watching.stdout.readline()
-    assert "asset_created" in following.stdout.readline()
-    getattr(postgres, ending)()
-    away = [process.stderr.readline() for process in (watching, following) if process.stderr]
-    postgres.start()
-    back = [process.stderr.readline() for process in (watching, following) if process.stderr]
-    assert all(line.startswith("the database can't be used: ") for line in away), away
-    assert back == ["the database is back\n"] * 2
-    shell.ok("account", "create", f"user:{ending}")
-    assert any(f"account user:{ending} version 1" in line for line in iter(following.stdout.readline, ""))
-    assert "I1 ok" in watching.stdout.readline()
-    assert (interrupted(watching), interrupted(following)) == ([], [])
+    with (
+        shell.running("audit", "--watch", "0.1") as watching,
+        shell.running("ledger", "events", "--follow") as following,
+    ):
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert following.stdout is not None
+        assert following.stderr is not None
+        assert "I1 ok" in watching.stdout.readline()
+        assert "asset_created" in following.stdout.readline()
+        getattr(postgres, ending)()
+        away = [process.stderr.readline() for process in (watching, following) if process.stderr]
+        postgres.start()
+        back = [process.stderr.readline() for process in (watching, following) if process.stderr]
+        assert all(line.startswith("the database can't be used: ") for line in away), away
+        assert back == ["the database is back\n"] * 2
+        shell.ok("account", "create", f"user:{ending}")
+        assert any(f"account user:{ending} version 1" in line for line in iter(following.stdout.readline, ""))
+        assert "I1 ok" in watching.stdout.readline()
+        assert (interrupted(watching), interrupted(following)) == ([], [])

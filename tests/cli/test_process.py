@@ -46,14 +46,14 @@ def test_an_interrupt_is_quiet_and_130(shell: Shell) -> None:
 def test_an_interrupt_ends_the_simulator_with_seeds_still_to_run(
     empty: Shell, whom: Callable[[int, int], None]
 ) -> None:
-    process = empty.process("sim", "ledger", "--seeds", "100000", "--jobs", "2", start_new_session=True)
-    workers = wait_for(lambda: working(process.pid))
-    began = time.monotonic()
-    whom(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert time.monotonic() - began < 5
-    assert (process.returncode, out, err.strip()) == (130, "", "")
-    assert wait_for(lambda: all(ended(worker) for worker in workers))
+    with empty.running("sim", "ledger", "--seeds", "100000", "--jobs", "2") as process:
+        workers = wait_for(lambda: working(process.pid))
+        began = time.monotonic()
+        whom(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert time.monotonic() - began < 5
+        assert (process.returncode, out, err.strip()) == (130, "", "")
+        assert wait_for(lambda: all(ended(worker) for worker in workers))
 
 
 def working(pid: int) -> list[int]:

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import termios
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -140,8 +141,9 @@ def test_every_figure_is_there_at_every_width(width: int) -> None:
     amounts = ("12.500000", WEI, "-7.000000000000000001")
     rows = [(f"user:{n}:funding:of:somebody", amount, f"sr-173491234567890123{n}") for n, amount in enumerate(amounts)]
     console = Console(width=width, file=StringIO())
-    console.print(
-        table("account", "balance", "transfer", rows=rows, right=("balance",), whole=("transfer",)), crop=False
-    )
+    figures = [row[1:] for row in rows]  # nothing that could be folded instead
+    how: dict[str, Any] = {"right": ("balance",), "whole": ("transfer",)}
+    console.print(table("account", "balance", "transfer", rows=rows, **how), crop=False)
+    console.print(table("balance", "transfer", rows=figures, **how), crop=False)
     shown = console.file.getvalue().split()  # type: ignore[attr-defined]
-    assert all(amount in shown and transfer in shown for _, amount, transfer in rows)
+    assert all(shown.count(amount) == shown.count(transfer) == 2 for amount, transfer in figures)
