@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 TEXT_WIDTH_MIN = 16  # a path or a reason can still be read when it is folded to this
-BETWEEN = 3  # cells between two columns
+BETWEEN = 2  # cells between two columns
 
 
 class Rows:
@@ -53,6 +53,7 @@ class Rows:
             title=self._title,
             title_justify="left",
             title_style="bold",
+            padding=(0, 0, 0, BETWEEN - 1),
             pad_edge=False,
             show_edge=False,
         )

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bursar.ledger.reads import Reads
-from bursar.model.accounts import HELD, MAIN_BOOK, TRANSIT, Account, check_open_path
+from bursar.model.accounts import HELD, MAIN_BOOK, TRANSIT, Account, check_open_path, check_path
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
@@ -444,7 +444,9 @@ class Ledger(Reads):
 
     async def close(self, path: str) -> Account:
         """Close an account for good. It must be empty, after its positive and negative postings are netted (L7)."""
-        await self.account(path)
+        path = check_path(path)
+        if path == HELD or path.partition(":")[0] == TRANSIT:
+            raise InvalidName("account to close", path, "it belongs to holds or flows")
         if any((await self.store.read.balances.of((await self.account(path)).id)).values()):
             await self.compact(path)
         return await self.close_empty(path)
