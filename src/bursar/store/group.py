@@ -183,6 +183,7 @@ class Job(Protocol):
     heads: Heads
     first_read: int  # postings read per account and asset at first
     keeps: bool  # whether it is decided on the postings that are kept, and leaves its own behind
+    aside: bool  # whether it was in somebody's way: it must not wait for long, nor anybody for it
 
     def ask(self) -> Ask:
         """What to read. Heads that are missing first: what else there is to read depends on them, so ask again then."""

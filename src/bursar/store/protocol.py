@@ -50,6 +50,7 @@ class Store(Protocol):
     async def group(self, job: Job, connection: Any = None) -> None:
         """Read, decide and write a group, in a unit of its own or in the caller's transaction.
 
-        Raises `Lost` if somebody else was faster and `Broken` if the connection went away on the way.
+        Raises `Lost` if somebody else was faster, `Blocked` if somebody holds what it needs, and `Broken` if the
+        connection went away on the way. A job that is `aside` is never waited for by those that are not.
         """
         ...

@@ -79,10 +79,13 @@ class Delta(msgspec.Struct, frozen=True):
 class GroupJob:
     """A group of changes on its way through an engine; `after` is what the group before it is just writing."""
 
-    def __init__(self, heads: Heads, changes: Sequence[Change], after: Delta | None = None) -> None:
+    def __init__(
+        self, heads: Heads, changes: Sequence[Change], after: Delta | None = None, *, aside: bool = False
+    ) -> None:
         self.heads = heads
         self.changes = changes
         self.after = after
+        self.aside = aside
         self.first_read = FIRST_READ
         self.keeps = after is None and len(changes) <= KEEPS_MAX
         self._decision: Decision | None = None

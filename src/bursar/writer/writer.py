@@ -3,7 +3,8 @@
 The next group is written when the last one's commit returns, so a lone caller waits for nobody and many callers share
 one fsync. Where the store can, the next group is *decided* meanwhile, on what the last one is about to leave behind; if
 that one fails, so does the decision. One lane per process: more gained nothing. A refused change is refused alone; the
-others commit. Nobody is answered before COMMIT, and cancelling a caller never cancels the unit it rides in (L18).
+others commit. A group that is in somebody's way leaves the lane (`siding`). Nobody is answered before COMMIT, and
+cancelling a caller never cancels the unit it rides in (L18).
 """
 
 from __future__ import annotations
@@ -13,44 +14,22 @@ import contextlib
 from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
-from bursar.model.errors import (
-    BursarError,
-    Conflict,
-    DatabaseCorrupt,
-    DatabaseUnavailable,
-    OutcomeUnknown,
-    Refusal,
-    StoreError,
-)
-from bursar.ports import Ports
+from bursar.model.errors import BursarError, Conflict, DatabaseUnavailable, OutcomeUnknown, Refusal
 from bursar.store import Store
 from bursar.store.group import Blocked, Broken, Decided, Heads, Lost
 from bursar.writer.change import Change, Done
 from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
+from bursar.writer.siding import Sidings
+from bursar.writer.tries import GROUP_MAX, Tries, Waiting, answer, in_doubt, keys_of
 
-GROUP_MAX = 512  # changes in one unit
 GATHER_MIN = 24  # callers who are worth a group of their own while another one is written
 HALVE_FROM = 48  # callers waiting from which it pays to decide one half while the other is written
 TRIES = 30  # before contention is reported
-TRIES_BLOCKED = 4  # of a single change, each of which has waited for a lock
 TRIES_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks meanwhile
-PAUSE_S = 0.004  # between tries, with jitter; short, because a rival needs only milliseconds for its turn
-PAUSE_BROKEN_S = 0.1
 PATIENCE_S = 20.0  # how long an ambiguous commit is asked about before the caller is told
 FOLD_EVERY = 256  # groups between two looks at the balance cache
 FOLD_ABOVE = 64  # parts of one cached balance
-
-Waiting = tuple[Change, "asyncio.Future[Done]"]
-
-
-class Doubt:
-    """Since when an earlier try of the same changes may have been written, or may yet be, for all that is known."""
-
-    __slots__ = ("since",)
-
-    def __init__(self, since: float | None = None) -> None:
-        self.since = since
 
 
 class Flight(NamedTuple):
@@ -66,10 +45,8 @@ class Writer:
 
     def __init__(self, store: Store, *, tries: int = TRIES, patience_s: float = PATIENCE_S) -> None:
         self.store = store
-        self.ports: Ports = store.ports
-        self.heads = Heads()
-        self.tries = tries
-        self.patience_s = patience_s
+        self._tries = Tries(store, tries, patience_s)
+        self._sidings = Sidings(self._tries)
         self.gather_min = GATHER_MIN
         self.groups = 0  # units committed, for those who watch
         self._waiting: list[Waiting] = []
@@ -77,6 +54,20 @@ class Writer:
         self._enough: asyncio.Future[None] | None = None  # somebody waits until so many have come
         self._wanted = 0
         self._sagas = SagaCommit(store, tries)
+
+    @property
+    def heads(self) -> Heads:
+        """What the lane knows of accounts, and keeps in mind of postings."""
+        return self._tries.heads
+
+    @property
+    def patience_s(self) -> float:
+        """How long an ambiguous commit is asked about before the caller is told."""
+        return self._tries.patience_s
+
+    @patience_s.setter
+    def patience_s(self, seconds: float) -> None:
+        self._tries.patience_s = seconds
 
     @property
     def busy(self) -> bool:
@@ -90,7 +81,10 @@ class Writer:
                 raise DatabaseUnavailable("split mode is for the ledger alone; records need a store with real units")
             return await self._sagas.apply(change)
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self._waiting.append((change, future))
+        waiting = Waiting(change, future)
+        if self._sidings.held and self._sidings.divert(waiting):
+            return await future
+        self._waiting.append(waiting)
         if self._enough is not None and len(self._waiting) >= self._wanted:
             _end(self._enough)
         if self._runner is None:
@@ -107,18 +101,18 @@ class Writer:
             try:
                 await self.store.group(job, connection)
             except Lost as lost:
-                await self._pause()
+                await self._tries.pause()
                 last = str(lost)
                 continue
             except Broken as error:
-                raise OutcomeUnknown(_keys([change]), str(error)) from error
+                raise OutcomeUnknown(keys_of([change]), str(error)) from error
             return _done(job.outcomes[0])
         raise Conflict(last, TRIES_IN_CALLERS)
 
     async def close(self) -> None:
         """Wait until everything that was given has been written."""
-        while self._runner is not None:
-            await asyncio.wait([self._runner])
+        while tasks := [*self._sidings.tasks, *([self._runner] if self._runner else ())]:
+            await asyncio.wait(tasks)
 
     async def recover(self) -> dict[str, int]:
         """Finish or undo what a crash left half done. Nothing, unless the store works in split mode."""
@@ -179,7 +173,7 @@ class Writer:
         What it was decided on includes what the one before does. If that fails, the decision is worth nothing: the one
         before is tried again by itself, and then this one.
         """
-        job = GroupJob(self.heads, [change for change, _ in batch], None if before is None else before.job.delta)
+        job = GroupJob(self.heads, [waiting.change for waiting in batch], None if before is None else before.job.delta)
         decided: Decided | None = None
         with contextlib.suppress(Exception):  # whatever it is, trying again by itself meets it again and reports it
             decided = await self.store.decide(job, beside=before is not None)
@@ -188,7 +182,7 @@ class Writer:
             await self._group(batch)
             return None
         if decided.rows.empty:
-            _answer(batch, job.outcomes)
+            answer(batch, job.outcomes)
             return None
         if len(batch) < self.gather_min:  # so few that nobody would be decided beside it: no need for a task
             await self._written(batch, job, self.store.write(decided))
@@ -202,72 +196,22 @@ class Writer:
     async def _written(self, batch: list[Waiting], job: GroupJob, writing: Awaitable[None]) -> bool:
         try:
             await writing
+        except Blocked:
+            self.heads.forget()
+            self._sidings.take(batch)
+            return False
         except Exception as error:
             self.heads.forget()
-            doubt = Doubt(self.ports.monotonic() if isinstance(error, Broken) else None)
-            await self._group(batch, doubt)  # what went wrong is met again there, and reported if it stays
+            if isinstance(error, Broken):
+                in_doubt(batch, self.store.ports.monotonic())
+            await self._group(batch)  # what went wrong is met again there, and reported if it stays
             return False
-        _answer(batch, job.outcomes)
+        answer(batch, job.outcomes)
         return True
 
-    async def _group(self, batch: list[Waiting], doubt: Doubt | None = None) -> None:
-        changes = [change for change, _ in batch]
-        doubt = doubt or Doubt()
-        try:
-            outcomes = await self._attempt(changes, doubt)
-        except Exception as failure:
-            error = failure
-            if len(batch) > 1 and not (isinstance(error, StoreError) and not isinstance(error, DatabaseCorrupt)):
-                # One of them may be to blame: halves find it, and the others go through. A database that is down,
-                # full or locked is nobody's fault; asking it a hundred times more would only take longer.
-                middle = len(batch) // 2
-                await self._group(batch[:middle], doubt)
-                await self._group(batch[middle:], doubt)
-                return
-            if doubt.since is not None and not isinstance(error, Refusal | OutcomeUnknown):
-                # Whatever is in the way now, the first try may have gone through: nobody is told that nothing was.
-                error = OutcomeUnknown(_keys(changes), str(error))
-                error.__cause__ = failure
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        _answer(batch, outcomes)
-
-    async def _attempt(self, changes: list[Change], doubt: Doubt) -> list[Outcome]:
-        """One group, tried until it is written or refused. Keys make every further try safe."""
-        lost = 0
-        while True:
-            job = GroupJob(self.heads, changes)
-            try:
-                await self.store.group(job)
-                return job.outcomes
-            except Lost as error:
-                lost += 1
-                self.heads.wary = Heads.WARY_GROUPS
-                self.heads.forget()
-                blocked = isinstance(error, Blocked)
-                if blocked and len(changes) > 1:
-                    raise Conflict(str(error), lost) from error  # halves find whom it concerns; the others go on
-                if doubt.since is not None:  # what is in the way may be the first try itself, still being written
-                    if self.ports.monotonic() - doubt.since > self.patience_s:
-                        raise Conflict(str(error), lost) from error
-                elif lost >= (TRIES_BLOCKED if blocked else self.tries):
-                    raise Conflict(str(error), lost) from error
-                await self._pause()
-            except Broken as error:
-                self.heads = Heads()
-                if doubt.since is None:
-                    doubt.since = self.ports.monotonic()
-                elif self.ports.monotonic() - doubt.since > self.patience_s:
-                    raise OutcomeUnknown(_keys(changes), str(error)) from error
-                await self.ports.sleep(PAUSE_BROKEN_S)
-            except BaseException:  # what was decided is not written: postings are not as it would have left them
-                self.heads.forget()
-                raise
-
-    async def _pause(self) -> None:
-        await self.ports.sleep(PAUSE_S * (0.25 + self.ports.random()))
+    async def _group(self, batch: list[Waiting]) -> None:
+        for left in await self._tries.settle(batch):
+            self._sidings.take(left)
 
     async def fold(self, above: int = FOLD_ABOVE) -> int:
         """Sum up cached balances that have come apart into many small changes. Returns how many."""
@@ -281,26 +225,10 @@ class Writer:
         return len(crowds)
 
 
-def _answer(batch: list[Waiting], outcomes: list[Outcome]) -> None:
-    """Tell every caller what became of its change. Only ever after COMMIT."""
-    for (_, future), outcome in zip(batch, outcomes, strict=True):
-        if future.done():
-            continue  # the caller has gone; what it asked for has happened all the same
-        if isinstance(outcome, Refusal):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-
 def _done(outcome: Outcome) -> Done:
     if isinstance(outcome, Refusal):
         raise outcome
     return outcome
-
-
-def _keys(changes: list[Change]) -> str:
-    keys = [intent.key for change in changes for intent in change.intents]
-    return ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
 def _let_others_run() -> asyncio.Future[None]:

@@ -1,4 +1,5 @@
-"""The PostgreSQL store: a connection that decides groups, one that writes them, a few that read; units, snapshots.
+"""The PostgreSQL store: a connection that decides groups, one that writes them, a few that read; units, snapshots; and
+one more for groups that are set aside, from the first one on.
 
 A group is two round trips: one statement reads all it needs, one function call writes it, checks its own counts and
 fails whole. No lock is held in between, so what was read may be stale by then; the function notices (`Lost`).
@@ -52,6 +53,7 @@ BLOCKED_STATES = {  # somebody holds a row and does not let go:
 }
 ISOLATION = "SELECT current_setting('transaction_isolation')"
 GROUP_TIMEOUT_S = 30.0  # for one half of a group; a server that says nothing for so long is taken for gone
+ASIDE = "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
 BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 
 Connection = asyncpg.Connection
@@ -153,6 +155,8 @@ class PostgresStore:
         self._deciding = asyncio.Lock()
         self._writer: Connection | None = None
         self._writing = asyncio.Lock()
+        self._aside: Connection | None = None
+        self._setting_aside = asyncio.Lock()
         self.read = Tables(PoolSession(self))
 
     async def open(self, *, migrate: bool = False) -> None:
@@ -180,10 +184,10 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Let go of all connections."""
-        for connection in (self._decider, self._writer):
+        for connection in (self._decider, self._writer, self._aside):
             if connection is not None:
                 connection.terminate()
-        self._decider = self._writer = None
+        self._decider = self._writer = self._aside = None
         if self._pool is not None:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -226,7 +230,8 @@ class PostgresStore:
         if connection is not None:
             await self._in_callers_transaction(connection, job)
             return
-        await self.write(await self.decide(job, beside=False))
+        if not (job.aside and await self._group_aside(job)):
+            await self.write(await self.decide(job, beside=False))
 
     async def decide(self, job: Job, *, beside: bool) -> Decided:
         """Read and decide; on a connection of its own, if the group before is being written beside it."""
@@ -262,6 +267,26 @@ class PostgresStore:
             except Exception as error:
                 self._writer = _dropped(self._writer, error)
                 raise _sorted_out(error) from error
+
+    async def _group_aside(self, job: Job) -> bool:
+        """Read, decide and write on a connection of its own, beside all others. False: there is none to be had."""
+        async with self._setting_aside:
+            try:
+                before, self._aside = self._aside, await self._alive(self._aside)
+                if self._aside is not before:
+                    await self._aside.execute(ASIDE)
+            except Exception:  # too many of them: then like all others; if it is the database that is gone, they say so
+                self._aside = None
+                return False
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    decided = await read_group(self._aside, job, self.ports.monotonic())
+                async with asyncio.timeout(self.timeout_s):
+                    await write_group(self._aside, decided, self.ports.monotonic())
+            except Exception as error:
+                self._aside = _dropped(self._aside, error)
+                raise _sorted_out(error) from error
+        return True
 
     async def _in_callers_transaction(self, connection: Connection, job: Job) -> None:
         try:

@@ -1,0 +1,340 @@
+"""Whoever needs what somebody holds waits in a siding, and nobody waits behind it: the bookkeeping, in virtual time.
+
+The store here is a dictionary in which some keys are blocked; whether PostgreSQL says so at the right time, and what
+that costs the others, is tried on a real one (conformance/test_held_rows.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from bursar.model.accounts import Account, Book, CappedOverdraft, ExternalAccount
+from bursar.model.entries import Intent, Leg
+from bursar.model.errors import Conflict, InsufficientFunds, OutcomeUnknown
+from bursar.model.money import Asset
+from bursar.model.postings import Posting
+from bursar.model.records import Taken
+from bursar.ports import SystemPorts
+from bursar.store.group import Blocked, Broken, Decided, Known, Lost
+from bursar.writer import Change, Remember, Writer
+from bursar.writer.change import Move, Passage
+from bursar.writer.siding import HELD_S, WAIT_S, needs, own
+
+USERS = "abcdefgh"
+ACCOUNTS = {path: Account(id=n, path=path) for n, path in enumerate(USERS, start=1)} | {
+    "bank": Account(id=50, path="bank", policy=ExternalAccount()),
+    "capped": Account(id=51, path="capped", policy=CappedOverdraft("-1", "USD")),
+}
+
+
+class QuickPorts(SystemPorts):
+    """A clock that only pauses move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.alarms: list[tuple[float, Callable[[], object]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        until = self.now + seconds
+        await asyncio.sleep(0)
+        self.now = max(self.now, until)
+        due = [alarm for alarm in self.alarms if alarm[0] <= self.now]
+        self.alarms = [alarm for alarm in self.alarms if alarm[0] > self.now]
+        for _, ring in due:
+            ring()
+
+
+class HoldingStore:
+    """Everybody has 1.00. Somebody holds what the keys in `held` need; each try is noted, with whether it was aside."""
+
+    split = False
+
+    def __init__(self, *, overlaps: bool) -> None:
+        self.overlaps = overlaps
+        self.ports = QuickPorts()
+        self.live = {n << 16: Posting(n << 16, n, 1, 100) for n in range(1, len(USERS) + 1)}
+        self.taken: dict[tuple[str, str], Taken] = {}
+        self.number = 100
+        self.held: set[str] = set()
+        self.poison: dict[str, Exception] = {}  # key → what goes wrong with it aside
+        self.break_once = False
+        self.lane: list[set[str]] = []
+        self.aside: list[set[str]] = []
+        self.set_aside = asyncio.Event()  # somebody was
+        self.meanwhile: Callable[[], object] = lambda: None  # while somebody is tried aside
+
+    async def decide(self, job: Any, *, beside: bool) -> Decided:
+        return Decided(0, self.rows(job))
+
+    async def write(self, decided: Decided) -> None:
+        await self.put(decided.rows, self.lane)
+
+    async def group(self, job: Any, connection: Any = None) -> None:
+        for change in job.changes if job.aside else ():
+            if (error := self.poison.get(change.intents[0].key)) is not None:
+                raise error
+        await self.put(self.rows(job), self.aside if job.aside else self.lane)
+
+    def rows(self, job: Any) -> Any:
+        job.heads.accounts = ACCOUNTS
+        job.heads.assets = {"USD": Asset(id=1, code="USD", precision=2)}
+        job.heads.books = {"main": Book(id=1, name="main")}
+        ask = job.ask()
+        pools = {key: [p for p in self.live.values() if p.account == key[0]] for key in ask.pools}
+        taken = {key: self.taken[key] for key in ask.keys if key in self.taken}
+        numbers = list(range(self.number, self.number + ask.intents))
+        self.number += ask.intents
+        rows = job.decide(Known(numbers, taken, pools, [], {}))
+        assert rows is not None
+        return rows
+
+    async def put(self, rows: Any, noted: list[set[str]]) -> None:
+        keys = {row[3] for row in rows.envelopes}
+        noted.append(keys)
+        if noted is self.aside:
+            self.set_aside.set()
+            self.meanwhile()
+        await asyncio.sleep(0)
+        if self.break_once:
+            self.break_once = False
+            raise Broken("the line is dead")
+        if keys & self.held:
+            raise Blocked("held")
+        if any(number not in self.live for number in rows.dead):
+            raise Lost("a posting was taken")
+        for number in rows.dead:
+            del self.live[number]
+        self.live |= {p.id: p for p, live in rows.postings if live}
+        self.taken |= {(row[2], row[3]): Taken(row[0], row[1], row[4], row[7]) for row in rows.envelopes}
+
+    def written(self) -> list[str]:
+        return sorted(key for _, key in self.taken)
+
+
+class Scene:
+    """A writer on such a store."""
+
+    def __init__(self, store: HoldingStore) -> None:
+        self.store = store
+        self.writer = Writer(store)  # type: ignore[arg-type]  # as much of a store as a group needs
+
+    def pay(self, key: str, source: str, target: str = "h", minor: int = 10) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self.writer.apply(payment(key, source, target, minor)))
+
+    def after(self, seconds: float, ring: Callable[[], object]) -> None:
+        self.store.ports.alarms.append((self.store.ports.now + seconds, ring))
+
+
+def payment(key: str, source: str, target: str = "h", minor: int = 10, *, consume: tuple[int, ...] = ()) -> Change:
+    return Change((Intent(scope="user", key=key, legs=(Leg(source, target, "USD", minor),), consume=consume),))
+
+
+Play = Callable[[Scene], Coroutine[Any, Any, None]]
+
+
+def scene(play: Play) -> Callable[[bool], None]:
+    """Play it with a store that decides and writes apart, and with one that does not."""
+
+    @pytest.mark.parametrize("overlaps", [True, False], ids=["apart", "in one"])
+    def test(overlaps: bool) -> None:
+        async def body() -> None:
+            async with asyncio.timeout(20):
+                await play(Scene(HoldingStore(overlaps=overlaps)))
+
+        asyncio.run(body())
+
+    test.__doc__ = play.__doc__
+    return test
+
+
+async def told(*tasks: asyncio.Task[Any]) -> list[Any]:
+    return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+
+@scene
+async def test_one_is_blocked_and_the_others_go_through(scene: Scene) -> None:
+    """The lane tries such a group once. Whoever is blocked is told so before long, and nothing of it was written."""
+    scene.store.held = {"c1"}
+    began = scene.store.ports.now
+    outcomes = await told(*[scene.pay(f"{user}1", user) for user in "abcdefg"])
+    assert [type(outcome) for outcome in outcomes].count(Conflict) == 1
+    assert isinstance(outcomes[2], Conflict)
+    assert outcomes[2].tries > 4
+    assert scene.store.written() == ["a1", "b1", "d1", "e1", "f1", "g1"]
+    assert len(scene.store.lane) == 1
+    assert WAIT_S < scene.store.ports.now - began < 2 * WAIT_S
+
+
+@scene
+async def test_whoever_waits_goes_through_once_it_can(scene: Scene) -> None:
+    scene.store.held = {"c1"}
+    scene.after(0.5, scene.store.held.clear)
+    outcomes = await told(scene.pay("c1", "c"), scene.pay("d1", "d"))
+    assert [outcome.receipts[0].key for outcome in outcomes] == ["c1", "d1"]
+    assert scene.store.written() == ["c1", "d1"]
+    assert [p.amount for p in scene.store.live.values() if p.account == 3] == [90]
+
+
+@scene
+async def test_a_refusal_is_decided_on_what_is_there_when_it_can_be(scene: Scene) -> None:
+    """Somebody took all the money, and then let go."""
+
+    def spent() -> None:
+        scene.store.held.clear()
+        del scene.store.live[3 << 16]
+
+    scene.store.held = {"c1"}
+    scene.after(0.5, spent)
+    assert isinstance((await told(scene.pay("c1", "c")))[0], InsufficientFunds)
+
+
+@scene
+async def test_who_needs_the_same_is_set_aside_at_once_and_nobody_else(scene: Scene) -> None:
+    """Given a payer who is held, when it pays again, then not in the lane; but who pays it, or pays from elsewhere,
+    rides as ever. Some seconds after, it does so again, too."""
+    scene.store.held = {"c1", "c2"}
+    await told(scene.pay("c1", "c"))
+    outcomes = await told(scene.pay("c2", "c"), scene.pay("d1", "d", "c"), scene.pay("e1", "bank", "c"))
+    assert [type(outcome) is Conflict for outcome in outcomes] == [True, False, False]
+    assert scene.store.lane == [{"c1"}, {"d1", "e1"}]
+    scene.store.ports.now += HELD_S + 1
+    scene.store.held.clear()
+    await told(scene.pay("c3", "c"))
+    assert scene.store.lane[-1] == {"c3"}
+
+
+@scene
+async def test_a_deposit_that_is_blocked_by_its_key_does_not_stop_the_bank(scene: Scene) -> None:
+    scene.store.held = {"in1"}
+    first = scene.pay("in1", "bank", "a")
+    await scene.store.set_aside.wait()
+    second = scene.pay("in2", "bank", "b")
+    assert [type(outcome) is Conflict for outcome in await told(first, second)] == [True, False]
+    assert scene.store.lane == [{"in1"}, {"in2"}]
+    await told(scene.pay("in1", "bank", "a"))  # but the same key again is known
+    assert len(scene.store.lane) == 2
+
+
+@scene
+async def test_somebody_who_only_pays_from_the_same_account_is_not_stuck(scene: Scene) -> None:
+    """Given one who is blocked, when others pay from the same account but need nothing that is held, then they do."""
+    scene.store.held = {"c0"}
+    outcomes = await told(*[scene.pay(f"c{n}", "c", minor=1) for n in range(6)])
+    assert [type(outcome) is Conflict for outcome in outcomes] == [True] + [False] * 5
+    assert scene.store.written() == [f"c{n}" for n in range(1, 6)]
+
+
+@scene
+async def test_everybody_is_tried_alone_before_anybody_is_again(scene: Scene) -> None:
+    """Given more who are blocked than are tried alone at a time, then who waits behind them has its turn."""
+    scene.store.held = {"c0", "c1", "c2", "c3", "c4"}
+    outcomes = await told(*[scene.pay(f"c{n}", "c", minor=1) for n in range(6)])
+    assert [type(outcome) is Conflict for outcome in outcomes] == [True] * 5 + [False]
+
+
+@scene
+async def test_who_comes_while_others_are_tried_is_not_forgotten(scene: Scene) -> None:
+    coming: list[asyncio.Task[Any]] = []
+
+    def come() -> None:
+        if len(coming) < 3:
+            coming.append(scene.pay(f"c{len(coming) + 2}", "c", minor=1))
+
+    scene.store.held = {"c1"}
+    scene.store.meanwhile = come
+    assert isinstance((await told(scene.pay("c1", "c")))[0], Conflict)
+    assert len(await told(*coming)) == 3
+    assert scene.store.written() == ["c2", "c3", "c4"]
+
+
+@scene
+async def test_many_who_are_blocked_together_are_not_all_looked_for(scene: Scene) -> None:
+    """Given 64 who pay from one account that is held, then finding that out takes a few tries, not a hundred."""
+    scene.store.held = {f"c{n}" for n in range(64)}
+    outcomes = await told(*[scene.pay(f"c{n}", "c", minor=1) for n in range(64)])
+    assert all(isinstance(outcome, Conflict) for outcome in outcomes)
+    assert len(scene.store.lane) <= 2
+    assert len(scene.store.aside) < 40
+    assert scene.store.written() == []
+
+
+@scene
+async def test_nobody_whose_first_try_may_have_gone_through_is_told_that_nothing_was_written(scene: Scene) -> None:
+    """Given a line that broke while writing, when what is in the way then may be that very try, then it is waited for
+    as long as for any ambiguous commit; others are still told before long."""
+    scene.writer.patience_s = 10.0
+    scene.store.held, scene.store.break_once = {"c1"}, True
+    began = scene.store.ports.now
+    (unknown,) = await told(scene.pay("c1", "c"))
+    assert isinstance(unknown, OutcomeUnknown)
+    assert "c1" in unknown.keys
+    assert scene.store.ports.now - began > 10
+    scene.store.held = {"d1"}
+    assert isinstance((await told(scene.pay("d1", "d")))[0], Conflict)
+
+
+@scene
+async def test_a_line_that_breaks_in_a_siding_leaves_doubt(scene: Scene) -> None:
+    scene.writer.patience_s = 10.0
+    scene.store.held = {"c1"}
+
+    def cut() -> None:
+        scene.store.break_once = True
+
+    scene.after(0.2, cut)
+    assert isinstance((await told(scene.pay("c1", "c")))[0], OutcomeUnknown)
+
+
+@scene
+async def test_what_goes_wrong_in_a_siding_is_told_to_whom_it_concerns(scene: Scene) -> None:
+    scene.store.held = {"a1"}
+    scene.store.poison = {"c1": ZeroDivisionError("a bug")}
+    outcomes = await told(*[scene.pay(f"{user}1", user) for user in "abcdefg"])
+    assert [type(outcomes[0]), type(outcomes[2])] == [Conflict, ZeroDivisionError]
+    assert scene.store.written() == ["b1", "d1", "e1", "f1", "g1"]
+
+
+@scene
+async def test_closing_waits_for_those_who_wait(scene: Scene) -> None:
+    scene.store.held = {"c1"}
+    scene.after(0.5, scene.store.held.clear)
+    paying = scene.pay("c1", "c")
+    await asyncio.sleep(0)
+    await scene.writer.close()
+    assert paying.done()
+    assert scene.store.written() == ["c1"]
+
+
+@scene
+async def test_a_caller_who_has_gone_takes_nobody_along(scene: Scene) -> None:
+    """What it asked for happens all the same, once."""
+    scene.store.held = {"c1", "d1"}
+    gone, other = scene.pay("c1", "c"), scene.pay("d1", "d")
+    await scene.store.set_aside.wait()
+    gone.cancel()
+    scene.store.held.clear()
+    await told(other)
+    await scene.writer.close()
+    assert scene.store.written() == ["c1", "d1"]
+
+
+def test_what_a_change_shares_with_strangers_is_not_taken_for_held() -> None:
+    """Held money and what is in transit are in one account for all: there, one posting is meant."""
+    plain = payment("k", "a", "b")
+    assert list(own(plain, ACCOUNTS)) == ["a", ("user", "k")]
+    assert list(own(payment("k", "bank", "capped"), ACCOUNTS)) == ["to capped", ("user", "k")]
+    assert list(own(payment("k", "a", "b", consume=(7,)), ACCOUNTS)) == [7, ("user", "k")]
+    assert list(own(plain, {})) == [("user", "k")]
+    assert list(needs(plain)) == ["a", "to b", ("user", "k")]
+    moved = Change(
+        moves=(Move(flow="f", id="1", version=0, passages=(Passage("", "e", "t"),), actor="me", delay_us=None),),
+        remember=Remember(scope="s", id="1", op="pay", fingerprint="x"),
+    )
+    assert list(own(moved, {})) == [("f", "1"), ("s", "1", "pay")]
