@@ -364,8 +364,11 @@ class Scenario:
 
     async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
         """Everything that was told is true, and nothing else happened."""
-        while self.hosts["server"].held():
-            await process.ports.sleep(0.01)  # somebody thaws an account
+        deadline, machine = self.kernel.loop.now + HEALED_S, self.hosts["server"]
+        while machine.held() or machine.open(PATH).in_transaction:  # somebody thaws an account, or tells of an alert
+            if self.kernel.loop.now > deadline:
+                raise Violation("healed, but somebody's transaction stays open")
+            await process.ports.sleep(0.01)
         oracle = self.look()
         assert oracle is not None
         oracle.everything(every_column=True)
