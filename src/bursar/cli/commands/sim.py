@@ -24,6 +24,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bursar.cli.app import INTERRUPTED
 from bursar.sim.kernel import CrashAt
 from bursar.sim.process import Moment
 
@@ -117,18 +118,20 @@ def run_everywhere(scenario: str, jobs: list[Job], processes: int, *, show: bool
 @contextmanager
 def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end when we are interrupted, whatever they still have to do."""
+    # When we are interrupted, whoever counts what they share cleans up behind us, and need not say so.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     # Ctrl-C reaches them too: a worker would take it for a seed that failed, and go on with the next.
     pool = ProcessPoolExecutor(
         processes, get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
     )
-    with pool:
-        try:
-            yield pool
-        except BaseException:  # also an interrupt, which goes on: the seeds that wait are of no use any more
-            for process in active_children():
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    try:
+        yield pool
+    except BaseException:  # also an interrupt, which goes on: the seeds that wait are of no use any more
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in active_children():
+            process.kill()
+        raise
+    pool.shutdown()
 
 
 def _label(tally: Tally) -> str:
@@ -213,7 +216,13 @@ def command(
     began = time.perf_counter()
     if verbose:
         _print_trace(work[0], scenario)
-    tally = run_everywhere(scenario, work, jobs, show=sys.stderr.isatty() and len(work) > 1)
+    try:
+        tally = run_everywhere(scenario, work, jobs, show=sys.stderr.isatty() and len(work) > 1)
+    except KeyboardInterrupt:
+        # A worker that died in the middle of a word leaves the pool's own thread waiting for the rest, and Python would
+        # wait for that thread. Nothing else here is worth an orderly end.
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
     seconds = time.perf_counter() - began
     _report(scenario, tally, seconds, as_json)
     if tally.failures:
