@@ -26,7 +26,7 @@ from bursar.bench.plot import plot
 from bursar.bench.workload import ACCOUNTS, ASSET, HOT_ID, SEED_MINOR, Workload, path_of
 
 TABLES = ("envelopes", "postings", "spends", "live_postings", "involved", "events")
-INSTANT = Pace(2, 0.01, 0.01, 0.01, 0.01, (10_000, 20_000), 0.02)
+INSTANT = Pace(2, 0.01, 0.01, 0.01, 0.01, 0.01, (10_000, 20_000), 0.02)
 
 
 def counts(path: Path) -> dict[str, int]:

@@ -147,7 +147,7 @@ async def _growth_of(
     bytes_each: dict[int, int] = {}
     groups: dict[int, float] = {}
     for size, ledger in ledgers.items():
-        await ours(ledger, lines[size], MANY, pace.first_seconds)  # as in `_warm_up`
+        await ours(ledger, lines[size], MANY, pace.grown_seconds)  # as in `_warm_up`
     await place.settle()
     for _ in range(pace.windows):
         for size, ledger in ledgers.items():

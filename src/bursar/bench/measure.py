@@ -24,13 +24,14 @@ class Pace(msgspec.Struct, frozen=True):
     seconds: float  # of one window
     first_seconds: float  # of load on either database before anything is measured
     warm_seconds: float  # before each case
+    grown_seconds: float  # of load on each database before its growth is measured
     growth_seconds: float  # of one window of growth
     sizes: tuple[int, ...]  # postings at which growth is measured
     memory_seconds: float
 
 
-FULL = Pace(5, 1.0, 2.0, 0.6, 1.0, (10_000, 100_000, 1_000_000), 20.0)
-QUICK = Pace(3, 0.1, 0.5, 0.05, 0.08, (10_000, 100_000), 0.4)
+FULL = Pace(5, 1.0, 2.0, 0.6, 2.0, 1.0, (10_000, 100_000, 1_000_000), 20.0)
+QUICK = Pace(3, 0.1, 1.5, 0.05, 0.5, 0.08, (10_000, 100_000), 0.4)
 
 
 class Row(msgspec.Struct, kw_only=True):
