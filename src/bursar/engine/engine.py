@@ -324,13 +324,16 @@ class Engine:
         if ride is not None:
             move = self._apply(item, (*passages, *ridden(flow, landed, ride)), ride.booking, answer, actor=actor)
             move = msgspec.structs.replace(move, error=ride.answer.error)
-            change = Change(ride.booking.intents, (move,), operations=ride.operations)
+            change = Change(
+                ride.booking.intents, (move,), operations=ride.operations, high_water=self.relied_on(answer)
+            )
             with contextlib.suppress(Refusal):  # the call is made later, by itself, and hears it
                 return await self._write(item, change, move, answer if fact else None)
         move = self._apply(item, passages, booking, answer, actor=actor)
         try:
             heard = answer if fact else None
-            return await self._write(item, Change(intents=booking.intents, moves=(move,)), move, heard)
+            change = Change(intents=booking.intents, moves=(move,), high_water=self.relied_on(answer))
+            return await self._write(item, change, move, heard)
         except Refusal as refusal:
             said = booking.refused.get(refusal.code)
             if said is not None and said is not answer.outcome:
@@ -365,7 +368,7 @@ class Engine:
         )
         if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
             log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
-        after = await self._write(item, Change(moves=(move,)), move, answer)
+        after = await self._write(item, Change(moves=(move,), high_water=self.relied_on(answer)), move, answer)
         if after is None:
             return None
         for alarm in flow.alarms:
@@ -422,6 +425,10 @@ class Engine:
         if self.flows[after.flow].machine.state(after.state).kind is Kind.TERMINAL:
             self.settled[after.flow, after.state] += 1
         return after
+
+    def relied_on(self, answer: Answer) -> tuple[str, str, int] | None:
+        """How far a rail's own log is known once this answer is written down, in the same transaction (T33)."""
+        return None if answer.high_water is None else (answer.high_water[0], self.worker, answer.high_water[1])
 
     # --- the small parts ---------------------------------------------------------------------------------------
 

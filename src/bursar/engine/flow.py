@@ -49,6 +49,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}  # stored with the transition: a reply, a receipt, a proof
     body: msgspec.Struct | None = None  # the record's body from now on
     transit: int | None = None  # the posting in transit that belongs to the record from now on
+    high_water: tuple[str, int] | None = None  # rail, and the sequence in its own log at which it did this (T33)
 
     def as_json(self) -> str:
         """The evidence as it is stored. Whatever it is, it can be: an answer must not be lost for how it is told."""

@@ -89,4 +89,5 @@ async def _write(engine: Engine, called: Item[Any], record: Record, answer: Answ
         error=record.error,
         body=None if dispute.body is None else msgspec.json.encode(dispute.body).decode(),
     )
-    await engine.writer.apply(Change(intents=dispute.intents, moves=(move,)))
+    change = Change(intents=dispute.intents, moves=(move,), high_water=engine.relied_on(answer))
+    await engine.writer.apply(change)

@@ -148,6 +148,7 @@ class RecordRows(msgspec.Struct):
     new: list[tuple[Any, ...]] = []  # number, flow, id, owner, state, version, transit, delay, worker, body, error
     moves: list[tuple[Any, ...]] = []  # number, expected, state, version, attempt, transit, delay, worker, body, error
     passages: list[tuple[Any, ...]] = []  # record, version, source, event, target, attempt, actor, evidence
+    high_water: list[tuple[str, str, int]] = []  # rail, worker, sequence
 
 
 class Rows(msgspec.Struct):

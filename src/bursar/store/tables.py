@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bursar.store.cores import Cores
 from bursar.store.engine import Alerts, Nodes, Outcomes, Pauses, Records
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
@@ -26,3 +27,4 @@ class Tables:
         self.alerts = Alerts(session)
         self.pauses = Pauses(session)
         self.nodes = Nodes(session)
+        self.cores = Cores(session)

@@ -301,6 +301,8 @@ class Decision:
         records = self.records
         remember = change.remember
         records.use(change.limits)
+        if change.high_water is not None:
+            records.relies_on(*change.high_water)
         numbers, postings = [], []
         for move in change.moves:
             posting = self._made_in(move.keeps, mark) if move.keeps else move.transit

@@ -48,6 +48,7 @@ class RecordDecision:
         self.knows = found is not None
         # What this group adds, and how much may have been used before it, so that each of its changes is allowed.
         self._counters: dict[str, list[int]] = {}
+        self._high_water: dict[tuple[str, str], int] = {}
         self._rows = RecordRows(outcomes=[], counters=[], new=[], moves=[], passages=[])
 
     def answered(self, remember: Remember) -> Remembered | None:
@@ -140,6 +141,11 @@ class RecordDecision:
             )
         return number
 
+    def relies_on(self, rail: str, worker: str, sequence: int) -> None:
+        """What is accepted rests on a rail's log up to a sequence: one row for the whole group."""
+        key = (rail, worker)
+        self._high_water[key] = max(sequence, self._high_water.get(key, 0))
+
     def rows(self) -> RecordRows | None:
         """What all that was accepted writes; None if that is nothing. Sorted: locks are taken in this order."""
         rows = self._rows
@@ -149,6 +155,7 @@ class RecordDecision:
         ]
         if not (rows.outcomes or rows.counters or rows.new or rows.moves):
             return None
+        rows.high_water = [(*key, sequence) for key, sequence in sorted(self._high_water.items())]
         rows.outcomes.sort()
         rows.new.sort()
         rows.moves.sort()

@@ -247,7 +247,8 @@ class TradingRail:
 
     def _told(self, reply: Reply) -> Answer:
         evidence = {"rail": self._name, "sequence": reply.sequence}
-        return Answer(outcome=reply.outcome, code=reply.code, message=reply.detail, evidence=evidence)
+        known = (self._name, reply.sequence) if reply.sequence else None
+        return Answer(outcome=reply.outcome, code=reply.code, message=reply.detail, evidence=evidence, high_water=known)
 
 
 def _side(status: AccountStatus, available: int) -> Side:

@@ -35,6 +35,8 @@ SELECT bursar.write_records_1((string_to_array($1::text, E'\x1f'))[2:], (string_
     $35::text::bigint[], $36::text::integer[], (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text,
     E'\x1f'))[2:], (string_to_array($39::text, E'\x1f'))[2:], $40::text::integer[], (string_to_array($41::text,
     E'\x1f'))[2:], (string_to_array($42::text, E'\x1f'))[2:]),
+    bursar.raise_high_water_1((string_to_array($44::text, E'\x1f'))[2:], (string_to_array($45::text,
+    E'\x1f'))[2:], $46::text::bigint[]),
     ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $43::bigint))
 
 -- name: group_write_all
@@ -63,6 +65,8 @@ SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM
     $74::text::bigint[], $75::text::integer[], (string_to_array($76::text, E'\x1f'))[2:], (string_to_array($77::text,
     E'\x1f'))[2:], (string_to_array($78::text, E'\x1f'))[2:], $79::text::integer[], (string_to_array($80::text,
     E'\x1f'))[2:], (string_to_array($81::text, E'\x1f'))[2:]),
+    bursar.raise_high_water_1((string_to_array($83::text, E'\x1f'))[2:], (string_to_array($84::text,
+    E'\x1f'))[2:], $85::text::bigint[]),
     ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $82::bigint))
 
 -- name: outcome

@@ -141,9 +141,13 @@ async def write_group(connection: Connection, decided: Decided, now_s: float) ->
             return
         written = await connection.fetch(SQL["group_write"], *_entries(decided), ahead)
     elif rows.envelopes:
-        written = await connection.fetch(SQL["group_write_all"], *_entries(decided), *_records(rows.records), ahead)
+        known = packed(rows.records.high_water, "ttn")
+        written = await connection.fetch(
+            SQL["group_write_all"], *_entries(decided), *_records(rows.records), ahead, *known
+        )
     else:
-        written = await connection.fetch(SQL["group_records"], *_records(rows.records), ahead)
+        known = packed(rows.records.high_water, "ttn")
+        written = await connection.fetch(SQL["group_records"], *_records(rows.records), ahead, *known)
     heads.numbers, heads.numbers_until = [int(number) for number in written[0][-1]], now_s + NUMBERS_S
     _keep(heads, rows)
 

@@ -291,6 +291,8 @@ def _write_records(connection: sqlite3.Connection, plan: RecordRows, now_us: int
     if plan.moves and many(SQL["group_move"], [(*row, now_us) for row in plan.moves]).rowcount != len(plan.moves):
         raise Lost("a record has moved")
     many(SQL["group_passage"], [(*row, now_us) for row in plan.passages])
+    if plan.high_water:
+        many(SQL["group_high_water"], [(*row, now_us) for row in plan.high_water])
 
 
 @cache

@@ -1,0 +1,78 @@
+"""Tables about trading cores: the ledger's identity, which core stands behind a rail, floors, high-water marks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bursar.store.session import Table
+
+
+class CoreRow(msgspec.Struct, frozen=True):
+    """The core behind a rail, as this database knows it."""
+
+    rail: str
+    identity: str
+    room: int  # floors that it was asked for, or is about to be (T32)
+    forget: int
+    bound_us: int
+    pruned_us: int | None  # when the core last took them
+    sequence: int  # the highest of its log that anything here relies on (T33)
+
+
+class Cores(Table):
+    """Cores that this ledger works with."""
+
+    async def identity(self) -> str:
+        """Who this ledger is; "" before its first contact with a core."""
+        return str(await self._one("ledger_identity") or "")
+
+    async def make_identity(self, token: str) -> str:
+        """Who this ledger is; this token, if it had no identity yet."""
+        await self._s.rows("make_ledger_identity", token)
+        return await self.identity()
+
+    async def get(self, rail: str) -> CoreRow | None:
+        """The core behind a rail; None before its first contact."""
+        rows = await self._s.rows("core", rail)
+        return CoreRow(*rows[0]) if rows else None
+
+    async def bind(self, rail: str, identity: str) -> bool:
+        """Whether the rail was bound now: it was free, and the core was no other rail's."""
+        return await self._one("bind_core", rail, identity) is not None
+
+    async def rebind(self, rail: str, identity: str, was: str) -> bool:
+        """Put another core behind a rail, if it was this one until now. In a transaction: marks go with it."""
+        await self._s.rows("forget_high_water", rail)
+        return await self._one("rebind_core", rail, identity, was) is not None
+
+    async def raise_floors(self, rail: str, room: int, forget: int) -> tuple[int, int]:
+        """Write floors down before the core is asked for them; returns the higher of these and what was there."""
+        rows = await self._s.rows("raise_floors", rail, room, forget)
+        return (rows[0][0], rows[0][1]) if rows else (0, 0)
+
+    async def floors_taken(self, rail: str) -> None:
+        """The core has taken them."""
+        await self._s.rows("floors_taken", rail)
+
+    async def high_water(self, rail: str) -> int:
+        """The highest sequence of a core's log that anything here relies on (T33)."""
+        return int(await self._one("high_water", rail))
+
+    async def raise_high_water(self, rail: str, worker: str, sequence: int) -> None:
+        """All of a core's operations up to a sequence have their records here."""
+        await self._s.rows("raise_high_water", rail, worker, sequence)
+
+    async def oldest_open(self, flow: str, prefix: str) -> int | None:
+        """The smallest number among the ids of open records."""
+        found = await self._one("oldest_open_id", flow, prefix)
+        return None if found is None else int(found)
+
+    async def forced(self, flow: str) -> list[str]:
+        """The ids of records that people have forced, or wanted to."""
+        return sorted(str(row[0]) for row in await self._s.rows("forced_ids", flow))
+
+    async def known(self, flow: str, ids: Sequence[str]) -> set[str]:
+        """Which of these ids are records of a flow."""
+        return {str(row[0]) for row in await self._s.rows("known_ids", flow, list(ids))}

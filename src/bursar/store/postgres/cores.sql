@@ -1,0 +1,60 @@
+-- PostgreSQL's statements about trading cores. High-water marks of a group are raised by bursar.raise_high_water_1.
+
+-- name: ledger_identity
+-- Who this ledger is.
+SELECT identity FROM bursar.ledger_identity WHERE id = 1
+
+-- name: make_ledger_identity
+-- The first contact with a core: from now on the ledger has an identity. Of two at once, one wins.
+INSERT INTO bursar.ledger_identity (id, identity) VALUES (1, $1) ON CONFLICT DO NOTHING
+
+-- name: core
+-- The core behind a rail, its floors, and the highest sequence known of it.
+SELECT c.rail, c.identity, c.room, c.forget, (extract(epoch FROM c.bound_at) * 1000000)::bigint,
+    (extract(epoch FROM c.pruned_at) * 1000000)::bigint,
+    (SELECT coalesce(max(h.sequence), 0) FROM bursar.core_high_water h WHERE h.rail = c.rail)
+FROM bursar.cores c WHERE c.rail = $1
+
+-- name: bind_core
+-- Bind a rail to a core for ever; nothing if the rail, or the core, is bound already.
+INSERT INTO bursar.cores (rail, identity) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING rail
+
+-- name: forget_high_water
+-- What was known of a rail's old core.
+DELETE FROM bursar.core_high_water WHERE rail = $1
+
+-- name: rebind_core
+-- People have decided that another core stands behind a rail now.
+UPDATE bursar.cores SET identity = $2, room = 0, forget = 0, bound_at = now(), pruned_at = NULL
+WHERE rail = $1 AND identity = $3 RETURNING rail
+
+-- name: high_water
+-- The highest sequence known of the core behind a rail.
+SELECT coalesce(max(sequence), 0) FROM bursar.core_high_water WHERE rail = $1
+
+-- name: raise_floors
+-- The floors that a core is about to be asked for. They never sink.
+UPDATE bursar.cores SET room = greatest(room, $2), forget = greatest(forget, $3) WHERE rail = $1
+RETURNING room, forget
+
+-- name: floors_taken
+-- The core has taken them.
+UPDATE bursar.cores SET pruned_at = now() WHERE rail = $1
+
+-- name: raise_high_water
+-- All operations of a core up to a sequence have their records here.
+SELECT bursar.raise_high_water_1(ARRAY[$1::text], ARRAY[$2::text], ARRAY[$3::bigint])
+
+-- name: oldest_open_id
+-- The smallest number among the ids of a flow's open records, which begin with a prefix. Arguments: flow, prefix.
+SELECT min(substr(id, length($2) + 1)::numeric)::text FROM bursar.records
+WHERE due IS NOT NULL AND flow || '' = $1 AND starts_with(id, $2) AND substr(id, length($2) + 1) ~ '^[0-9]{1,19}$'
+
+-- name: forced_ids
+-- The ids of a flow's records that people have forced, or wanted to.
+SELECT DISTINCT r.id FROM bursar.transitions t JOIN bursar.records r ON r.number = t.record
+WHERE t.event = 'FORCE ASKED' AND r.flow = $1
+
+-- name: known_ids
+-- Which of these ids are records of a flow.
+SELECT id FROM bursar.records WHERE flow = $1 AND id = ANY ($2::text[])

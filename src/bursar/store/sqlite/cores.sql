@@ -1,0 +1,67 @@
+-- SQLite's statements about trading cores.
+
+-- name: group_high_water
+-- Raise a high-water mark, in the transaction of the transitions that rely on it.
+INSERT INTO core_high_water (rail, worker, sequence, at) VALUES (?, ?, ?, ?)
+ON CONFLICT (rail, worker) DO UPDATE SET sequence = excluded.sequence, at = excluded.at
+WHERE excluded.sequence > sequence
+
+-- name: ledger_identity
+-- Who this ledger is.
+SELECT identity FROM ledger_identity WHERE id = 1
+
+-- name: make_ledger_identity
+-- The first contact with a core: from now on the ledger has an identity. Of two at once, one wins.
+INSERT INTO ledger_identity (id, identity, at) VALUES (1, ?, now_us()) ON CONFLICT DO NOTHING
+
+-- name: core
+-- The core behind a rail, its floors, and the highest sequence known of it.
+SELECT c.rail, c.identity, c.room, c.forget, c.bound_at, c.pruned_at,
+    (SELECT coalesce(max(h.sequence), 0) FROM core_high_water h WHERE h.rail = c.rail)
+FROM cores c WHERE c.rail = ?
+
+-- name: bind_core
+-- Bind a rail to a core for ever; nothing if the rail, or the core, is bound already.
+INSERT INTO cores (rail, identity, bound_at) VALUES (?, ?, now_us()) ON CONFLICT DO NOTHING RETURNING rail
+
+-- name: forget_high_water
+-- What was known of a rail's old core.
+DELETE FROM core_high_water WHERE rail = ?
+
+-- name: rebind_core
+-- People have decided that another core stands behind a rail now.
+UPDATE cores SET identity = ?2, room = 0, forget = 0, bound_at = now_us(), pruned_at = NULL
+WHERE rail = ?1 AND identity = ?3 RETURNING rail
+
+-- name: high_water
+-- The highest sequence known of the core behind a rail.
+SELECT coalesce(max(sequence), 0) FROM core_high_water WHERE rail = ?
+
+-- name: raise_floors
+-- The floors that a core is about to be asked for. They never sink.
+UPDATE cores SET room = max(room, ?2), forget = max(forget, ?3) WHERE rail = ?1 RETURNING room, forget
+
+-- name: floors_taken
+-- The core has taken them.
+UPDATE cores SET pruned_at = now_us() WHERE rail = ?
+
+-- name: raise_high_water
+-- All operations of a core up to a sequence have their records here.
+INSERT INTO core_high_water (rail, worker, sequence, at) VALUES (?1, ?2, ?3, now_us())
+ON CONFLICT (rail, worker) DO UPDATE SET sequence = excluded.sequence, at = excluded.at
+WHERE excluded.sequence > sequence
+
+-- name: oldest_open_id
+-- The smallest number among the ids of a flow's open records, which begin with a prefix. Arguments: flow, prefix.
+SELECT min(CAST(substr(id, length(?2) + 1) AS INTEGER)) FROM records INDEXED BY records_due
+WHERE due IS NOT NULL AND +flow = ?1 AND substr(id, 1, length(?2)) = ?2
+  AND substr(id, length(?2) + 1) NOT GLOB '*[^0-9]*' AND length(id) BETWEEN length(?2) + 1 AND length(?2) + 19
+
+-- name: forced_ids
+-- The ids of a flow's records that people have forced, or wanted to.
+SELECT DISTINCT r.id FROM transitions t JOIN records r ON r.number = t.record
+WHERE t.event = 'FORCE ASKED' AND r.flow = ?
+
+-- name: known_ids
+-- Which of these ids are records of a flow.
+SELECT r.id FROM json_each(?2) AS w JOIN records r ON r.flow = ?1 AND r.id = w.value
