@@ -10,9 +10,10 @@ import asyncio
 import logging
 import platform
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,10 +24,11 @@ from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.conservation import watch
 from bursar.flows.transfers.flow import ALARMS
 from bursar.instance import Bursar
-from bursar.model.errors import BursarError
+from bursar.model.errors import DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
 from bursar.rails.trading import TradingClient
+from bursar.supervise import supervise
 
 WAITING_S = 2.0  # between two looks at what waits for people
 MARKS_S = 1.0  # between two writes of how far the cores are
@@ -51,6 +53,14 @@ class Runtime:
     def engines(self) -> tuple[Engine, ...]:
         """All that drive records here, for those who watch."""
         return (self.transfers.engine, self.deposits.engine)
+
+    def background(self, name: str, work: Callable[[], Awaitable[object]]) -> asyncio.Task[None]:
+        """A task beside the others that does not end in silence: it is run again, and an alert is raised."""
+
+        async def alert(message: str) -> None:
+            await self.transfers.engine.alert(None, f"{name} failed", "critical", message)
+
+        return asyncio.create_task(supervise(name, work, self.ports, alert), name=name)
 
 
 def make_secrets(config: Config, ports: Ports) -> None:
@@ -131,10 +141,10 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
         runtime.transfers.engine.logs_alerts = runtime.deposits.engine.logs_alerts = False  # the bell does, once
         waiting = Worker(runtime.deposits.engine, scan_s=WAITING_S)
         workers = {"bursar-worker": runtime.worker, "bursar-waiting": waiting}
-        tasks = [asyncio.create_task(worker.run(), name=name) for name, worker in workers.items()]
+        tasks = [runtime.background(name, worker.run) for name, worker in workers.items()]
         beside = [
-            asyncio.create_task(_watch(runtime), name="bursar-watch"),
-            asyncio.create_task(Bell(runtime.bursar.store, told).run(), name="bursar-alerts"),
+            runtime.background("bursar-watch", partial(_watch, runtime)),
+            runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
         ]
         try:
             yield runtime
@@ -148,12 +158,13 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
 
 async def _watch(runtime: Runtime) -> None:
     """See all the time that nothing is lost or made; what can't be asked just now is asked next time."""
-    while runtime.config.audit_interval_s:
-        await runtime.ports.sleep(runtime.config.audit_interval_s)
+    interval_s = runtime.config.audit_interval_s
+    while interval_s:
+        await runtime.ports.sleep(interval_s)
         try:
             await watch(runtime.transfers, runtime.cores)
-        except BursarError as error:
-            log.error("the audit failed, the next one comes in %s s: %s", runtime.config.audit_interval_s, error)
+        except DatabaseUnavailable as error:  # it is away for everybody, and comes back
+            log.error("the audit failed, the next one comes in %s s: %s", interval_s, error)
 
 
 class Marks:
@@ -176,7 +187,8 @@ class Marks:
     @asynccontextmanager
     async def kept(self, clients: dict[str, TradingClient]) -> AsyncIterator[None]:
         """Keep them fresh, and write them once more at the end."""
-        task = asyncio.create_task(self._keep(clients), name="bursar-marks")
+        work = supervise("bursar-marks", partial(self._keep, clients), self._ports)
+        task = asyncio.create_task(work, name="bursar-marks")
         try:
             yield
         finally:

@@ -259,7 +259,17 @@ def test_holds(shell: Shell) -> None:
 def test_audit_recover_and_rebuild(shell: Shell) -> None:
     findings = shell.json("audit")
     assert [f["invariant"] for f in findings] == ["I1", "I2", "I3", "I4", "I7", "I8"]
-    assert set(findings[0]) == {"invariant", "meaning", "ok", "judged", "checked", "broken", "note", "seconds"}
+    assert set(findings[0]) == {
+        "invariant",
+        "meaning",
+        "ok",
+        "judged",
+        "not_judged",
+        "checked",
+        "broken",
+        "note",
+        "seconds",
+    }
     assert [f["invariant"] for f in shell.json("audit", "--only", "I1", "--only", "I8")] == ["I1", "I8"]
     assert "ok" in shell.ok("audit")
     assert shell.json("recover") == {"finished": 0, "abandoned": 0, "broken": 0, "alive": 0}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import signal
+import sqlite3
 import subprocess
 from pathlib import Path
 
-from tests.system.test_serve import ALICE, COMMAND, WAIT_S, Serve, serve
+from tests.system.test_serve import ALICE, COMMAND, WAIT_S, Serve, serve, until
 
 from bursar.model.outcome import Outcome
 from bursar.ports import SystemPorts
@@ -73,3 +76,28 @@ def test_the_cores_are_one_more_row_and_one_more_reason(tmp_path: Path) -> None:
         watching.communicate()
         assert "I5 not judged" in lines[0]
         assert "I5: core SPOT does not answer" in lines[1]
+
+
+def test_one_unreadable_record_ends_neither_the_watch_nor_an_audit(tmp_path: Path) -> None:
+    """Given an open transfer whose body is damaged, then an audit names it, and broken conservation is still found."""
+    folder = tmp_path / "data"
+    with serve(folder, BURSAR_AUDIT_INTERVAL_S="1") as here:
+        fact = here.start()
+        here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
+        here.fund("100", "wire-1")
+        done = here.transfer("FUNDING", "SPOT", "40", "a").json()
+        assert done["state"] == "COMMITTED"
+        with contextlib.closing(sqlite3.connect(folder / "bursar.db", isolation_level=None)) as file:
+            file.execute("PRAGMA busy_timeout = 10000")
+            damage = "UPDATE records SET state = 'TARGET_PENDING', due = 0, body = '{}' WHERE id = ?"
+            assert file.execute(damage, (done["req_id"],)).rowcount == 1
+
+        found = audit(here, "--data", str(folder))
+        assert (found.returncode, found.stderr) == (0, "")
+        assert f"transfer {done['req_id']} can't be read" in " ".join(found.stdout.split())
+
+        asyncio.run(deposit_by_hand(folder, 7))
+        orders = itertools.count()
+        paused = until(lambda: (r := here.transfer("FUNDING", "SPOT", "0.01", f"b-{next(orders)}")).is_error and r)
+        assert paused.json()["code"] == "TRANSFERS_PAUSED"
+        assert "I5 is broken" in here.run("--database", fact["database"], "transfer", "alerts")

@@ -23,6 +23,7 @@ from bursar.store.group import Blocked, Broken, Decided, Known, Lost
 from bursar.writer import Change, Remember, Writer
 from bursar.writer.change import Move, Passage
 from bursar.writer.siding import HELD_S, WAIT_S, needs, own
+from bursar.writer.writer import FOLD_EVERY
 
 USERS = "abcdefgh"
 ACCOUNTS = {path: Account(id=n, path=path) for n, path in enumerate(USERS, start=1)} | {
@@ -338,3 +339,53 @@ def test_what_a_change_shares_with_strangers_is_not_taken_for_held() -> None:
         remember=Remember(scope="s", id="1", op="pay", fingerprint="x"),
     )
     assert list(own(moved, {})) == [("f", "1"), ("s", "1", "pay")]
+
+
+@scene
+async def test_a_mistake_of_the_writer_is_told_to_those_who_wait_and_the_next_go_through(scene: Scene) -> None:
+    """Without an answer they would wait for ever. Whether they were written is not known: nobody is told that not."""
+    real, calls = scene.writer._count, 0
+
+    async def mistaken() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            scene.pay("late", "d")
+            waiting.append(scene.pay("b1", "b"))
+            await asyncio.sleep(0)  # they wait behind this group by now
+            raise AssertionError("a mistake of ours")
+        await real()
+
+    scene.writer._count = mistaken  # type: ignore[method-assign]
+    waiting: list[asyncio.Task[Any]] = []
+    first = await told(scene.pay("a1", "a"))
+    assert first[0].receipts[0].key == "a1"
+    assert isinstance((await told(*waiting))[0], AssertionError)
+    assert (await told(scene.pay("c1", "c")))[0].receipts[0].key == "c1"
+
+
+@scene
+async def test_a_mistake_beside_the_lane_is_told_to_those_who_were_set_aside(scene: Scene) -> None:
+    scene.store.held = {"c1"}
+
+    def mistaken(*_: object) -> None:
+        raise AssertionError("a mistake of ours")
+
+    scene.writer._sidings._mark = mistaken  # type: ignore[method-assign, assignment]
+    assert isinstance((await told(scene.pay("c1", "c")))[0], OutcomeUnknown)
+    assert (await told(scene.pay("d1", "d")))[0].receipts[0].key == "d1"
+
+
+@scene
+async def test_balances_that_cannot_be_summed_up_do_not_stop_the_writer(scene: Scene) -> None:
+    waiting: list[asyncio.Task[Any]] = []
+
+    async def damaged(above: int = 0) -> int:
+        waiting.append(scene.pay("b1", "b"))
+        await asyncio.sleep(0)  # it waits behind this group by now
+        raise ValueError("no number")
+
+    scene.writer.fold = damaged  # type: ignore[method-assign]
+    scene.writer.groups = FOLD_EVERY - 1
+    assert (await told(scene.pay("a1", "a")))[0].receipts[0].key == "a1"
+    assert (await told(*waiting))[0].receipts[0].key == "b1"

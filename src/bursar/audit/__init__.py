@@ -2,5 +2,6 @@
 
 from bursar.audit.finding import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit.run import audit
+from bursar.audit.walk import UNREADABLE, said
 
-__all__ = ["ELSEWHERE", "INVARIANTS", "Finding", "Progress", "audit"]
+__all__ = ["ELSEWHERE", "INVARIANTS", "UNREADABLE", "Finding", "Progress", "audit", "said"]

@@ -34,7 +34,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     checked: int  # how many rows were looked at
     broken: list[str]  # the first pieces of evidence, each one line
     seconds: float
-    judged: bool = True  # False: it can't be told now; `note` says what to do first
+    judged: bool = True  # False: it can't be told now, or not of all rows; `note` says why, and what to do first
+    not_judged: int = 0  # how many rows can't be read, and are judged by nobody
     note: str = ""
 
     @property

@@ -6,6 +6,7 @@ names many postings, and pages shrink while rows are large.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -24,7 +25,7 @@ POSTINGS_MAX = 20_000  # named by one page
 VERSIONS_MAX = 100_000  # account versions remembered; beyond that the memory starts over
 
 # What decoding a row that somebody else wrote may raise.
-UNREADABLE = (ValueError, KeyError, OverflowError, msgspec.MsgspecError, DatabaseCorrupt)
+UNREADABLE = (ValueError, KeyError, OverflowError, struct.error, msgspec.MsgspecError, DatabaseCorrupt)
 
 
 def said(error: Exception) -> str:
@@ -60,7 +61,7 @@ class Walk:
             after = rows[-1].seq
 
     async def _page(self, rows: list[StoredEnvelope], with_consumed: bool, with_created: bool) -> Page:
-        listed = {e.seq: decode_ids(e.consumes) for e in rows}
+        listed = {e.seq: _listed(e) for e in rows}
         ids = [i for numbers in listed.values() for i in numbers]
         stored = await self._tables.postings.get(ids) if ids and with_consumed else []
         created: dict[int, list[Posting]] = {}
@@ -114,6 +115,14 @@ class Walk:
             except UNREADABLE:
                 self.unreadable.add(after)
                 return after
+
+
+def _listed(stored: StoredEnvelope) -> tuple[int, ...]:
+    """What it says it consumes; a list that can't be read names nothing, and whoever judges the envelope says so."""
+    try:
+        return decode_ids(stored.consumes)
+    except UNREADABLE:
+        return (0,)  # no posting has this number
 
 
 def _chunks(rows: list[StoredEnvelope]) -> list[list[StoredEnvelope]]:

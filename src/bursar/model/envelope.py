@@ -149,6 +149,8 @@ def encode_ids(postings: tuple[Posting, ...]) -> bytes:
 
 def decode_ids(data: bytes) -> tuple[int, ...]:
     """Posting numbers as read back."""
+    if len(data) % 8:
+        raise ValueError(f"{len(data)} bytes are no list of posting numbers")
     return struct.unpack(f">{len(data) // 8}Q", data)
 
 

@@ -41,7 +41,10 @@ def asset_of(row: Row) -> Asset:
 
 def book_of(row: Row) -> Book:
     """A row of books."""
-    return Book(id=row[0], name=row[1], assets=_names.decode(row[2]), accounts=_names.decode(row[3]))
+    try:
+        return Book(id=row[0], name=row[1], assets=_names.decode(row[2]), accounts=_names.decode(row[3]))
+    except msgspec.MsgspecError as error:
+        raise DatabaseCorrupt(f"book {row[1]}", str(error)) from error
 
 
 def account_of(row: Row) -> Account:
@@ -103,24 +106,24 @@ def record_of(row: Row) -> Record:
     number, flow, id_, owner, state, version, attempt, transit, due, worker, body, error, since, created, updated = row
     return Record(
         number=number,
-        flow=flow,
-        id=id_,
-        owner=owner,
-        state=state,
+        flow=text_of(flow),
+        id=text_of(id_),
+        owner=text_of(owner),
+        state=text_of(state),
         version=version,
         attempt=attempt,
         transit=transit,
         due_us=due,
-        worker=worker,
-        body=_text(body),
-        error=_text(error),
+        worker=text_of(worker),
+        body=text_of(body),
+        error=text_of(error),
         since_us=since,
         created_us=created,
         updated_us=updated,
     )
 
 
-def _text(stored: str | bytes) -> str:
+def text_of(stored: str | bytes) -> str:
     """Text that may have been broken behind our back: whoever reads on finds out, alone."""
     return stored if isinstance(stored, str) else stored.decode("utf-8", "replace")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from bursar.model.accounts import Account
 from bursar.model.entries import HoldState
 from bursar.model.records import Event, EventKind, HoldRow, Saga
-from bursar.store.rows import Row, account_of, hold_values, parse_cursor
+from bursar.store.rows import Row, account_of, hold_values, parse_cursor, text_of
 from bursar.store.session import Table
 from bursar.store.value import LAST_PATH
 
@@ -229,11 +229,11 @@ class Checks(Table):
     async def records_in_transit(self, after: int, limit: int) -> list[tuple[int, str, str, str, int, bool]]:
         """(number, flow, id, state, posting, open) of records that own a posting in transit, by number, after one."""
         rows = await self._s.rows("records_in_transit", after, limit)
-        return [(r[0], r[1], r[2], r[3], r[4], bool(r[5])) for r in rows]
+        return [(r[0], text_of(r[1]), text_of(r[2]), text_of(r[3]), r[4], bool(r[5])) for r in rows]
 
     async def open_records(self, after: int, limit: int) -> list[tuple[int, str]]:
         """(number, id) of records that somebody drives, by number, after one."""
-        return [(r[0], r[1]) for r in await self._s.rows("open_records", after, limit)]
+        return [(r[0], text_of(r[1])) for r in await self._s.rows("open_records", after, limit)]
 
     async def outcomes(self) -> int:
         """How many answers are remembered."""

@@ -13,13 +13,15 @@ not stopped for each try of a caller that does not give up.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from bursar.model.accounts import Account
 from bursar.model.errors import Conflict
 from bursar.writer.change import Change
-from bursar.writer.tries import GROUP_MAX, Tries, Waiting, fail
+from bursar.writer.tries import GROUP_MAX, Tries, Waiting, fail, in_doubt
 
 WAIT_S = 1.5  # in a siding, before contention is reported
 SIFT_S = 5.0  # to find those who are blocked among many; then the rest wait together
@@ -30,6 +32,8 @@ HELD_S = 5.0  # after somebody was found blocked: who needs the same is set asid
 SWEEP_S = 1.0
 HELD = "another transaction holds a posting or key that this one needs"
 
+log = logging.getLogger("bursar.writer")
+
 # What may be held: who pays ("alice") and who receives ("to bob"), postings by number, keys, records and operations.
 Name = str | int | tuple[str, ...]
 
@@ -37,10 +41,11 @@ Name = str | int | tuple[str, ...]
 class Siding:
     """Changes that need the same rows."""
 
-    __slots__ = ("served", "waiting")
+    __slots__ = ("served", "tried", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[Waiting] = []
+        self.tried: list[Waiting] = []  # those of them that were tried last
         self.served = False  # somebody sees to them
 
 
@@ -61,7 +66,7 @@ class Sidings:
         for waiting in batch:
             waiting.since = now
             waiting.tries = 1
-        self._start(self._sift(batch))
+        self._start(self._sift(batch), batch)
 
     def divert(self, waiting: Waiting) -> bool:
         """See to a change, if it needs what is known to be held."""
@@ -106,6 +111,7 @@ class Sidings:
             if again_s:
                 await self._ports.sleep(again_s)
             batch, siding.waiting = siding.waiting[:GROUP_MAX], siding.waiting[GROUP_MAX:]
+            siding.tried = batch
             left, alone = await self._round(siding, batch)
             still = len(left) + len(alone)
             left, alone = self._patient(left), self._patient(alone)
@@ -157,12 +163,26 @@ class Sidings:
         siding.waiting += batch
         if not siding.served:
             siding.served = True
-            self._start(self._serve(siding, again_s))
+            self._start(self._serve(siding, again_s), siding)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], whose: list[Waiting] | Siding) -> None:
         task = asyncio.get_running_loop().create_task(work, name="bursar-siding")
         self.tasks[task] = None
-        task.add_done_callback(self.tasks.pop)
+        task.add_done_callback(partial(self._ended, whose))
+
+    def _ended(self, whose: list[Waiting] | Siding, task: asyncio.Task[None]) -> None:
+        """Tell those who would wait for ever if it ended by a mistake of ours."""
+        self.tasks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        log.critical("changes that were set aside could not be tried again", exc_info=error)
+        if isinstance(whose, Siding):
+            waiting, whose.waiting, whose.served = [*whose.tried, *whose.waiting], [], False
+        else:
+            waiting = whose
+        in_doubt(waiting, self._ports.monotonic())
+        fail(waiting, error if isinstance(error, Exception) else Conflict(repr(error), 1))
 
     def _mark(self, siding: Siding, change: Change) -> None:
         until = self._ports.monotonic() + HELD_S

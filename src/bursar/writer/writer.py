@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from bursar.writer.change import Change, Done
 from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
 from bursar.writer.siding import Sidings
-from bursar.writer.tries import GROUP_MAX, Tries, Waiting, answer, in_doubt, keys_of
+from bursar.writer.tries import GROUP_MAX, Tries, Waiting, answer, fail, in_doubt, keys_of
 
 GATHER_MIN = 24  # callers who are worth a group of their own while another one is written
 HALVE_FROM = 48  # callers waiting from which it pays to decide one half while the other is written
@@ -30,6 +31,8 @@ TRIES_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks
 PATIENCE_S = 20.0  # how long an ambiguous commit is asked about before the caller is told
 FOLD_EVERY = 256  # groups between two looks at the balance cache
 FOLD_ABOVE = 64  # parts of one cached balance
+
+log = logging.getLogger("bursar.writer")
 
 
 class Flight(NamedTuple):
@@ -120,6 +123,7 @@ class Writer:
 
     async def _run(self) -> None:
         flight: Flight | None = None
+        batch: list[Waiting] = []
         try:
             while self._waiting or flight is not None:
                 if flight is not None and not await self._gather(flight):
@@ -133,6 +137,13 @@ class Writer:
                         await self._group(batch)
                     await self._count()
                 await _let_others_run()  # those just answered may have their next change ready: take them along
+        except Exception as error:  # a mistake of ours: without an answer, these callers would wait for ever
+            log.exception("the writer failed; callers are told, and the next one starts it again")
+            begun = [*batch, *(flight.batch if flight is not None else ())]
+            in_doubt(begun, self.store.ports.monotonic())
+            waiting, self._waiting = self._waiting, []
+            fail([*begun, *waiting], error)
+            self.heads.forget()
         finally:
             self._runner = None
 
@@ -164,8 +175,10 @@ class Writer:
         if self.heads.wary:
             self.heads.wary -= 1
         if self.groups % FOLD_EVERY == 0:
-            with contextlib.suppress(BursarError):  # the cache is disposable; the next look folds it
+            try:
                 await self.fold()
+            except Exception as error:  # the cache is disposable, and callers wait behind it; the next look folds it
+                log.error("cached balances are not summed up: %s", error, exc_info=not isinstance(error, BursarError))
 
     async def _overlap(self, batch: list[Waiting], before: Flight | None) -> Flight | None:
         """Decide a group while the one before it is written; then start to write it.

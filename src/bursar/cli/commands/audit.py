@@ -248,6 +248,7 @@ def finding_json(f: Finding) -> dict[str, Any]:
         "meaning": f.meaning,
         "ok": f.ok,
         "judged": f.judged,
+        "not_judged": f.not_judged,
         "checked": f.checked,
         "broken": f.broken,
         "note": f.note,

@@ -14,7 +14,7 @@ import asyncio
 import builtins
 import collections.abc
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -33,6 +33,7 @@ from bursar.model.machine import Kind
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm
 from bursar.model.retry import Retry as Backoff
+from bursar.supervise import supervise
 from bursar.writer import Remember
 
 CALL_TIMEOUT_S = 10.0
@@ -71,10 +72,16 @@ class Sequences:
 
     async def __aenter__(self) -> Self:
         self._worker = Worker(self.engine)
-        self._working = asyncio.create_task(self._worker.run(), name="bursar-sequences")
+        self._working = self._background("bursar-sequences", self._worker.run)
         if self._bell is not None:
-            self._ringing = asyncio.create_task(self._bell.run(), name="bursar-alerts")
+            self._ringing = self._background("bursar-alerts", self._bell.run)
         return self
+
+    def _background(self, name: str, work: collections.abc.Callable[[], Awaitable[object]]) -> asyncio.Task[None]:
+        async def alert(message: str) -> None:
+            await self.engine.alert(None, f"{name} failed", "critical", message)
+
+        return asyncio.create_task(supervise(name, work, self.engine.ports, alert), name=name)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

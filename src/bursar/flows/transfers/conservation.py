@@ -9,41 +9,81 @@ sequences tell on which side of S they are. So, per asset:
 
 On PostgreSQL a transfer may become visible after others with higher numbers, and come to its end between the two looks:
 then neither look knows of it. By the next time it is known; so only a difference that stays counts.
+
+A record that can't be read (damaged body or row) ends neither the comparison nor the watch. What it did at the core is
+asked of the core, which knows asset and amount; what it booked is read from its entries. Where that is not possible
+either, the record is named and counted as not judged, and all others are judged.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from bursar.audit import Finding, audit
+from bursar.audit import UNREADABLE, Finding, audit, said
+from bursar.engine.flow import storable
+from bursar.engine.late import LATE
+from bursar.flows.transfers.flow import SCOPE
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.request import AccountType, Transfer, core_account
 from bursar.flows.transfers.transfers import Transfers
+from bursar.model.envelope import decode_legs
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
-from bursar.rails.trading import Op, TradingClient
+from bursar.rails.trading import Op, TradingClient, operation_id
 from bursar.store.tables import Tables
 
 PAGE = 1_000
 LOOKS = 3  # at which a difference must have been the same
 CONSERVED = ("I1", "I4")  # beside I5, and cheap enough to be looked at all the time
+SIGNS = {Op.WITHDRAW: -1, Op.REFUND: 1, Op.DEPOSIT: 1}  # what a transfer may do at a core, and in which direction
+STATES = frozenset(state.name for state in MACHINE.states)
+CALLS = tuple(state.name for state in MACHINE.calls)
+NAMED_MAX = 5  # unreadable records that a note names
+ASKED_MAX = 1_000  # unreadable records that a core is asked about, one by one
+
+log = logging.getLogger("bursar.transfers")
 
 
 async def watch(transfers: Transfers, cores: Mapping[AccountType, TradingClient]) -> list[Finding]:
-    """Check what must be conserved. If it is not: people are told, and no new transfers are started until one of them
-    resumes; those under way go on, and so do refunds."""
-    findings = await audit(transfers.ledger.store, only=CONSERVED)
-    findings += [await conservation(transfers, kind, client) for kind, client in cores.items()]
+    """Check what must be conserved. If it is not: an alert is raised, and no new transfers are started until operators
+    resume; those under way go on, and so do refunds. What can't be judged raises an alert too, and hides nothing else.
+    """
+    try:
+        findings = await audit(transfers.ledger.store, only=CONSERVED)
+    except UNREADABLE as error:  # damage to what every invariant needs: the cores are still compared
+        findings = [_not_judged(name, said(error)) for name in CONSERVED]
     for finding in findings:
-        if finding.ok:
-            continue
+        await _tell(transfers, finding)
+    for kind, client in cores.items():
+        try:
+            finding = await conservation(transfers, kind, client)
+        except Exception as error:  # whatever it is: the other cores are still compared
+            log.exception("core %s could not be compared with the ledger", kind)
+            finding = _not_judged("I5", f"core {kind} could not be compared: {type(error).__name__}: {error}")
+        await _tell(transfers, finding)
+        findings.append(finding)
+    return findings
+
+
+async def _tell(transfers: Transfers, finding: Finding) -> None:
+    """Raise an alert for what is broken, and for what nobody can judge although everybody answers."""
+    if finding.not_judged:
+        reason = f"{finding.invariant} can't be judged"
+        await transfers.engine.alert(None, reason, "critical", f"{finding.meaning}: {finding.note}")
+    if not finding.ok:
         message = f"{finding.meaning}: {'; '.join(finding.broken[:3])}"
         await transfers.engine.alert(None, f"{finding.invariant} is broken", "critical", message)
         await transfers.stop_new("audit", f"{finding.invariant} is broken")
-    return findings
+
+
+def _not_judged(invariant: str, note: str) -> Finding:
+    return Finding(
+        invariant=invariant, ok=True, checked=0, broken=[], seconds=0.0, judged=False, not_judged=1, note=storable(note)
+    )
 
 
 async def cores_hold(transfers: Transfers, cores: Mapping[AccountType, TradingClient]) -> Finding:
@@ -56,17 +96,18 @@ async def cores_hold(transfers: Transfers, cores: Mapping[AccountType, TradingCl
         broken=[text for finding in findings for text in finding.broken],
         seconds=sum(finding.seconds for finding in findings),
         judged=all(finding.judged for finding in findings),
+        not_judged=sum(finding.not_judged for finding in findings),
         note="; ".join(finding.note for finding in findings if finding.note),
     )
 
 
 async def conservation(transfers: Transfers, kind: AccountType, client: TradingClient) -> Finding:
-    """Compare a core with the ledger. Not judged if the core does not answer."""
+    """Compare a core with the ledger. Not judged if the core does not answer, or as far as records can't be read."""
     monotonic = transfers.ledger.store.ports.monotonic
     started = monotonic()
     look = await _look(transfers, kind, client)
     for _ in range(LOOKS - 1):
-        if look.note or not look.differs:
+        if look.away or not look.differs:
             break
         again = await _look(transfers, kind, client)
         again.differs = {asset: by for asset, by in again.differs.items() if look.differs.get(asset) == by}
@@ -78,18 +119,38 @@ async def conservation(transfers: Transfers, kind: AccountType, client: TradingC
         checked=look.checked,
         broken=broken,
         seconds=monotonic() - started,
-        judged=not look.note,
-        note=look.note,
+        judged=not look.away and not look.not_judged,
+        not_judged=len(look.not_judged),
+        note=storable(look.away or _named(kind, look)),
     )
 
 
 class _Look(msgspec.Struct):
     """One comparison."""
 
-    note: str = ""  # why there is none
+    away: str = ""  # why there is none
     checked: int = 0
     differs: dict[str, int] = {}  # asset → by how much
     texts: dict[str, str] = {}
+    by_core: list[str] = []  # records that can't be read, and were judged by what the core says of them
+    not_judged: list[str] = []  # and those of which it can't say anything either
+
+
+def _named(kind: AccountType, look: _Look) -> str:
+    """Which records could not be read."""
+    parts = []
+    if look.not_judged:
+        parts.append(
+            f"core {kind}: {_some(look.not_judged)}; not judged: {len(look.not_judged)}. Repair or restore them"
+        )
+    if look.by_core:
+        parts.append(f"{_some(look.by_core)}; judged by what core {kind} and their entries say: {len(look.by_core)}")
+    return "; ".join(parts)
+
+
+def _some(texts: list[str]) -> str:
+    more = len(texts) - NAMED_MAX
+    return "; ".join(texts[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 async def _look(transfers: Transfers, kind: AccountType, client: TradingClient) -> _Look:
@@ -99,42 +160,125 @@ async def _look(transfers: Transfers, kind: AccountType, client: TradingClient) 
     watched = set(await _open(store.read))
     totals = await client.totals()
     if totals.outcome is not Outcome.SUCCESS:
-        return _Look(note=f"core {kind} does not answer: {totals.code}")
+        return _Look(away=f"core {kind} does not answer: {totals.code}")
+    operations: list[_Operation] = []
+    unreadable: list[tuple[Record, str, Counter[str]]] = []
+    look = _Look()
     async with store.snapshot() as tables:
         booked = await _booked(tables, core_account(kind))
         watched |= set(await _open(tables))
-        found = [record for number in sorted(watched) if (record := await tables.records.by_number(number)) is not None]
+        found = await _records(tables, sorted(watched), look)
         found += await _since(tables, newest[0].number if newest else 0, watched)
-    operations = [pair for record in found for pair in _operations(record, kind)]
-    replies = (await client.lookup([(record.id, op) for record, op, _, _ in operations])).replies
+        for record in found:
+            try:
+                operations += _operations(record, kind)
+            except UNREADABLE as error:
+                why = f"transfer {record.id} can't be read ({said(error)})"
+                try:
+                    if len(unreadable) == ASKED_MAX:
+                        raise ValueError("too many of them to ask the core about each")
+                    unreadable.append((record, why, await _booked_by(tables, record, core_account(kind))))
+                except UNREADABLE as other:
+                    look.not_judged.append(f"{why}, and neither can its entries ({said(other)})")
+    replies = (await client.lookup([(op.id, op.op) for op in operations])).replies
     if len(replies) != len(operations):
-        return _Look(note=f"core {kind} stopped answering")
-    for (_, _, transfer, (sign, is_booked)), reply in zip(operations, replies, strict=True):
+        return _Look(away=f"core {kind} stopped answering")
+    for op, reply in zip(operations, replies, strict=True):
         if reply.outcome is Outcome.SUCCESS:
             early = reply.sequence <= totals.sequence
-            booked[transfer.asset] += sign * transfer.minor * (early - is_booked)
+            booked[op.asset] += SIGNS[op.op] * op.minor * (early - op.is_booked)
+    for record, why, by_entries in unreadable:
+        happened = await _happened(client, record, totals.sequence)
+        if happened is None:
+            look.not_judged.append(f"{why}, and core {kind} can't say what it did there")
+            continue
+        look.by_core.append(why)
+        for asset in happened.keys() | by_entries.keys():
+            booked[asset] += happened[asset] - by_entries[asset]
     held = totals.totals
-    look = _Look(checked=len(operations))
+    look.checked = len(operations) + len(look.by_core)
     for asset in held.keys() | booked.keys():
-        there, said = held.get(asset, 0), booked[asset]
-        if there != said:
-            look.differs[asset] = there - said
-            look.texts[asset] = f"core {kind} holds {there} of {asset} at {totals.sequence}, the ledger says {said}"
+        there, said_ = held.get(asset, 0), booked[asset]
+        if there != said_:
+            look.differs[asset] = there - said_
+            look.texts[asset] = f"core {kind} holds {there} of {asset} at {totals.sequence}, the ledger says {said_}"
     return look
 
 
-def _operations(record: Record, kind: AccountType) -> Iterable[tuple[Record, Op, Transfer, tuple[int, bool]]]:
-    """What a transfer may have done at this core, in which direction, and whether the ledger has booked it."""
+class _Operation(msgspec.Struct, frozen=True):
+    """What a transfer may have done at a core, and whether the ledger has booked it."""
+
+    id: str
+    op: Op
+    asset: str
+    minor: int
+    is_booked: bool
+
+
+def _operations(record: Record, kind: AccountType) -> list[_Operation]:
+    """What a transfer may have done at this core. Raises one of UNREADABLE if the record doesn't say."""
     if record.flow != MACHINE.name:
-        return  # other flows are driven in the same tables
+        return []  # other flows are driven in the same tables
     transfer = msgspec.json.decode(record.body, type=Transfer)
-    state, disputed = record.state, transfer.disputed  # what was booked against suspense is booked, or no more
-    if transfer.source is kind:
+    state, disputed = record.state, transfer.disputed
+    if state not in STATES:
+        raise ValueError(f"its state is {state!r}")
+    operation_id(record.id)  # or no core can be asked about it, and all others with it
+    asset, minor = transfer.asset, transfer.minor
+    found = []
+    if transfer.source is kind:  # what was booked against suspense is booked, or no more
         taken = state not in ("INIT", "SOURCE_PENDING", "FAILED")
-        yield record, Op.WITHDRAW, transfer, (-1, taken != ("SOURCE_PENDING" in disputed))
-        yield record, Op.REFUND, transfer, (1, state == "ROLLED_BACK")
+        withdrawn = taken != ("SOURCE_PENDING" in disputed)
+        found.append(_Operation(record.id, Op.WITHDRAW, asset, minor, withdrawn))
+        found.append(_Operation(record.id, Op.REFUND, asset, minor, state == "ROLLED_BACK"))
     if transfer.target is kind:
-        yield record, Op.DEPOSIT, transfer, (1, (state == "COMMITTED") != ("TARGET_PENDING" in disputed))
+        deposited = (state == "COMMITTED") != ("TARGET_PENDING" in disputed)
+        found.append(_Operation(record.id, Op.DEPOSIT, asset, minor, deposited))
+    return found
+
+
+async def _happened(client: TradingClient, record: Record, sequence: int) -> Counter[str] | None:
+    """What a transfer had done at the core up to a sequence, as the core says; None if it doesn't."""
+    done: Counter[str] = Counter()
+    for op, sign in SIGNS.items():
+        try:
+            reply = await client.query(record.id, op)
+        except ValueError:  # not even its id can be read
+            return None
+        if not reply.outcome.is_known and reply.code != "NOT_FOUND":
+            return None
+        if reply.outcome is Outcome.SUCCESS and reply.sequence <= sequence:
+            done[reply.asset] += sign * reply.amount
+    return done
+
+
+async def _booked_by(tables: Tables, record: Record, path: str) -> Counter[str]:
+    """What the entries of one transfer have booked at the core, found by their keys, without the record's body."""
+    late = [row.version - 1 for row in await tables.records.history(record.number) if row.event.startswith(LATE)]
+    keys = [f"{record.id}:{state}" for state in CALLS]
+    keys += [f"{record.id}:{state}:late:{version}" for state in CALLS for version in late]
+    head = (await tables.accounts.heads([path])).get(path)
+    codes = {asset.id: code for code, asset in (await tables.rules.assets()).items()}
+    sums: Counter[str] = Counter()
+    for entry in (await tables.envelopes.taken([(SCOPE, key) for key in keys])).values():
+        for leg in decode_legs(entry.legs):
+            into = (head is not None and leg.target == head.id) - (head is not None and leg.source == head.id)
+            sums[codes[leg.asset]] += into * leg.minor
+    return sums
+
+
+async def _records(tables: Tables, numbers: list[int], look: _Look) -> list[Record]:
+    """Records by number; a row that can't be read at all is noted."""
+    found = []
+    for number in numbers:
+        try:
+            record = await tables.records.by_number(number)
+        except UNREADABLE as error:
+            look.not_judged.append(f"record {number} can't be read ({said(error)})")
+            continue
+        if record is not None:
+            found.append(record)
+    return found
 
 
 async def _open(tables: Tables) -> list[int]:

@@ -105,14 +105,15 @@ class Standings:
     async def _answer(self, asked: list[tuple[tuple[str, int], asyncio.Future[Side]]]) -> None:
         try:
             found = await self._store.read.accounts.standings([pair for pair, _ in asked])
+            sides = [Side(exists=False) if n not in found else _side(*found[n]) for n in range(len(asked))]
         except Exception as error:
             for _, future in asked:
                 if not future.done():
                     future.set_exception(error)
             return
-        for place, (_, future) in enumerate(asked):
+        for (_, future), side in zip(asked, sides, strict=True):
             if not future.done():
-                future.set_result(Side(exists=False) if place not in found else _side(*found[place]))
+                future.set_result(side)
 
 
 class FundingRail:

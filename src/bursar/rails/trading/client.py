@@ -36,6 +36,7 @@ from bursar.rails.trading.replies import (
 )
 from bursar.rails.trading.subscription import follow
 from bursar.rails.trading.words import U64_MAX, Op, Status, code_name, operation_id, outcome_of
+from bursar.supervise import supervise
 
 FRAME_ITEMS_MAX: Final = 1_024
 FRAMES_MAX: Final = 8  # on their way; further calls gather
@@ -120,8 +121,8 @@ class TradingClient:
     def start(self) -> None:
         """Begin to connect. Calls may be made at once."""
         self._tasks = [
-            asyncio.create_task(self._keep_connected(), name="core-client"),
-            asyncio.create_task(self._ping(), name="core-client-ping"),
+            asyncio.create_task(supervise("core-client", self._keep_connected, self._ports), name="core-client"),
+            asyncio.create_task(supervise("core-client-ping", self._ping, self._ports), name="core-client-ping"),
         ]
 
     async def close(self) -> None:
@@ -376,6 +377,9 @@ class TradingClient:
     # --- the connection
 
     async def _keep_connected(self) -> None:
+        if self._connected is not None:  # it failed in the middle, and is run again
+            self._connected.stream.abort()
+            self._disconnect(NoConnection(replies.CONNECTION_LOST, "the client had to begin anew"))
         failures = 0
         while True:
             try:

@@ -24,6 +24,7 @@ from bursar.rails.trading.errors import CoreStopped
 from bursar.rails.trading.feed import Feed
 from bursar.rails.trading.protocol import Answer, ProtocolError, Splitter
 from bursar.rails.trading.words import Status
+from bursar.supervise import supervise
 
 LOOKS = 4  # at silent connections, before one is closed
 
@@ -75,7 +76,7 @@ class Server:
     async def run(self, address: str, ready: Callable[[str], object]) -> None:
         """Serve until `stop`; then answer what was asked and write a snapshot. CoreStopped if the disk fails."""
         listener = await self._ports.listen(address, self._accept)
-        idle = asyncio.create_task(self._end_silence(), name="core-idle")
+        idle = asyncio.create_task(supervise("core-idle", self._end_silence, self._ports), name="core-idle")
         ready(listener.address)
         try:
             await self.core.run()

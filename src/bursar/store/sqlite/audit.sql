@@ -8,12 +8,12 @@ WHERE a.version = 1 AND a.path >= 'transit:' AND a.path < 'transit;' AND l.posti
 
 -- name: records_in_transit
 -- I4: records to which a posting in transit belongs; after a number.
-SELECT number, flow, id, state, transit, due IS NOT NULL FROM records WHERE transit <> 0 AND number > ?1
+SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(state AS BLOB), transit, due IS NOT NULL FROM records WHERE transit <> 0 AND number > ?1
 ORDER BY number LIMIT ?2
 
 -- name: open_records
 -- I4: records that somebody drives; after a number.
-SELECT number, id FROM records WHERE due IS NOT NULL AND number > ?1 ORDER BY number LIMIT ?2
+SELECT number, CAST(id AS BLOB) FROM records WHERE due IS NOT NULL AND number > ?1 ORDER BY number LIMIT ?2
 
 -- name: effects_refused
 -- I7: entries of operations that were answered with a refusal.

@@ -371,8 +371,8 @@ def explain(error: sqlite3.Error) -> BursarError:
         why = f"the disk failed ({text}); what was being written may be there or not"
     elif name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return DatabaseCorrupt("the database file", text)
-    elif name.startswith("SQLITE_CONSTRAINT"):
-        return DatabaseCorrupt("a row", text)
+    elif name.startswith("SQLITE_CONSTRAINT") or text.startswith("Could not decode to UTF-8"):
+        return DatabaseCorrupt("a row", text)  # not unavailable: trying again would never help
     else:
         why = text
     return DatabaseUnavailable(why)

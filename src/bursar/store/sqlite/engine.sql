@@ -56,14 +56,14 @@ SELECT r.number, r.version FROM json_each(?) AS w JOIN records r ON r.number = w
 
 -- name: record
 -- One record by its flow's id.
-SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB), CAST(error AS BLOB),
-    since, created_at, updated_at
+SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
 FROM records WHERE flow = ? AND id = ?
 
 -- name: record_by_number
 -- One record by number.
-SELECT number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB), CAST(error AS BLOB),
-    since, created_at, updated_at
+SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
 FROM records WHERE number = ?
 
 -- name: transitions_of
@@ -86,8 +86,8 @@ WHERE number IN (
             SELECT number FROM records WHERE due > now_us() + ?5 AND +flow IN (SELECT value FROM json_each(?1))
             ORDER BY due LIMIT ?2))
     LIMIT ?2)
-RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB),
-    CAST(error AS BLOB), since, created_at, updated_at
+RETURNING number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
 
 -- name: claim_all
 -- At start: take all that are open and that nobody else drives, page by page. Arguments as above, with the last number
@@ -98,8 +98,8 @@ WHERE number IN (
     WHERE due IS NOT NULL AND (due <= now_us() OR worker IN ('', ?3)) AND number > ?5
       AND +flow IN (SELECT value FROM json_each(?1))
     ORDER BY number LIMIT ?2)
-RETURNING number, flow, id, owner, state, version, attempt, transit, due, worker, CAST(body AS BLOB),
-    CAST(error AS BLOB), since, created_at, updated_at
+RETURNING number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
 
 -- name: wake_record
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.

@@ -1,0 +1,67 @@
+"""A background task that never ends in silence: what it raises is logged, an alert is raised, and it is run again.
+
+Without this, a task that fails is an exception that nobody retrieves: the process goes on, looks healthy, and from then
+on nobody watches conservation, delivers alerts or scans for due records. `supervise` returns only when the work itself
+returns (it was told to stop) or when the task that runs it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+BACKOFF_S = 1.0
+BACKOFF_S_MAX = 60.0
+STEADY_S = 120.0  # after it has run for so long, the next back-off begins anew
+
+Alert = Callable[[str], Awaitable[object]]  # what went wrong, in one line
+
+log = logging.getLogger("bursar.supervise")
+
+
+class Clock(Protocol):
+    """What is needed of the ports."""
+
+    def monotonic(self) -> float:
+        """Seconds that never run backwards."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+async def supervise(name: str, work: Callable[[], Awaitable[object]], clock: Clock, alert: Alert | None = None) -> None:
+    """Run `work` until it returns; if it raises, say so, wait with exponential back-off, and run it again."""
+    wait_s = BACKOFF_S
+    while True:
+        began = clock.monotonic()
+        try:
+            await work()
+            return
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # the supervisor itself is to stop
+            failure: BaseException = error  # something inside the work was cancelled
+        except Exception as error:
+            failure = error
+        if clock.monotonic() - began > STEADY_S:
+            wait_s = BACKOFF_S
+        what = f"background task {name} failed: {type(failure).__name__}: {failure}"
+        log.critical("%s; it is run again in %g s", what, wait_s, exc_info=failure)
+        await _raise_alert(name, what, alert)
+        await clock.sleep(wait_s)
+        wait_s = min(2 * wait_s, BACKOFF_S_MAX)
+
+
+async def _raise_alert(name: str, what: str, alert: Alert | None) -> None:
+    """The log has it already: an alert that can't be raised (the database may be away) is no failure."""
+    if alert is None:
+        return
+    try:
+        await alert(what)
+    except Exception as error:
+        log.error("no alert could be raised for %s: %s: %s", name, type(error).__name__, error)
