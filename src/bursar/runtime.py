@@ -26,7 +26,7 @@ from bursar.instance import Bursar
 from bursar.model.errors import BursarError
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
-from bursar.rails.trading import TradingClient
+from bursar.rails.trading import FixedLink, Known, TradingClient
 
 WAITING_S = 2.0  # between two looks at what waits for people
 MARKS_S = 1.0  # between two writes of how far the cores are
@@ -232,7 +232,8 @@ def client_of(config: Config, ports: Ports, kind: str, seen: int = 0) -> Trading
     """A client of one core, not started yet."""
     key = secret(config.core_secret_file(kind), f"core_{kind}_secret_file", CORE_SECRET_BYTES_MIN)
     timeout_s = config.core_timeout_ms / 1000
-    return TradingClient(ports, config.core_address(kind), name=kind, secret=key, seen=seen, timeout_s=timeout_s)
+    link = FixedLink(Known(seen=seen))
+    return TradingClient(ports, config.core_address(kind), name=kind, secret=key, link=link, timeout_s=timeout_s)
 
 
 def sinks(config: Config, ports: Ports) -> dict[str, Sink]:
