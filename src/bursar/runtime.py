@@ -27,7 +27,7 @@ from bursar.instance import Bursar
 from bursar.model.errors import DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
-from bursar.rails.trading import TradingClient
+from bursar.rails.trading import FixedLink, Known, TradingClient
 from bursar.supervise import supervise
 
 WAITING_S = 2.0  # between two looks at what waits for people
@@ -244,7 +244,8 @@ def client_of(config: Config, ports: Ports, kind: str, seen: int = 0) -> Trading
     """A client of one core, not started yet."""
     key = secret(config.core_secret_file(kind), f"core_{kind}_secret_file", CORE_SECRET_BYTES_MIN)
     timeout_s = config.core_timeout_ms / 1000
-    return TradingClient(ports, config.core_address(kind), name=kind, secret=key, seen=seen, timeout_s=timeout_s)
+    link = FixedLink(Known(seen=seen))
+    return TradingClient(ports, config.core_address(kind), name=kind, secret=key, link=link, timeout_s=timeout_s)
 
 
 def sinks(config: Config, ports: Ports) -> dict[str, Sink]:

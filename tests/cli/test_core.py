@@ -10,7 +10,7 @@ from tests.cli.conftest import Shell
 
 from bursar.ports import SystemPorts
 from bursar.rails.trading import Core, Op, Status
-from bursar.rails.trading.book import indexed
+from bursar.rails.trading.history import indexed
 
 SECRET = "sixteen bytes or more"
 
@@ -45,6 +45,8 @@ def test_inspect_says_what_is_there_and_that_it_is_whole(empty: Shell, tmp_path:
     assert found["whole"] is True
     assert (found["sequence"], found["remembered"]) == (7, 6)
     assert found["totals"] == {"USDT": 50, "BTC": 0}
+    assert (len(found["identity"]), found["ledger"], found["highest"]) == (32, "", 91)
+    assert (found["room"], found["forget"], found["accounts"]) == (1, 1, 1)
     assert found["answers"] == {"DEPOSIT OK": 5, "WITHDRAW INSUFFICIENT_BALANCE": 1}
     assert [(file["kind"], file["last"], file["operations"]) for file in found["files"]] == [
         ("snapshot", 7, 6),
@@ -52,6 +54,7 @@ def test_inspect_says_what_is_there_and_that_it_is_whole(empty: Shell, tmp_path:
     ]
     shown = empty.ok("core", "inspect", str(tmp_path / "spot"))
     assert "DEPOSIT OK" in shown
+    assert f"core {found['identity']}, not bound to a ledger yet" in shown
     assert "whole" in shown
 
 
@@ -84,12 +87,12 @@ def test_inspect_of_damage_exits_with_1_and_says_where(empty: Shell, tmp_path: P
     fill(tmp_path / "spot", first=200)
     path = segment(tmp_path / "spot")
     data = bytearray(path.read_bytes())
-    data[100] ^= 1
+    data[140] ^= 1
     path.write_bytes(bytes(data))
     ran = empty("core", "inspect", str(tmp_path / "spot"), "--json")
     assert ran.code == 1
     assert ran.json["whole"] is False
-    assert "damaged at byte 84" in ran.json["files"][-1]["why"]
+    assert "damaged at byte 116" in ran.json["files"][-1]["why"]
     assert empty("core", "inspect", str(path)).code == 1
     assert "DAMAGED" in empty("core", "inspect", str(tmp_path / "spot")).out
 
@@ -160,7 +163,7 @@ def test_damaged_files_end_the_core_with_a_message(empty: Shell, tmp_path: Path)
     fill(tmp_path / "data", first=200)
     path = segment(tmp_path / "data")
     data = bytearray(path.read_bytes())
-    data[100] ^= 1
+    data[140] ^= 1
     path.write_bytes(bytes(data))
     ran = empty(*options(tmp_path))
     assert ran.code == 4

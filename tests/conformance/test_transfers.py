@@ -34,7 +34,7 @@ from bursar.model.errors import AccountNotEmpty, Conflict, InvalidName
 from bursar.model.outcome import UNKNOWNS, Outcome
 from bursar.model.records import Alert
 from bursar.model.retry import Alarm, Retry
-from bursar.rails.trading import Status
+from bursar.rails.trading import FixedLink, Known, Status
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -725,7 +725,7 @@ async def test_a_core_on_an_old_disk_that_has_gone_on_is_noticed_by_what_it_hold
             sequence = (await others.totals()).sequence
             await others.deposit(10**6 + sequence, ALICE + 1, "USDT", 1)
             await others.withdraw(10**6 + sequence, ALICE + 1, "USDT", 1)
-        client = await here.core.client(seen=heard)
+        client = await here.core.client(link=FixedLink(Known(seen=heard)))
         assert (await client.totals()).outcome is Outcome.SUCCESS
         findings = await watch(here.transfers, {AccountType.SPOT: client})
         assert [finding.invariant for finding in findings if not finding.ok] == ["I5"]

@@ -20,7 +20,7 @@ import pytest
 
 from bursar.model.outcome import Outcome
 from bursar.ports import SystemPorts
-from bursar.rails.trading import Op, Operation, Reply, TradingClient
+from bursar.rails.trading import FixedLink, Known, Op, Operation, Reply, TradingClient
 
 SECRET = b"sixteen bytes or more"
 WAIT_S = 60.0
@@ -72,7 +72,8 @@ def core(folder: Path, *options: str, limit: Callable[[], None] | None = None) -
 
 
 def client_of(folder: Path, seen: int = 0) -> TradingClient:
-    return TradingClient(SystemPorts(), f"unix:{folder}/s", name="spot", secret=SECRET, seen=seen, timeout_s=WAIT_S)
+    link = FixedLink(Known(seen=seen))
+    return TradingClient(SystemPorts(), f"unix:{folder}/s", name="spot", secret=SECRET, link=link, timeout_s=WAIT_S)
 
 
 async def until_known(client: TradingClient, operation: Operation) -> Reply:

@@ -27,7 +27,7 @@ from bursar.bench.measure import Row, row_of
 from bursar.bench.places import DISKS
 from bursar.bench.processes import started
 from bursar.ports import Stream, SystemPorts
-from bursar.rails.trading import Core, protocol, snapshots
+from bursar.rails.trading import Core, FixedLink, Known, protocol, snapshots
 from bursar.rails.trading.book import Book
 from bursar.rails.trading.connection import Target, connect
 from bursar.rails.trading.frames import encode
@@ -38,6 +38,7 @@ SIZES = (1, 64, 1_024)
 CLIENTS = (1, 64)
 USERS = 10_000
 NAME = "bench"
+IDENTITY = "0" * 32
 SECRET = b"only for the benchmark"
 STORE = "core"
 FIRST_ID = 1_734_912_345_678_901_234
@@ -154,7 +155,7 @@ async def _beside_floor(core: str, floor: str, size: int, clients: int, pace: Tr
 
 
 async def _log_in(ports: SystemPorts, address: str) -> Stream:
-    return (await connect(ports, Target(address, NAME, SECRET), 0, 10.0)).stream
+    return (await connect(ports, Target(address, NAME, SECRET), FixedLink(), Known(), 10.0)).stream
 
 
 # --- processes
@@ -186,7 +187,7 @@ async def _restarts(folder: Path, count: int) -> list[Row]:
     data = str(folder / "restart")
     book = _write_log(data, count)
     log_s = await _restart_s(data)
-    snapshots.write(SystemPorts().files(), data, snapshots.capture(book, NAME))
+    snapshots.write(SystemPorts().files(), data, snapshots.capture(book, NAME, IDENTITY))
     del book
     snapshot_s = await _restart_s(data)
     return [
@@ -214,7 +215,7 @@ def _write_log(data: str, count: int) -> Book:
     files.make_folder(data)
     log = Log(files, data, NAME)
     list(log.read_all())
-    log.open(1)
+    log.open(1, IDENTITY)
     book = Book()
     for start in range(0, count, 1_000):
         first = book.sequence + 1

@@ -13,14 +13,16 @@ from typing import Any
 
 from bursar.ports import Files, SystemPorts
 from bursar.rails.trading import Core, Limits, Server, TradingClient
-from bursar.rails.trading.book import Book, Named, indexed
+from bursar.rails.trading.book import Book
 from bursar.rails.trading.frames import encode
+from bursar.rails.trading.history import Named, indexed
 from bursar.rails.trading.wal import Log
-from bursar.rails.trading.words import Op
+from bursar.rails.trading.words import Code, Op
 from bursar.sim.files import FilesState, SimFiles
 
 SECRET = b"sixteen bytes or more"
 NAME = "spot"
+IDENTITY = "0123456789abcdef" * 2
 FOLDER = "/core"
 WAIT_S = 30.0
 
@@ -52,6 +54,14 @@ def memory_files() -> SimFiles:
     return SimFiles(process, FilesState(random.Random(0)))
 
 
+def prune(book: Book, room: int, forget: int, keep: Sequence[int] = ()) -> Code:
+    """Raise the floors as the server does, in steps."""
+    code = book.check_floors(room, forget)
+    for step in book.floor_steps(room, forget) if code == Code.OK else ():
+        book.raise_floors(*step, keep)
+    return code
+
+
 class MemoryPorts(SystemPorts):
     """The real machine with a disk in memory."""
 
@@ -67,7 +77,7 @@ def write_log(files: Files, groups: list[list[Named]], *, segment_bytes: int = 1
     files.make_folder(FOLDER)
     log = Log(files, FOLDER, NAME, segment_bytes_max=segment_bytes)
     list(log.read_all())
-    log.open(1)
+    log.open(1, IDENTITY)
     book = Book()
     for group in groups:
         first = book.sequence + 1
@@ -81,7 +91,9 @@ def state_of(book: Book) -> Any:
     """All that a book knows, to be compared."""
     return (
         book.sequence,
-        book.floor,
+        book.ledger,
+        (book.floors.room, book.floors.forget, book.floors.kept),
+        book.highest,
         book.statuses,
         {code: list(a) for code, a in book.assets.items()},
         list(book.history.rows()),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.rails.desk import cancel, deposit, refund, run, state_of, withdraw
+from tests.unit.rails.desk import cancel, deposit, prune, refund, run, state_of, withdraw
 
 from bursar.model.outcome import Outcome
-from bursar.rails.trading.book import Book, Named
+from bursar.rails.trading import snapshots
+from bursar.rails.trading.book import Book
 from bursar.rails.trading.frames import decode, encode
+from bursar.rails.trading.history import Named
 from bursar.rails.trading.words import REFUSALS, U64_MAX, UNSURE, Code, Op, Status, operation_id, outcome_of
 
 
@@ -188,14 +190,14 @@ def test_a_refund_always_fits() -> None:
     assert do(book, refund(11, amount=U64_MAX)) == [Code.OK]
     assert held(book) == (U64_MAX, 0)
     do(book, withdraw(13, amount=U64_MAX))
-    book.prune(14, [])
+    prune(book, 14, 14)
     assert do(book, deposit(15, amount=U64_MAX)) == [Code.OK]
 
 
 def test_room_of_a_refunded_withdraw_is_not_given_away_twice() -> None:
     book = Book()
     do(book, deposit(10, amount=U64_MAX), withdraw(11, amount=5), refund(11, amount=5))
-    book.prune(12, [])
+    prune(book, 12, 12)
     assert do(book, deposit(13, amount=1)) == [Code.OVERFLOW]
 
 
@@ -239,7 +241,7 @@ def test_below_the_floor_nothing_is_remembered_and_nothing_executes() -> None:
     """T32: a delayed frame of a pruned operation answers UNKNOWN, and never executes."""
     book = Book()
     do(book, deposit(10), deposit(11), withdraw(12, amount=1))
-    book.prune(12, [])
+    prune(book, 12, 12)
     assert do(book, deposit(10), deposit(9), cancel(11, Op.DEPOSIT), refund(11)) == [Code.BELOW_FLOOR] * 4
     assert outcome_of(Code.BELOW_FLOOR) is Outcome.UNKNOWN
     assert do(book, withdraw(12, amount=1), deposit(13)) == [Code.OK, Code.OK]
@@ -252,10 +254,198 @@ def test_the_floor_never_sinks_and_what_is_kept_is_kept() -> None:
     """Forced records are not pruned (T32)."""
     book = Book()
     do(book, deposit(10), deposit(11), withdraw(11, amount=5))
-    at = book.prune(12, [11])
+    prune(book, 12, 12, [11])
+    at = book.sequence
     assert do(book, deposit(11), withdraw(11, amount=5), deposit(10)) == [Code.OK, Code.OK, Code.BELOW_FLOOR]
-    assert book.prune(11, []) == at
-    assert book.floor == 12
+    assert prune(book, 11, 11, [11]) is Code.OK
+    assert (book.floors.room, book.floors.forget, book.sequence) == (12, 12, at)
+
+
+def test_what_is_kept_below_the_floor_can_still_be_refunded_once() -> None:
+    """A forced record's withdraw is remembered, so its refund cannot happen twice, and is never refused (T31, T32)."""
+    book = Book()
+    do(book, deposit(10), withdraw(11, amount=40), withdraw(12, amount=1))
+    prune(book, 13, 13, [11])
+    assert do(book, refund(11, amount=40), refund(11, amount=40), refund(12, amount=1)) == [
+        Code.OK,
+        Code.OK,
+        Code.BELOW_FLOOR,
+    ]
+    assert held(book) == (99, 0)
+
+
+@pytest.mark.parametrize(
+    ("room", "forget", "code"),
+    [
+        (13, 13, Code.OK),
+        (14, 1, Code.FLOOR_TOO_HIGH),
+        (14, 14, Code.FLOOR_TOO_HIGH),
+        (2**63 - 1, 1, Code.FLOOR_TOO_HIGH),
+        (2**63 - 1, 2**63 - 1, Code.FLOOR_TOO_HIGH),
+        (11, 12, Code.BAD_OPERATION),
+    ],
+)
+def test_a_floor_above_every_transfer_there_was_is_refused(room: int, forget: int, code: Code) -> None:
+    """T32: it would make every open and every new transfer unanswerable, for ever. Other operations don't count."""
+    book = Book()
+    do(book, deposit(10), withdraw(12, amount=1000), move(Op.LOCK, 99, 1))
+    book.seal()
+    at = book.sequence
+    assert prune(book, room, forget) is code
+    if code is not Code.OK:
+        assert outcome_of(code) is Outcome.UNKNOWN
+        assert (book.sequence, book.floors.room, book.seal()) == (at, 1, [])
+    assert do(book, deposit(13)) == [Code.OK]
+
+
+def test_the_highest_id_outlives_what_is_forgotten() -> None:
+    book = Book()
+    do(book, deposit(10), deposit(20))
+    prune(book, 21, 21)
+    assert (book.history.count, book.highest) == (0, 20)
+    assert prune(book, 22, 22) is Code.FLOOR_TOO_HIGH
+
+
+# --- room
+
+
+def test_the_room_floor_gives_room_back_and_answers_stay() -> None:
+    """What was moved in and out no longer counts, and every operation still answers as before."""
+    book = Book()
+    do(book, deposit(10, amount=U64_MAX), withdraw(11, amount=U64_MAX))
+    assert do(book, deposit(12, amount=1)) == [Code.OVERFLOW]
+    assert prune(book, 12, 1) is Code.OK
+    assert do(book, deposit(13, amount=U64_MAX)) == [Code.OK]
+    assert do(book, deposit(10, amount=U64_MAX), withdraw(11, amount=U64_MAX), deposit(12, amount=1)) == [
+        Code.OK,
+        Code.OK,
+        Code.OVERFLOW,
+    ]
+    assert held(book) == (U64_MAX, 0)
+
+
+def test_a_late_refund_is_executed_when_there_is_room_and_never_refused_for_good() -> None:
+    """A restored database may refund what nobody was expected to refund any more."""
+    book = Book()
+    do(book, deposit(10, amount=U64_MAX), withdraw(11, amount=U64_MAX))
+    prune(book, 12, 1)
+    do(book, deposit(13, amount=1))
+    at = book.sequence
+    assert do(book, refund(11, amount=U64_MAX)) == [Code.NO_ROOM]
+    assert outcome_of(Code.NO_ROOM) is Outcome.UNKNOWN
+    assert book.sequence == at
+    do(book, withdraw(14, amount=1))
+    prune(book, 15, 1)
+    assert do(book, refund(11, amount=U64_MAX), refund(11, amount=U64_MAX)) == [Code.OK, Code.OK]
+    assert held(book) == (U64_MAX, 0)
+    assert do(book, deposit(15, amount=1)) == [Code.OVERFLOW]
+
+
+def test_a_new_withdraw_between_the_floors_is_executed_once_and_reserves_no_room() -> None:
+    book = Book()
+    do(book, deposit(10, amount=U64_MAX), withdraw(20, amount=1))
+    prune(book, 21, 5)
+    assert do(book, withdraw(15, amount=U64_MAX - 1), withdraw(15, amount=U64_MAX - 1)) == [Code.OK, Code.OK]
+    assert do(book, deposit(30, amount=U64_MAX)) == [Code.OK]
+    assert held(book) == (U64_MAX, 0)
+
+
+def test_a_withdraw_that_is_kept_keeps_its_room_until_it_is_kept_no_longer() -> None:
+    book = Book()
+    do(book, deposit(10, amount=U64_MAX), withdraw(11, amount=5), withdraw(12, amount=6))
+    prune(book, 13, 1, [11])
+    assert do(book, deposit(13, amount=7), deposit(14, amount=6)) == [Code.OVERFLOW, Code.OK]
+    assert do(book, refund(11, amount=5)) == [Code.OK]
+    do(book, withdraw(15, amount=5))
+    prune(book, 16, 1, [11, 15])
+    assert do(book, deposit(16, amount=1)) == [Code.OVERFLOW]
+    prune(book, 16, 1)
+    assert do(book, deposit(17, amount=5), deposit(18, amount=1)) == [Code.OK, Code.OVERFLOW]
+
+
+def test_asking_to_keep_what_was_released_does_not_reserve_it_again() -> None:
+    book = Book()
+    do(book, deposit(10, amount=U64_MAX), withdraw(11, amount=5))
+    prune(book, 12, 1)
+    prune(book, 12, 1, [11])
+    prune(book, 12, 1)
+    assert do(book, deposit(12, amount=5), deposit(13, amount=1)) == [Code.OK, Code.OVERFLOW]
+
+
+def test_the_lifetime_volume_of_an_account_has_no_limit() -> None:
+    """An asset of 18 decimals: more than 2^64 smallest units move in and out, in all."""
+    book, amount, moved = Book(), 3 * 10**18, 0
+    for round_ in range(30):
+        id_ = 100 * (round_ + 1)
+        assert do(book, deposit(id_, amount=amount), withdraw(id_ + 1, amount=amount)) == [Code.OK, Code.OK]
+        moved += amount
+        assert prune(book, id_ + 2, 1) is Code.OK
+        book.seal()
+    assert moved > 4 * U64_MAX
+    assert held(book) == (0, 0)
+    assert book.history.count == 60
+
+
+# --- binding
+
+
+def test_a_core_is_bound_to_one_ledger_for_ever() -> None:
+    book = Book()
+    assert [book.bind("one"), book.bind("one"), book.bind("two")] == ["one"] * 3
+    assert book.sequence == 1
+
+
+# --- listing
+
+
+def test_transfers_are_listed_behind_a_sequence_refused_ones_too() -> None:
+    book = Book()
+    do(book, deposit(10), withdraw(11, amount=500), move(Op.LOCK, 12, 1))
+    book.seal()
+    do(book, withdraw(13, amount=5))
+    book.set_status(9, Status.FROZEN)
+    do(book, refund(13, amount=5))
+    book.seal()
+    rows, complete_to = book.transfers(0, 100)
+    assert [(row.sequence, row.op, row.id, row.code) for row in rows] == [
+        (1, Op.DEPOSIT, 10, Code.OK),
+        (2, Op.WITHDRAW, 11, Code.INSUFFICIENT_BALANCE),
+        (4, Op.WITHDRAW, 13, Code.OK),
+        (6, Op.REFUND, 13, Code.OK),
+    ]
+    assert complete_to == 6
+    assert [row.sequence for row in book.transfers(2, 100)[0]] == [4, 6]
+    rows, complete_to = book.transfers(0, 2)
+    assert ([row.sequence for row in rows], complete_to) == ([1, 2], 2)
+    assert book.transfers(6, 100) == ([], 6)
+    assert book.transfers(99, 100) == ([], 99)
+
+
+def test_listing_is_complete_and_bounded_where_transfers_are_few_among_many() -> None:
+    """Whole blocks of trades are not decoded, and one request looks at a bounded number of rows."""
+    book = Book()
+    do(book, deposit(1, amount=10**9))
+    for start in range(10, 60_000, 1_000):
+        run(book, [move(Op.LOCK, start + n, 1) for n in range(1_000)])
+        run(book, [deposit(10**6 + start)])
+        book.seal()
+    found: list[int] = []
+    after, requests = 0, 0
+    while after < book.sequence:
+        rows, complete_to = book.transfers(after, 4_096)
+        assert complete_to > after
+        found += [row.sequence for row in rows]
+        after, requests = complete_to, requests + 1
+    assert found == [1, *range(1_002, 1_001 * 60 + 2, 1_001)]
+    assert requests == 4
+
+
+def test_what_is_decided_and_not_yet_closed_is_listed_later() -> None:
+    book = Book()
+    do(book, deposit(10))
+    assert book.transfers(0, 10) == ([], 0)
+    book.seal()
+    assert book.transfers(0, 10)[1] == 1
 
 
 def test_id_zero_is_below_every_floor() -> None:
@@ -317,8 +507,13 @@ items = st.tuples(
 )
 
 
-@given(st.lists(st.lists(items, max_size=12), max_size=6), st.integers(0, 8))
-def test_replaying_the_notes_gives_the_same_book(groups: list[list[Named]], floor: int) -> None:
+@given(
+    st.lists(st.lists(items, max_size=12), max_size=6),
+    st.lists(st.tuples(st.integers(1, 13), st.integers(1, 13), st.sets(st.integers(1, 12), max_size=2)), max_size=6),
+)
+def test_replaying_the_notes_gives_the_same_book(
+    groups: list[list[Named]], floors: list[tuple[int, int, set[int]]]
+) -> None:
     """Whatever is decided, its frames alone make the same book again, and nobody holds what was not put in."""
     book, again = Book(), Book()
     for number, group in enumerate(groups):
@@ -328,10 +523,15 @@ def test_replaying_the_notes_gives_the_same_book(groups: list[list[Named]], floo
         assert run(book, given_items)[0] == codes or any(code >= UNSURE for code in codes)
         if number == 2:
             book.set_status(2, Status.FROZEN)
-            book.prune(floor, [3])
+            book.bind("ledger-1")
+        if number < len(floors):
+            room, forget, keep = floors[number]
+            prune(book, room, forget, sorted(keep))
         if book.sequence >= first:
             frame = decode(encode(book.seal(), first, book.sequence - first + 1), 0, first)
             again.replay(frame.notes)
+        held_still = snapshots.capture(again, "spot", "0" * 32)
+        assert state_of(snapshots.restore(b"".join(snapshots.pieces(held_still))).book) == state_of(book)
     assert state_of(again) == state_of(book)
     for _, accounts in book.assets.items():
         for _, available, frozen, spoken in accounts:

@@ -5,22 +5,27 @@ After a change that is meant, `python -m tests.unit.rails.test_trading_golden` w
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from tests.unit.rails.desk import cancel, deposit, refund, run, state_of, withdraw
+from msgspec.structs import replace
+from tests.unit.rails.desk import FOLDER, IDENTITY, MemoryPorts, cancel, deposit, refund, run, state_of, withdraw
 
-from bursar.rails.trading import Op, Status, frames, protocol, snapshots
+from bursar.rails.trading import Core, Op, Status, frames, protocol, snapshots
 from bursar.rails.trading.book import Book
+from bursar.rails.trading.wal import segment_name
 
 FILE = Path(__file__).parents[1] / "golden" / "trading.json"
+# Files of format 1, made by the code of that time; never written anew.
+FORMAT_1 = json.loads(FILE.with_name("trading-format-1.json").read_text())
 SECRET = b"sixteen bytes or more"
 
 
-def story() -> tuple[Book, bytes]:
-    """A book with something of everything, and its log."""
-    book, log = Book(), frames.segment_header("spot", 1)
+def story(*, format_1: bool = False) -> tuple[Book, bytes]:
+    """A book with something of everything, and its log; or with all that format 1 knew."""
+    book, log = Book(), frames.segment_header("spot", IDENTITY, 1)
 
     def commit() -> None:
         nonlocal log
@@ -36,28 +41,42 @@ def story() -> tuple[Book, bytes]:
     run(book, [(int(Op.SETTLE), 2_006, 7, "USDT", 9, 8)])
     commit()
     book.set_status(8, Status.DISABLED)
-    book.prune(2_002, [2_000])
+    book.raise_floors(2_002, 2_002, [2_000])
+    commit()
+    if format_1:
+        return book, log
+    assert book.bind("ledger-1") == "ledger-1"
+    run(book, [withdraw(2_007, 7, 50), withdraw(2_008, 7, 60)])
+    commit()
+    book.raise_floors(2_009, 2_002, [2_000, 2_008])
+    run(book, [refund(2_007, 7, 50)])
     commit()
     return book, log
 
 
 def messages() -> dict[str, protocol.Request | protocol.Answer | protocol.Handshake]:
     nonce, other = bytes(range(32)), bytes(range(32, 64))
-    prove = protocol.prove
+    hello = protocol.Hello(2, "spot", IDENTITY, nonce)
+    welcome = protocol.Welcome(12, "ledger-1", 2_009, 2_002, b"")
+    refused = protocol.Refused(3, "BEHIND", "why", b"")
+    login = protocol.prove_login(SECRET, hello, other, 9, "ledger-1")
     return {
-        "Hello": protocol.Hello(1, "spot", nonce),
-        "Login": protocol.Login(1, other, 9, prove(SECRET, "client", "spot", nonce, other, 9)),
-        "Welcome": protocol.Welcome(12, prove(SECRET, "core", "spot", nonce, other, 12)),
-        "Refused": protocol.Refused(3, "BEHIND", "why", prove(SECRET, "core", "spot", nonce, other, 3, "BEHIND")),
+        "Hello": hello,
+        "Login": protocol.Login(2, other, 9, "ledger-1", login),
+        "Welcome": replace(welcome, proof=protocol.prove_answer(SECRET, hello, other, welcome)),
+        "Refused": replace(refused, proof=protocol.prove_answer(SECRET, hello, other, refused)),
         "Execute": protocol.Execute(1, ["USDT", "BTC"], [(1, 2**63 - 1, 7, 0, 2**64 - 1, 0), (6, 5, 7, 1, 9, 8)]),
         "Lookup": protocol.Lookup(2, [(5, 1), (6, 3)]),
         "Query": protocol.Query(3, 5, 1),
         "Balances": protocol.Balances(4, [7, 8]),
         "Totals": protocol.Totals(5),
         "SetStatus": protocol.SetStatus(6, 7, 2),
-        "Prune": protocol.Prune(7, 100, [1, 2]),
+        "Prune": protocol.Prune(7, 200, 100, [1, 2]),
         "Ping": protocol.Ping(8),
         "Subscribe": protocol.Subscribe(9, 41),
+        "Bind": protocol.Bind(0, "ledger-1"),
+        "Operations": protocol.Operations(10, 41, 4_096),
+        "Describe": protocol.Describe(11),
         "Done": protocol.Done(1, 77, b"\x00\x80", [77, 0]),
         "Found": protocol.Found(3, 77, (70, 7, "USDT", 5, 0, 1)),
         "Found nothing": protocol.Found(3, 77, None),
@@ -65,13 +84,24 @@ def messages() -> dict[str, protocol.Request | protocol.Answer | protocol.Handsh
         "Summed": protocol.Summed(5, 77, [("USDT", str(2**70))]),
         "Noted": protocol.Noted(6, 78),
         "Gone": protocol.Gone(9, 60),
-        "Events": protocol.Events([(1, 42, 5, 7, "USDT", 5, 0, 0), (20, 43, 0, 7, "", 0, 0, 2)]),
+        "Events": protocol.Events(
+            [
+                (1, 42, 5, 7, "USDT", 5, 0, 0),
+                (20, 43, 0, 7, "", 0, 0, 2),
+                (21, 44, 100, 0, "", 0, 200, 0),
+                (22, 45, 0, 0, "ledger-1", 0, 0, 0),
+            ]
+        ),
+        "Bound": protocol.Bound(0, 78, "ledger-1"),
+        "Listed": protocol.Listed(10, 78, 77, [(42, 1, 5, 7, "USDT", 5, 0), (43, 2, 6, 7, "USDT", 9, 1)]),
+        "Described": protocol.Described(11, 78, IDENTITY, "ledger-1", 200, 100, 2**63 - 1, 12, 3),
+        "Pruned": protocol.Pruned(7, 79, 0, 200, 100),
     }
 
 
 def made() -> dict[str, dict[str, str]]:
     book, log = story()
-    snapshot = b"".join(snapshots.pieces(snapshots.capture(book, "spot")))
+    snapshot = b"".join(snapshots.pieces(snapshots.capture(book, "spot", IDENTITY)))
     return {
         "disk": {"segment": log.hex(), "snapshot": snapshot.hex()},
         "wire": {name: protocol.frame(message).hex() for name, message in messages().items()},
@@ -87,16 +117,54 @@ def test_what_is_written_to_disk_is_what_it_always_was() -> None:
 
 def test_what_was_written_to_disk_can_be_read() -> None:
     book, _ = story()
-    restored, name = snapshots.restore(bytes.fromhex(GOLDEN["disk"]["snapshot"]))
-    assert (state_of(restored), name) == (state_of(book), "spot")
+    restored = snapshots.restore(bytes.fromhex(GOLDEN["disk"]["snapshot"]))
+    assert (state_of(restored.book), restored.name, restored.core) == (state_of(book), "spot", IDENTITY)
     data = bytes.fromhex(GOLDEN["disk"]["segment"])
-    assert frames.read_segment_header(data) == ("spot", 1)
-    replayed, at = Book(), frames.SEGMENT_BYTES
+    header = frames.read_segment_header(data)
+    assert (header.name, header.core, header.first) == ("spot", IDENTITY, 1)
+    assert state_of(replayed(data)) == state_of(book)
+
+
+def replayed(data: bytes) -> Book:
+    book, at = Book(), frames.read_segment_header(data).size
     while at < len(data):
-        frame = frames.decode(data, at, replayed.sequence + 1)
-        replayed.replay(frame.notes)
+        frame = frames.decode(data, at, book.sequence + 1)
+        book.replay(frame.notes)
         at = frame.end
-    assert state_of(replayed) == state_of(book)
+    return book
+
+
+@pytest.mark.parametrize("kind", ["segment", "snapshot", "both"])
+def test_a_folder_of_format_1_is_read_and_given_an_identity(kind: str) -> None:
+    """Balances, remembered operations and the floor are as they were; from then on the files are of format 2."""
+    ports, (book, _) = MemoryPorts(), story(format_1=True)
+    paths = {"segment": f"{FOLDER}/{segment_name(1)}", "snapshot": f"{FOLDER}/{snapshots.snapshot_name(11)}"}
+    for name, path in paths.items():
+        if kind in (name, "both"):
+            file = ports.disk.create(path)
+            file.write(bytes.fromhex(FORMAT_1[name]))
+            file.sync()
+    first = open_and_close(ports)
+    assert (len(first.identity), first.book.ledger, first.book.floors.kept) == (32, "", book.floors.kept & KEPT[kind])
+    book.floors.kept = first.book.floors.kept
+    assert state_of(first.book) == state_of(book)
+    again = open_and_close(ports)
+    assert (again.identity, state_of(again.book)) == (first.identity, state_of(book))
+    newest = max(name for name in ports.disk.names(FOLDER) if name.startswith("wal-"))
+    assert frames.read_segment_header(ports.disk.read(f"{FOLDER}/{newest}")).core == first.identity
+
+
+# What is kept and no withdraw reserves no room: a snapshot of format 1 says who does, its log who was asked to be kept.
+KEPT = {"segment": {2_000}, "snapshot": set[int](), "both": set[int]()}
+
+
+def open_and_close(ports: MemoryPorts) -> Core:
+    async def work() -> Core:
+        core = await Core.open(ports, FOLDER, "spot")
+        core.close()
+        return core
+
+    return asyncio.run(work())
 
 
 @pytest.mark.parametrize("name", list(messages()))

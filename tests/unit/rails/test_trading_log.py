@@ -9,13 +9,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.rails.desk import FOLDER, NAME, MemoryPorts, deposit, open_core, run, state_of, withdraw, write_log
+from tests.unit.rails.desk import (
+    FOLDER,
+    IDENTITY,
+    NAME,
+    MemoryPorts,
+    deposit,
+    open_core,
+    prune,
+    run,
+    state_of,
+    withdraw,
+    write_log,
+)
 
 from bursar.ports import File, Files, SystemPorts
 from bursar.rails.trading import Core, CoreDamaged, CoreInUse, CoreStopped, Op, Status, WrongCore, frames, snapshots
-from bursar.rails.trading.book import Book, FloorRaised, Named, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.book import Book
 from bursar.rails.trading.frames import BadFrame, decode, encode
-from bursar.rails.trading.history import Block, blocks_of
+from bursar.rails.trading.history import Block, Named, blocks_of
+from bursar.rails.trading.notes import Bound, FloorsRaised, NewAsset, Note, Rows, StatusChange
 from bursar.rails.trading.snapshots import BadSnapshot
 from bursar.rails.trading.wal import Log, segment_name
 from bursar.sim.files import SimFiles
@@ -37,7 +50,7 @@ def reopened(ports: MemoryPorts) -> Core:
 
 def ends(data: bytes) -> list[int]:
     """Where each frame of a segment ends."""
-    at, expected, found = frames.SEGMENT_BYTES, 1, []
+    at, expected, found = frames.read_segment_header(data).size, 1, []
     while at < len(data):
         frame = decode(data, at, expected)
         at, expected = frame.end, frame.last + 1
@@ -65,10 +78,11 @@ def rows(sequence: int, *given: tuple[int, int, int, int, int]) -> Rows:
     [
         [NewAsset(1, "USDT"), rows(7, (1, 2, 3, 0, 1 << 16 | Op.DEPOSIT << 8))],
         [StatusChange(7, 2**64 - 1, Status.FROZEN)],
-        [FloorRaised(7, 2**63, (1, 2, 3))],
-        [FloorRaised(7, 9, ()), StatusChange(8, 1, 1), rows(9, (1, 2, 3, 4, Op.SETTLE << 8 | 7))],
+        [FloorsRaised(7, 2**63, 2**63 - 9, (1, 2, 3))],
+        [Bound(7, "ledger-1")],
+        [FloorsRaised(7, 9, 9, ()), StatusChange(8, 1, 1), rows(9, (1, 2, 3, 4, Op.SETTLE << 8 | 7))],
     ],
-    ids=["rows", "status", "floor", "mixed"],
+    ids=["rows", "status", "floors", "bound", "mixed"],
 )
 def test_every_frame_type_round_trip(notes: list[Note]) -> None:
     count = sum(not isinstance(note, NewAsset) for note in notes)
@@ -99,11 +113,14 @@ def test_an_empty_frame_is_none() -> None:
         [rows(8, (1, 2, 3, 0, Op.DEPOSIT << 8))],
         [rows(7, (1, 2, 3, 0, Op.CANCEL << 8))],
         [rows(7, (1, 2, 3, 0, Op.DEPOSIT << 8 | 128))],
-        [Rows([Block(7, 1, b"\0\1\0\0", b"\x91\x96\2\1\1\0\1\0")])],
-        [Rows([Block(7, 2, b"\0\1\0\0", b"\x91\x96\1\1\1\0\1\0")])],
-        [Rows([Block(7, 1, b"\0\1\0\0", b"\x91\x95\1\1\1\0\1")])],
-        [Rows([Block(7, 0, b"", b"\x90")])],
+        [Rows([Block(7, 1, b"\0\1\0\0", b"\x91\x96\2\1\1\0\1\0", 1, 1, 1)])],
+        [Rows([Block(7, 2, b"\0\1\0\0", b"\x91\x96\1\1\1\0\1\0", 1, 1, 1)])],
+        [Rows([Block(7, 1, b"\0\1\0\0", b"\x91\x95\1\1\1\0\1", 1, 1, 1)])],
+        [Rows([Block(7, 0, b"", b"\x90", 1, 1, 1)])],
         [StatusChange(7, 1, 9)],
+        [FloorsRaised(7, 5, 6, ())],
+        [Bound(7, "")],
+        [Bound(7, "two words")],
         [NewAsset(1, "no asset")],
     ],
 )
@@ -271,8 +288,8 @@ def test_a_bad_snapshot_falls_back_to_the_one_before(damage: str) -> None:
 
 def test_a_flipped_bit_anywhere_in_a_snapshot_is_noticed() -> None:
     book = write_log(MemoryPorts().disk, GROUPS)
-    good = b"".join(snapshots.pieces(snapshots.capture(book, NAME)))
-    assert state_of(snapshots.restore(good)[0]) == state_of(book)
+    good = b"".join(snapshots.pieces(snapshots.capture(book, NAME, IDENTITY)))
+    assert state_of(snapshots.restore(good).book) == state_of(book)
     for place in range(len(good)):
         bad = bytearray(good)
         bad[place] ^= 1 << place % 8
@@ -307,15 +324,16 @@ def test_a_snapshot_holds_still_while_the_book_goes_on() -> None:
     book = Book()
     run(book, [deposit(n) for n in range(1, MANY + 5)])
     book.seal()
-    held = snapshots.capture(book, NAME)
+    held = snapshots.capture(book, NAME, IDENTITY)
     before = b"".join(snapshots.pieces(held))
     run(book, [deposit(n) for n in range(MANY + 5, MANY + 50)])
     book.seal()
-    book.prune(MANY, [])
+    prune(book, MANY, MANY)
     assert b"".join(snapshots.pieces(held)) == before
-    restored, name = snapshots.restore(before)
-    assert (name, restored.sequence, restored.history.count) == (NAME, MANY + 4, MANY + 4)
-    assert restored.totals() == [("USDT", 100 * (MANY + 4))]
+    restored = snapshots.restore(before)
+    assert (restored.name, restored.core) == (NAME, IDENTITY)
+    assert (restored.book.sequence, restored.book.history.count) == (MANY + 4, MANY + 4)
+    assert restored.book.totals() == [("USDT", 100 * (MANY + 4))]
 
 
 def test_what_a_crash_left_aside_is_removed() -> None:
@@ -476,7 +494,7 @@ def test_a_restart_with_many_remembered_operations_takes_bounded_time(way: str) 
     groups = [[deposit(at + n, user=rng.randrange(10_000)) for n in range(1, 1001)] for at in range(0, count, 1000)]
     book = write_log(ports.disk, groups, segment_bytes=1 << 20)
     if way == "snapshot":
-        snapshots.write(ports.disk, FOLDER, snapshots.capture(book, NAME))
+        snapshots.write(ports.disk, FOLDER, snapshots.capture(book, NAME, IDENTITY))
     core = reopened(ports)
     assert core.book.history.count == count
     assert core.recovery.snapshot == (count if way == "snapshot" else 0)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.rails.desk import NAME, SECRET, WAIT_S, Desk, deposit, desk
+from tests.unit.rails.desk import IDENTITY, NAME, SECRET, WAIT_S, Desk, deposit, desk
 
 from bursar.model.outcome import Outcome
 from bursar.ports import Stream, SystemPorts
 from bursar.rails.trading import (
     EventsGone,
+    FixedLink,
+    Floors,
+    Known,
     Limits,
     NoConnection,
     Op,
@@ -25,8 +29,8 @@ from bursar.rails.trading import (
     protocol,
     replies,
 )
-from bursar.rails.trading.book import indexed
 from bursar.rails.trading.client import FRAMES_MAX
+from bursar.rails.trading.history import indexed
 
 Case = Callable[[Desk], Awaitable[None]]
 
@@ -64,12 +68,12 @@ async def is_closed(stream: Stream) -> bool:
     return True
 
 
-async def log_in(made: Desk, secret: bytes = SECRET) -> tuple[Stream, bytes]:
+async def log_in(made: Desk, secret: bytes = SECRET, ledger: str = "") -> tuple[Stream, bytes]:
     """A bare connection on which the handshake is made by hand; returns what was sent, too."""
     stream = await stranger(made)
     hello = protocol.decode_handshake(await next_frame(stream))
-    proof = protocol.prove(secret, "client", NAME, hello.nonce, b"n" * 32, 0)
-    said = protocol.frame(protocol.Login(protocol.VERSION, b"n" * 32, 0, proof))
+    proof = protocol.prove_login(secret, hello, b"n" * 32, 0, ledger)
+    said = protocol.frame(protocol.Login(protocol.VERSION, b"n" * 32, 0, ledger, proof))
     stream.write(said)
     return stream, said
 
@@ -95,9 +99,9 @@ def test_a_core_that_does_not_know_the_secret_is_not_trusted(tmp_path: Path) -> 
     heard: list[bytes] = []
 
     async def impostor(stream: Stream) -> None:
-        stream.write(protocol.frame(protocol.Hello(protocol.VERSION, NAME, b"h" * 32)))
+        stream.write(protocol.frame(protocol.Hello(protocol.VERSION, NAME, IDENTITY, b"h" * 32)))
         heard.append(await next_frame(stream))
-        stream.write(protocol.frame(protocol.Welcome(0, b"p" * 32)))
+        stream.write(protocol.frame(protocol.Welcome(0, "", 1, 1, b"p" * 32)))
         heard.append(await next_frame(stream))
 
     async def work() -> Reply:
@@ -117,9 +121,16 @@ def test_a_core_that_does_not_know_the_secret_is_not_trusted(tmp_path: Path) -> 
 
 
 def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
-    said = ("spot", b"a" * 32, b"b" * 32, 5)
-    assert protocol.prove(SECRET, "client", *said) != protocol.prove(SECRET, "core", *said)
-    assert protocol.prove(SECRET, "client", *said) != protocol.prove(SECRET, "client", "margin", *said[1:])
+    hello, nonce = protocol.Hello(2, "spot", IDENTITY, b"a" * 32), b"b" * 32
+    mine = protocol.prove_login(SECRET, hello, nonce, 5, "")
+    assert protocol.prove(SECRET, "core", hello, nonce, 5, "") != mine
+    for other in (
+        protocol.Hello(2, "margin", IDENTITY, b"a" * 32),
+        protocol.Hello(2, "spot", "f" * 32, b"a" * 32),
+        protocol.Hello(2, "spot", IDENTITY, b"c" * 32),
+    ):
+        assert protocol.prove_login(SECRET, other, nonce, 5, "") != mine
+    assert protocol.prove_login(SECRET, hello, nonce, 5, "ledger") != mine
 
 
 def test_a_replayed_handshake_is_refused(tmp_path: Path) -> None:
@@ -159,17 +170,76 @@ def test_silence_during_the_handshake_ends_it(tmp_path: Path) -> None:
     play(tmp_path, case, limits=Limits(handshake_s=0.05))
 
 
-def test_too_many_connections_are_refused_and_room_comes_back(tmp_path: Path) -> None:
+def test_too_many_clients_are_refused_and_room_comes_back(tmp_path: Path) -> None:
     async def case(made: Desk) -> None:
-        first = [await stranger(made) for _ in range(3)]
-        await made.until(lambda: len(made.server.connections) == 3)
-        assert await is_closed(await stranger(made))
-        first[0].close()
-        await made.until(lambda: len(made.server.connections) == 2)
-        stream, _ = await log_in(made)
-        assert isinstance(protocol.decode_handshake(await next_frame(stream)), protocol.Welcome)
+        first = [await made.client() for _ in range(3)]
+        for client in first:
+            assert (await client.totals()).outcome is Outcome.SUCCESS
+        late = await made.client()
+        reply = await late.deposit(1, 1, "USDT", 1)
+        assert (reply.outcome, reply.code) == (Outcome.NETWORK_ERROR, "NOT_CONNECTED")
+        assert "3 clients are connected already" in reply.detail
+        await first[0].close()
+        await made.until(lambda: late.is_connected)
+        assert (await late.deposit(1, 1, "USDT", 1)).outcome is Outcome.SUCCESS
 
     play(tmp_path, case, limits=Limits(connections=3))
+
+
+def test_connections_that_never_log_in_keep_nobody_out(tmp_path: Path) -> None:
+    """The oldest makes way for each new one; clients that know the secret are let in, and stay."""
+
+    async def case(made: Desk) -> None:
+        old = await made.client()
+        assert (await old.deposit(1, 1, "USDT", 1)).outcome is Outcome.SUCCESS
+        silent = [await stranger(made) for _ in range(40)]
+        new = await made.client()
+        assert (await new.deposit(2, 1, "USDT", 1)).outcome is Outcome.SUCCESS
+        assert (await old.deposit(3, 1, "USDT", 1)).outcome is Outcome.SUCCESS
+        assert len(made.server.connections) == 2
+        assert len(made.server.strangers) <= 4
+        for stream in silent[:30]:
+            assert await is_closed(stream)
+        about = [line for line in made.log if "not logged in" in line]
+        assert len(about) == 1  # one line for the outage, not one for each of them
+        for stream in silent:
+            stream.abort()
+
+    play(tmp_path, case, limits=Limits(strangers=4))
+
+
+def test_a_client_that_sends_and_never_reads_takes_bounded_memory(tmp_path: Path) -> None:
+    """Back-pressure counts answers: a small request may have a large one."""
+    users, assets, questions = 1_024, 10, 200
+
+    async def case(made: Desk) -> None:
+        client = await made.client()
+        for asset in range(assets):
+            await client.execute(
+                [Operation(Op.DEPOSIT, 10**6 * (asset + 1) + n, n, f"ASSET{asset}", 2**40 + n) for n in range(users)]
+            )
+        await client.close()
+        await made.until(lambda: not made.server.connections)
+        stream, _ = await log_in(made)
+        await next_frame(stream)
+        question = protocol.frame(protocol.Balances(1, list(range(users))))
+        answer_bytes = len(protocol.frame(protocol.Held(1, 1, [(1, made.core.book.balances(n)) for n in range(users)])))
+        assert answer_bytes > 50 * len(question)
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        stream.write(question * questions)
+        connection = made.server.connections[0]
+        await made.until(lambda: connection.stream.unsent > 2 * 2**20)
+        for _ in range(3):
+            assert (await (await made.client()).totals()).outcome is Outcome.SUCCESS  # others are served meanwhile
+        most = tracemalloc.get_traced_memory()[1] - before
+        tracemalloc.stop()
+        assert most < 20 * 2**20, f"{most / 2**20:.0f} MiB for {questions * answer_bytes / 2**20:.0f} MiB of answers"
+        splitter, answered = protocol.Splitter(protocol.ANSWER_BYTES_MAX), 0
+        while answered < questions:
+            answered += len(splitter.feed(await stream.read()))
+
+    play(tmp_path, case, limits=Limits(waiting_bytes=2 * 2**20, unsent_bytes=2 * 2**20))
 
 
 # --- garbage
@@ -301,10 +371,11 @@ def test_calls_and_their_answers(tmp_path: Path) -> None:
         assert (await client.set_status(7, Status.FROZEN)).sequence == 9
         assert (await client.deposit("sr-110", 7, "USDT", 1)).code == "ACCOUNT_FROZEN"
         assert (await client.balances(7)).status is Status.FROZEN
-        assert (await client.prune("sr-103", keep=["sr-100"])).outcome is Outcome.SUCCESS
+        assert (await client.prune(room="sr-110", forget="sr-103", keep=["sr-100"])).outcome is Outcome.SUCCESS
+        assert client.floors == Floors(110, 103)
         assert (await client.withdraw("sr-102", 7, "USDT", 200)).code == "BELOW_FLOOR"
         assert (await client.deposit("sr-100", 7, "USDT", 500)).code == "OK"
-        assert client.sequence == 11
+        assert client.sequence == 12  # both floors, in two steps
 
     play(tmp_path, case)
 
@@ -419,7 +490,7 @@ def test_a_core_that_has_forgotten_serves_nobody(tmp_path: Path) -> None:
     async def case(made: Desk) -> None:
         innocent = await made.client()
         assert (await innocent.deposit("sr-1", 1, "USDT", 1)).outcome is Outcome.SUCCESS
-        knowing = await made.client(seen=5)
+        knowing = await made.client(link=FixedLink(Known(seen=5)))
         reply = await knowing.deposit("sr-2", 1, "USDT", 1)
         assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, "CORE_BEHIND")
         await made.until(lambda: innocent.trouble.startswith("CORE_BEHIND"))

@@ -228,7 +228,11 @@ def draw(found: Inspection) -> RenderableType:
         table(*headings, rows=rows, right=("first", "last", "frames", "operations", "bytes"))
     ]
     if found.totals or found.answers:
-        parts.append(Text(f"\nsequence {found.sequence:,}, {found.remembered:,} remembered, floor {found.floor}"))
+        bound = f"bound to ledger {found.ledger}" if found.ledger else "not bound to a ledger yet"
+        parts.append(Text(f"\ncore {found.identity or '(no identity: format 1)'}, {bound}"))
+        parts.append(Text(f"sequence {found.sequence:,}, {found.remembered:,} remembered, {found.accounts:,} accounts"))
+        floors = f"room is reserved from id {found.room}, remembered from id {found.forget}"
+        parts.append(Text(f"{floors}; highest id {found.highest}"))
         parts.append(table("asset", "total", rows=[*found.totals.items()], right=("total",)))
         parts.append(table("operation and answer", "count", rows=[*found.answers.items()], right=("count",)))
     if found.why and not found.whole:

@@ -9,7 +9,19 @@ from bursar.rails.trading.connection import NoConnection
 from bursar.rails.trading.core import Core, Recovery
 from bursar.rails.trading.errors import CoreDamaged, CoreInUse, CoreStopped, WrongCore
 from bursar.rails.trading.events import Event
-from bursar.rails.trading.replies import Balance, BalancesReply, LookupReply, QueryReply, Reply, TotalsReply
+from bursar.rails.trading.link import CoreLink, CoreRefused, FixedLink, Known
+from bursar.rails.trading.replies import (
+    Balance,
+    BalancesReply,
+    DescribeReply,
+    Floors,
+    LookupReply,
+    OperationRow,
+    OperationsReply,
+    QueryReply,
+    Reply,
+    TotalsReply,
+)
 from bursar.rails.trading.server import Limits, Server
 from bursar.rails.trading.subscription import EventsGone
 from bursar.rails.trading.words import REFUSALS, Code, Op, Status, operation_id
@@ -22,14 +34,22 @@ __all__ = [
     "Core",
     "CoreDamaged",
     "CoreInUse",
+    "CoreLink",
+    "CoreRefused",
     "CoreStopped",
+    "DescribeReply",
     "Event",
     "EventsGone",
+    "FixedLink",
+    "Floors",
+    "Known",
     "Limits",
     "LookupReply",
     "NoConnection",
     "Op",
     "Operation",
+    "OperationRow",
+    "OperationsReply",
     "QueryReply",
     "Recovery",
     "Reply",

@@ -2,7 +2,8 @@
 
 `spoken` is what is held and what was withdrawn and could still be given back: it has to stay below 2^64, and deposits
 that would lift it over that are refused. A withdraw does not lower it and a refund does not raise it, which is why a
-refund always fits (T31). It sinks when a withdraw is pruned, since then nobody can refund it any more.
+refund always fits (T31). It sinks when the room floor passes a withdraw that was not refunded: by then nobody is
+expected to refund it, and without that, room would be used up for ever by what was only moved in and out.
 
 An account is a list of three integers, because nothing in Python is faster to change. A snapshot takes all of them at
 once, as unsigned 64-bit integers: a balance below zero or past 2^64 could not be written.

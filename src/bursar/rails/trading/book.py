@@ -15,17 +15,18 @@ well spent, an `OK` would be false for whoever asks now, so it is neither, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from bursar.rails.trading.accounts import AVAILABLE, FROZEN, SPOKEN, Accounts
+from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.history import Block, History, Item, Row, blocks_of
+from bursar.rails.trading.notes import Bound, FloorsRaised, NewAsset, Note, Rows, StatusChange
 from bursar.rails.trading.words import ASSETS_MAX, CANCELLABLE, U64_MAX, UNSURE, Code, Op, Status, is_asset
 
 # Operations come off the wire as `history.Item`: operation, id, user, asset, amount, other. The asset is a place in the
 # frame's own list of names. `other` is the payee of a settlement, or the operation that a cancel is about. All integers
 # are unsigned and fit 64 bits, and the asset's is below ASSETS_IN_FRAME_MAX: the decoder sees to it.
-Named = tuple[int, int, int, str, int, int]  # the same, with the asset's name itself
 ASSETS_IN_FRAME_MAX: Final = 256
 
 OK: Final = int(Code.OK)
@@ -36,53 +37,14 @@ NO_METAS: Final = [0] * ASSETS_IN_FRAME_MAX
 STATUS_REFUSAL: Final = {Status.FROZEN: Code.ACCOUNT_FROZEN, Status.DISABLED: Code.ACCOUNT_DISABLED}
 
 
-def indexed(items: Iterable[Named]) -> tuple[list[str], list[Item]]:
-    """Operations with their assets as places in a list of names, as a frame has them."""
-    places: dict[str, int] = {}
-    made = [
-        (op, id_, user, places.setdefault(name, len(places)), amount, o) for op, id_, user, name, amount, o in items
-    ]
-    return list(places), made
-
-
-class NewAsset(NamedTuple):
-    """A note: from now on this number stands for this asset. Has no sequence of its own."""
-
-    number: int
-    code: str
-
-
-class Rows(NamedTuple):
-    """A note: operations, executed or refused."""
-
-    blocks: list[Block]
-
-
-class StatusChange(NamedTuple):
-    """A note: an account is active, frozen or disabled."""
-
-    sequence: int
-    user: int
-    status: int
-
-
-class FloorRaised(NamedTuple):
-    """A note: below this id, but for those kept, everything is forgotten, and nothing will be executed (T32)."""
-
-    sequence: int
-    floor: int
-    keep: tuple[int, ...]
-
-
-Note = NewAsset | Rows | StatusChange | FloorRaised
-
-
 class Book:
     """All that the core knows."""
 
     def __init__(self) -> None:
         self.sequence = 0  # of the last note
-        self.floor = 1
+        self.ledger = ""  # whom this core works for; "": not bound yet
+        self.floors = CoreFloors()
+        self.highest = 0  # id of a deposit or withdraw, executed or refused, forgotten or not
         self.history = History()
         self.assets: dict[str, Accounts] = {}
         self.statuses: dict[int, int] = {}  # of users who are not active
@@ -90,6 +52,7 @@ class Book:
         self._fresh: list[Item] = []  # operations that go on record with the next note,
         self._metas: list[int] = []  # and what became of each
         self._notes: list[Note] = []
+        self.freed_bytes = 0  # of blocks that were forgotten; whoever writes snapshots looks at it
 
     # --- deciding
 
@@ -101,7 +64,7 @@ class Book:
         first time come in runs, which are taken whole when something else comes between (`_Frame`).
         """
         frame = _Frame(self, names, items)
-        books, statuses, floor = frame.books, self.statuses, self.floor
+        books, statuses, floor, room = frame.books, self.statuses, self.floors.forget, self.floors.room
         where, metas = self.history.where, self._metas
         deposits, withdraws = where[DEPOSIT], where[WITHDRAW]
         deposited, withdrawn = frame.metas[DEPOSIT], frame.metas[WITHDRAW]
@@ -123,7 +86,7 @@ class Book:
                 elif op == WITHDRAW and id_ not in withdraws:
                     account = books[asset][user]
                     left = account[0] - amount
-                    if amount and id_ >= floor and left >= 0 and not other and (free or user not in statuses):
+                    if amount and id_ >= room and left >= 0 and not other and (free or user not in statuses):
                         account[0] = left
                         withdraws[id_] = number
                         number += 1
@@ -158,7 +121,10 @@ class Book:
             if found is None or amount > found[AVAILABLE]:
                 return Code.INSUFFICIENT_BALANCE
             found[AVAILABLE] -= amount
-            found[FROZEN] += amount if op == Op.LOCK else 0
+            if op == Op.LOCK:
+                found[FROZEN] += amount
+            elif not self.floors.reserves(id_):
+                found[SPOKEN] -= amount
             return Code.OK
         # Releasing what is frozen, and paying for a trade that has taken place, are facts: no status stops them (T35).
         if found is None or amount > found[FROZEN]:
@@ -192,7 +158,14 @@ class Book:
             return Code.WITHDRAW_NOT_FOUND
         if (withdrawn.user, withdrawn.asset, withdrawn.amount, 0) != (user, accounts.number, amount, other):
             return Code.MISMATCH
-        accounts.by_user[user][AVAILABLE] += amount  # it was spoken for all the time: it fits
+        account = accounts.by_user[user]
+        if not self.floors.reserves(id_):
+            # Its room was given away when nobody was expected to ask for it any more. A restored database may ask all
+            # the same: that is never refused for good, only until there is room (T31).
+            if account[SPOKEN] + amount > U64_MAX:
+                return Code.NO_ROOM
+            account[SPOKEN] += amount
+        account[AVAILABLE] += amount
         return Code.OK
 
     def _again(self, number: int, user: int, accounts: Accounts, amount: int, other: int) -> tuple[int, int]:
@@ -211,7 +184,7 @@ class Book:
         seen = self.history.where[target]
         if (number := seen.get(id_)) is not None:
             return self._answer(number)
-        if id_ < self.floor:
+        if id_ < self.floors.forget:
             return Code.BELOW_FLOOR, 0
         seen[id_] = self.history.end + len(self._fresh)
         self._fresh.append((target, id_, 0, 0, 0, 0))
@@ -260,15 +233,33 @@ class Book:
         self._apply_status(user, int(status))
         return self.sequence
 
-    def prune(self, floor: int, keep: Iterable[int]) -> int:
-        """Raise the floor (it never sinks) and forget what lies below it, but for `keep`; returns the sequence."""
-        if floor <= self.floor:
-            return self.sequence
+    def bind(self, ledger: str) -> str:
+        """Work for this ledger for ever, unless bound to another already; returns whom the core works for."""
+        if not self.ledger:
+            self._close_rows()
+            self.sequence += 1
+            self._notes.append(Bound(self.sequence, ledger))
+            self.ledger = ledger
+        return self.ledger
+
+    def check_floors(self, room: int, forget: int) -> Code:
+        """Whether the floors may be raised to these."""
         self._close_rows()
-        self.sequence += 1
-        note = FloorRaised(self.sequence, floor, tuple(sorted(set(keep))))
-        self._notes.append(note)
-        self._apply_floor(note)
+        return self.floors.check(room, forget, self.highest)
+
+    def floor_steps(self, room: int, forget: int) -> list[tuple[int, int]]:
+        """Floors on the way up to these, the last included, each a short piece of work for `raise_floors`."""
+        self._close_rows()
+        return self.floors.steps(self.history, room, forget)
+
+    def raise_floors(self, room: int, forget: int, keep: Collection[int]) -> int:
+        """Raise the floors (they never sink): release room and forget, but for `keep`; returns the sequence."""
+        note = self.floors.note(self.sequence + 1, room, forget, keep)
+        if note is not None:
+            self._close_rows()
+            self.sequence += 1
+            self._notes.append(note)
+            self._apply_floors(note)
         return self.sequence
 
     def _apply_status(self, user: int, status: int) -> None:
@@ -277,10 +268,11 @@ class Book:
         else:
             self.statuses[user] = status
 
-    def _apply_floor(self, note: FloorRaised) -> None:
-        self.floor = note.floor
-        for user, asset, amount in self.history.prune(note.floor, frozenset(note.keep)):
-            self._by_number[asset].by_user[user][SPOKEN] -= amount
+    def _apply_floors(self, note: FloorsRaised) -> None:
+        free, forgotten = self.floors.apply(note, self.history)
+        for row in free:
+            self._by_number[row.asset].by_user[row.user][SPOKEN] -= row.amount
+        self.freed_bytes += forgotten
 
     # --- looking
 
@@ -290,7 +282,7 @@ class Book:
         for id_, op in pairs:
             number = self.history.where.get(op, {}).get(id_)
             code, at = self._answer(number) if number is not None else (Code.NOT_FOUND, 0)
-            codes.append(Code.BELOW_FLOOR if number is None and id_ < self.floor else code)
+            codes.append(Code.BELOW_FLOOR if number is None and id_ < self.floors.forget else code)
             sequences.append(at)
         return bytes(codes), sequences
 
@@ -298,6 +290,10 @@ class Book:
         """Everything on record about one operation."""
         number = self.history.where.get(op, {}).get(id_)
         return None if number is None else self._row(number)
+
+    def transfers(self, after: int, limit: int) -> tuple[list[Row], int]:
+        """Deposits, withdraws and refunds on record behind a sequence, and up to where these are all."""
+        return self.history.transfers(after, limit, self.sequence - len(self._fresh))
 
     def balances(self, user: int) -> list[tuple[str, int, int]]:
         """What a user holds: asset, available, frozen."""
@@ -310,6 +306,11 @@ class Book:
     def status(self, user: int) -> Status:
         """A user's account's status; one that does not exist yet is active."""
         return Status(self.statuses.get(user, Status.ACTIVE))
+
+    @property
+    def accounts(self) -> int:
+        """How many accounts there are: one per user and asset."""
+        return sum(len(accounts.by_user) for accounts in self.assets.values())
 
     def totals(self) -> list[tuple[str, int]]:
         """Per asset, all that is held."""
@@ -338,6 +339,7 @@ class Book:
             blocks = blocks_of(self.sequence - len(self._fresh) + 1, self._fresh, self._metas)
             self._fresh, self._metas = [], []
             self.history.extend(blocks)
+            self.highest = max(self.highest, *(block.moved_high for block in blocks))
             self._notes.append(Rows(blocks))
 
     def replay(self, notes: Iterable[Note]) -> None:
@@ -352,18 +354,23 @@ class Book:
                     for block in blocks:
                         self.history.index(block, self.history.end)
                         self.history.extend([block])
+                        self.highest = max(self.highest, block.moved_high)
                         self._effects(block)
                 case StatusChange(sequence, user, status):
                     self.sequence = sequence
                     self._apply_status(user, status)
-                case FloorRaised(sequence):
+                case FloorsRaised(sequence):
                     self.sequence = sequence
-                    self._apply_floor(note)
+                    self._apply_floors(note)
+                case Bound(sequence, ledger):
+                    if self.ledger not in ("", ledger):
+                        raise ValueError(f"bound to ledger {ledger!r} after {self.ledger!r}")
+                    self.sequence, self.ledger = sequence, ledger
 
     def _effects(self, block: Block) -> None:
         """Move balances as rows say."""
         by_number = self._by_number
-        for _, _, user, amount, other, meta in block.rows():
+        for _, id_, user, amount, other, meta in block.rows():
             if meta & 0xFF:
                 continue
             accounts, op = by_number[meta >> 16], meta >> 8 & 0xFF
@@ -375,8 +382,10 @@ class Book:
                 account[AVAILABLE] += amount
             elif op == WITHDRAW:
                 account[AVAILABLE] -= amount
+                account[SPOKEN] -= 0 if self.floors.reserves(id_) else amount
             elif op == Op.REFUND:
                 account[AVAILABLE] += amount
+                account[SPOKEN] += 0 if self.floors.reserves(id_) else amount
             elif op == Op.LOCK:
                 account[AVAILABLE] -= amount
                 account[FROZEN] += amount
@@ -438,7 +447,7 @@ class _Frame:
             code, at = book._cancel(id_, other) if op == Op.CANCEL else (int(Code.BAD_OPERATION), 0)
         elif (remembered := seen.get(id_)) is not None:
             code, at = book._again(remembered, user, accounts, amount, other)
-        elif id_ < book.floor:
+        elif book.floors.forgets(book.history, op, id_):
             code = int(Code.BELOW_FLOOR)
         else:
             code = book._decide(op, id_, user, accounts, amount, other)

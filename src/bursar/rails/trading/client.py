@@ -18,17 +18,22 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from bursar.deadlines import Deadlines, Pending
+from bursar.deadlines import Deadlines
 from bursar.model.outcome import Outcome
 from bursar.ports import Ports
 from bursar.rails.trading import protocol, replies
-from bursar.rails.trading.book import ASSETS_IN_FRAME_MAX, Named, indexed
+from bursar.rails.trading.book import ASSETS_IN_FRAME_MAX
+from bursar.rails.trading.calls import Call, described_of, noted_of, operations_of, pruned_of, trouble_of
 from bursar.rails.trading.connection import Connected, NoConnection, Target, connect
 from bursar.rails.trading.events import Event
+from bursar.rails.trading.history import indexed
+from bursar.rails.trading.link import CoreLink, FixedLink, Known
 from bursar.rails.trading.replies import (
-    Balance,
     BalancesReply,
+    DescribeReply,
+    Floors,
     LookupReply,
+    OperationsReply,
     QueryReply,
     Reply,
     TotalsReply,
@@ -41,6 +46,7 @@ from bursar.supervise import supervise
 FRAME_ITEMS_MAX: Final = 1_024
 FRAMES_MAX: Final = 8  # on their way; further calls gather
 PING_S: Final = 15.0
+PRUNE_S: Final = 60.0  # a floor that rises by much rises in steps, and others are served in between
 BACKOFF_S: Final = 0.05
 BACKOFF_S_MAX: Final = 2.0
 
@@ -56,31 +62,6 @@ class Operation(NamedTuple):
     other: int = 0
 
 
-class _Call:
-    """Somebody who waits: for one operation, for a user's balances, or for a request of another kind."""
-
-    __slots__ = ("asked_at", "expire", "future", "item", "pending", "request", "user", "written_at")
-
-    def __init__(
-        self, item: Named | None, request: Callable[[int], protocol.Request] | None, user: int | None = None
-    ) -> None:
-        self.item = item
-        self.request = request
-        self.user = user
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.expire: Callable[[], None] | None = None
-        self.pending: Pending = {}  # where it is to be taken out of when it is over
-        self.asked_at = 0.0
-        self.written_at: float | None = None
-
-    def finish(self, answer: Any) -> None:
-        """Answer, once."""
-        if self.expire is not None:
-            self.pending.pop(self.expire, None)
-        if not self.future.done():
-            self.future.set_result(answer if self.user is None else _balances(answer))
-
-
 class TradingClient:
     """Calls to one core. Use it as `async with`; or `start` and `close` it."""
 
@@ -91,18 +72,21 @@ class TradingClient:
         *,
         name: str,
         secret: bytes,
-        seen: int = 0,
+        link: CoreLink | None = None,
         timeout_s: float = 5.0,
     ) -> None:
-        """`seen`: the highest sequence that was ever heard from this core, if somebody kept it (T33)."""
+        """`link`: what the ledger that this client works for knows of the core; without one it works for none."""
         self.target = Target(address, name, secret)
-        self.sequence = seen  # the highest heard of: keep it, and give it to the next client
+        self.link: CoreLink = link or FixedLink()
+        self.core_id = ""  # the core's identity, once there was a connection
+        self.sequence = 0  # the highest heard of
+        self.floors = Floors()  # as of the last login or `prune`
         self.timeout_s = timeout_s
         self._ports = ports
         self._deadlines = Deadlines()
-        self._outbox: deque[_Call] = deque()
-        self._looks: list[_Call] = []
-        self._inflight: dict[int, list[_Call]] = {}
+        self._outbox: deque[Call] = deque()
+        self._looks: list[Call] = []
+        self._inflight: dict[int, list[Call]] = {}
         self._number = 0
         self._connected: Connected | None = None
         self._trouble: NoConnection | None = None  # why there is no connection, once one was tried
@@ -131,6 +115,8 @@ class TradingClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connected is not None:  # or the core would keep a place for us until it finds us silent
+            self._connected.stream.close()
         self._disconnect(NoConnection(replies.CLOSED, "the client was closed"))
 
     @property
@@ -195,8 +181,8 @@ class TradingClient:
     async def execute(self, operations: Sequence[Operation], *, timeout_s: float | None = None) -> list[Reply]:
         """Many operations, in order, each with its own reply."""
         calls = [self._call_of(*operation) for operation in operations]
-        self._send([call for call in calls if isinstance(call, _Call)], timeout_s)
-        return [await call.future if isinstance(call, _Call) else call for call in calls]
+        self._send([call for call in calls if isinstance(call, Call)], timeout_s)
+        return [await call.future if isinstance(call, Call) else call for call in calls]
 
     # --- looking
 
@@ -212,7 +198,7 @@ class TradingClient:
                 case protocol.Done(_, sequence, codes, sequences):
                     found += [reply_of(code, at) for code, at in zip(codes, sequences, strict=True)]
                 case _:
-                    trouble = _trouble(answer)
+                    trouble = trouble_of(answer)
                     return LookupReply(trouble.outcome, trouble.code, detail=trouble.detail)
         return LookupReply(Outcome.SUCCESS, "OK", sequence, found)
 
@@ -225,7 +211,7 @@ class TradingClient:
             case protocol.Found():
                 return QueryReply(Outcome.UNKNOWN, "NOT_FOUND", detail="nothing is on record; it may be on its way")
             case _:
-                trouble = _trouble(answer)
+                trouble = trouble_of(answer)
                 return QueryReply(trouble.outcome, trouble.code, detail=trouble.detail)
 
     async def balances(self, user_id: int, *, timeout_s: float | None = None) -> BalancesReply:
@@ -234,7 +220,7 @@ class TradingClient:
 
     def ask_balances(self, user_id: int, *, timeout_s: float | None = None) -> asyncio.Future[BalancesReply]:
         """The same, asked for at once and heard when awaited."""
-        call = _Call(None, None, user_id)
+        call = Call(None, None, user_id)
         self._send([call], timeout_s)
         return call.future
 
@@ -244,23 +230,57 @@ class TradingClient:
             case protocol.Summed(_, sequence, totals):
                 return TotalsReply(Outcome.SUCCESS, "OK", sequence, {asset: int(total) for asset, total in totals})
             case _:
-                trouble = _trouble(answer)
+                trouble = trouble_of(answer)
                 return TotalsReply(trouble.outcome, trouble.code, detail=trouble.detail)
+
+    async def operations(self, after: int, limit: int = 4096, *, timeout_s: float | None = None) -> OperationsReply:
+        """Deposits, withdraws and refunds that the core remembers, behind a sequence, refused ones too, in order.
+
+        One answer may be short, or empty: go on with `after=reply.complete_to` until that is as far as wanted.
+        """
+        most = max(1, min(limit, protocol.OPERATIONS_MAX))
+        return operations_of(await self._ask(lambda number: protocol.Operations(number, after, most), timeout_s))
+
+    async def describe(self, *, timeout_s: float | None = None) -> DescribeReply:
+        """Who the core is, which ledger it is bound to, its floors, and how much it holds."""
+        return described_of(await self._ask(protocol.Describe, timeout_s))
 
     def events(self, after: int) -> AsyncIterator[Event]:
         """Everything on record behind a sequence, and then as it happens. EventsGone if it is no longer kept."""
-        return follow(self._ports, self.target, after, self.timeout_s)
+        return follow(self._ports, self.target, self.link, Known(core=self.core_id, seen=after), self.timeout_s)
 
     # --- operating
 
     async def set_status(self, user_id: int, status: Status, *, timeout_s: float | None = None) -> Reply:
         """Freeze, disable or free a user's account in this core."""
-        return _noted(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status)), timeout_s))
+        return noted_of(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status)), timeout_s))
 
-    async def prune(self, floor: str | int, keep: Iterable[str | int] = (), *, timeout_s: float | None = None) -> Reply:
-        """Forget what lies below an id, but for `keep`: only where all of it is terminal, and none is to come (T32)."""
-        height, kept = operation_id(floor), [operation_id(req_id) for req_id in keep]
-        return _noted(await self._ask(lambda number: protocol.Prune(number, height, kept), timeout_s))
+    async def prune(
+        self,
+        *,
+        room: str | int,
+        forget: str | int,
+        keep: Iterable[str | int] = (),
+        timeout_s: float = PRUNE_S,
+    ) -> Reply:
+        """Raise the floors, but for `keep`; neither ever sinks.
+
+        `room`: withdraws below it no longer reserve room for their refund; only where all of them are terminal.
+        `forget`: what lies below it is forgotten and will not be executed; only where none is to come (T32), and where
+        no database that might be restored would still ask.
+        """
+        try:
+            floors = Floors(operation_id(room), operation_id(forget))
+            kept = [operation_id(req_id) for req_id in keep]
+        except ValueError as error:
+            return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=str(error))
+        if floors.room < floors.forget or len(kept) > protocol.KEEP_MAX:
+            why = f"room {floors.room} is below forget {floors.forget}, or more than {protocol.KEEP_MAX} ids are kept"
+            return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=why)
+        request = partial(_prune, floors, kept)
+        reply, now = pruned_of(await self._ask(request, timeout_s))
+        self.floors = now or self.floors
+        return reply
 
     # --- calls
 
@@ -274,7 +294,7 @@ class TradingClient:
         reply: Reply = await call.future
         return reply
 
-    def _call_of(self, op: Op, req_id: str | int, user: int, asset: str, amount: int, other: int) -> _Call | Reply:
+    def _call_of(self, op: Op, req_id: str | int, user: int, asset: str, amount: int, other: int) -> Call | Reply:
         """A call, if it can be put on the wire. If not, that is no refusal: nothing durable has said no."""
         try:
             id_ = operation_id(req_id)
@@ -283,14 +303,14 @@ class TradingClient:
         for what, value in (("user", user), ("amount", amount), ("other", other)):
             if type(value) is not int or not 0 <= value <= U64_MAX:
                 return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{what} {value!r} is not unsigned, of 64 bits")
-        return _Call((int(op), id_, user, asset, amount, other), None)
+        return Call((int(op), id_, user, asset, amount, other), None)
 
     async def _ask(self, request: Callable[[int], protocol.Request], timeout_s: float | None) -> Any:
-        call = _Call(None, request)
+        call = Call(None, request)
         self._send([call], timeout_s)
         return await call.future
 
-    def _send(self, calls: list[_Call], timeout_s: float | None) -> None:
+    def _send(self, calls: list[Call], timeout_s: float | None) -> None:
         """Queue calls; whatever is queued in one turn of the loop leaves together."""
         if self._closed:
             self._fail(calls, NoConnection(replies.CLOSED, "the client was closed"))
@@ -331,7 +351,7 @@ class TradingClient:
         if frames:
             connected.stream.write(b"".join(frames))
 
-    def _message(self, calls: list[_Call]) -> protocol.Request:
+    def _message(self, calls: list[Call]) -> protocol.Request:
         request = calls[0].request
         if request is not None:
             return request(self._number)
@@ -339,12 +359,12 @@ class TradingClient:
             return protocol.Balances(self._number, [call.user for call in calls if call.user is not None])
         return protocol.Execute(self._number, *indexed(call.item for call in calls if call.item is not None))
 
-    def _next_calls(self) -> list[_Call]:
+    def _next_calls(self) -> list[Call]:
         """The next frame's calls: one request, or operations up to the limit. Those nobody waits for are never sent."""
         if self._looks:
             some, self._looks = self._looks[: protocol.USERS_MAX], self._looks[protocol.USERS_MAX :]
             return [call for call in some if not call.future.done()]
-        calls: list[_Call] = []
+        calls: list[Call] = []
         assets: set[str] = set()
         while self._outbox and len(calls) < FRAME_ITEMS_MAX:
             call = self._outbox[0]
@@ -360,7 +380,7 @@ class TradingClient:
                 break
         return calls
 
-    def _expire(self, call: _Call) -> None:
+    def _expire(self, call: Call) -> None:
         """Its time is up. If the core has been silent since it was sent, the connection is not worth keeping either."""
         if call.future.done():
             return
@@ -383,7 +403,8 @@ class TradingClient:
         failures = 0
         while True:
             try:
-                connected = await connect(self._ports, self.target, self.sequence, self.timeout_s)
+                heard = Known(core=self.core_id, seen=self.sequence)
+                connected = await connect(self._ports, self.target, self.link, heard, self.timeout_s)
             except NoConnection as why:
                 failures += 1
                 self._disconnect(why)
@@ -392,6 +413,8 @@ class TradingClient:
                 continue
             failures = 0
             self._connected, self._trouble = connected, None
+            self.core_id, self.floors = connected.core, connected.floors
+            self.sequence = max(self.sequence, connected.sequence)
             self._heard_at = self._ports.monotonic()
             self._flush()
             ended = await self._read(connected)
@@ -443,10 +466,9 @@ class TradingClient:
         self._fail(waiting, why)
 
     @staticmethod
-    def _fail(calls: Iterable[_Call], why: NoConnection) -> None:
+    def _fail(calls: Iterable[Call], why: NoConnection) -> None:
         # A core that has forgotten something, or does not let us in, is more than a broken line: a person must look.
-        unsure = why.code in (replies.CORE_BEHIND, replies.CORE_REFUSED)
-        outcome = Outcome.UNKNOWN if unsure else Outcome.NETWORK_ERROR
+        outcome = Outcome.UNKNOWN if why.code in replies.NEEDS_A_PERSON else Outcome.NETWORK_ERROR
         for call in calls:
             call.finish(Reply(outcome, why.code, detail=why.detail))
 
@@ -458,24 +480,5 @@ class TradingClient:
                 await self._ask(protocol.Ping, None)
 
 
-def _trouble(answer: Any) -> Reply:
-    """A reply that is trouble; an answer of the wrong kind is trouble too."""
-    if isinstance(answer, Reply):
-        return answer
-    return Reply(Outcome.UNKNOWN, replies.CORE_REFUSED, detail=f"an answer of the wrong kind: {type(answer).__name__}")
-
-
-def _balances(answer: Any) -> BalancesReply:
-    match answer:
-        case (int(sequence), (status, held)):
-            balances = {asset: Balance(available, frozen) for asset, available, frozen in held}
-            return BalancesReply(Outcome.SUCCESS, "OK", sequence, Status(status), balances)
-        case _:
-            trouble = _trouble(answer)
-            return BalancesReply(trouble.outcome, trouble.code, detail=trouble.detail)
-
-
-def _noted(answer: Any) -> Reply:
-    if isinstance(answer, protocol.Noted):
-        return Reply(Outcome.SUCCESS, "OK", answer.sequence)
-    return _trouble(answer)
+def _prune(floors: Floors, keep: list[int], number: int) -> protocol.Request:
+    return protocol.Prune(number, floors.room, floors.forget, keep)

@@ -1,4 +1,8 @@
-"""A client's side of the handshake: a connection on which both have proved themselves, or why there is none."""
+"""A client's side of the handshake: a connection on which both have proved themselves, or why there is none.
+
+The core's identity is compared before anything is said to it: a core that is not the one this ledger is bound to hears
+neither an operation nor a sequence, which would make it believe that it has forgotten something.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,19 @@ import msgspec
 
 from bursar.ports import Ports, Stream
 from bursar.rails.trading import protocol
+from bursar.rails.trading.link import CoreLink, CoreRefused, Known
 from bursar.rails.trading.protocol import ProtocolError, Splitter
-from bursar.rails.trading.replies import CORE_BEHIND, CORE_REFUSED, NOT_CONNECTED
+from bursar.rails.trading.replies import (
+    CORE_BEHIND,
+    CORE_REFUSED,
+    LINK_FAILED,
+    NOT_CONNECTED,
+    OTHER_CORE,
+    OTHER_LEDGER,
+    Floors,
+)
+
+BIND_NUMBER = 0  # the first request of a connection; those of callers begin with 1
 
 
 class NoConnection(Exception):
@@ -38,65 +53,142 @@ class Connected:
     stream: Stream
     splitter: Splitter
     payloads: list[bytes]  # what came right behind the handshake
+    core: str  # the core's identity
     sequence: int  # what the core had on disk
+    floors: Floors
 
 
-async def connect(ports: Ports, target: Target, seen: int, timeout_s: float) -> Connected:
-    """Connect and shake hands, or raise NoConnection. `seen`: the highest sequence heard of (T33)."""
+async def connect(ports: Ports, target: Target, link: CoreLink, heard: Known, timeout_s: float) -> Connected:
+    """Connect and shake hands, or raise NoConnection. `heard`: what this client itself has heard from the core."""
+    known = await _ask(link, timeout_s)
+    # A core that answers with another identity than before is not the one whose answers we hold.
+    both = Known(ledger=known.ledger, core=known.core or heard.core, seen=max(known.seen, heard.seen))
     stream: Stream | None = None
     try:
         async with asyncio.timeout(timeout_s):
             stream = await ports.connect(target.address)
-            connected = await _handshake(ports, target, stream, seen)
+            connection = _Handshake(ports, target, stream)
+            connected = await connection.shake(both)
+        await connection.bind(known, link, timeout_s)
     except BaseException as error:
         if stream is not None:
             stream.abort()
         match error:
             case NoConnection():
                 raise
+            case CoreRefused():
+                raise NoConnection(OTHER_CORE, str(error)) from error
             case TimeoutError():
                 raise NoConnection(NOT_CONNECTED, "the core did not answer in time") from error
             case OSError():
                 raise NoConnection(NOT_CONNECTED, f"{type(error).__name__}: {error}") from error
             case ProtocolError() | msgspec.MsgspecError() | ValueError():
                 raise NoConnection(CORE_REFUSED, str(error)) from error
+            case Exception():  # whatever it is, the client goes on trying
+                raise NoConnection(NOT_CONNECTED, f"{type(error).__name__}: {error}") from error
             case _:
                 raise
     return connected
 
 
-async def _handshake(ports: Ports, target: Target, stream: Stream, seen: int) -> Connected:
-    splitter = Splitter(protocol.LOGIN_BYTES_MAX)
-    payloads: list[bytes] = []
+async def _ask(link: CoreLink, timeout_s: float) -> Known:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await link.known()
+    except Exception as error:  # a database that is down must not end the client: it is asked again
+        why = str(error) or type(error).__name__
+        raise NoConnection(LINK_FAILED, f"what the ledger knows of this core can't be read: {why}") from error
 
-    async def read() -> protocol.Handshake:
-        while not payloads:
-            data = await stream.read()
+
+class _Handshake:
+    """One stream on its way to being a connection."""
+
+    def __init__(self, ports: Ports, target: Target, stream: Stream) -> None:
+        self._ports = ports
+        self._target = target
+        self._stream = stream
+        self._splitter = Splitter(protocol.LOGIN_BYTES_MAX)
+        self._payloads: list[bytes] = []
+        self._core = ""
+        self._bound_to = ""
+
+    async def _read(self) -> bytes:
+        while not self._payloads:
+            data = await self._stream.read()
             if not data:
                 raise NoConnection(CORE_REFUSED, "the core ended the handshake: is the secret right?")
-            payloads.extend(splitter.feed(data))
-        said: protocol.Handshake = protocol.decode_handshake(payloads.pop(0))
-        return said
+            self._payloads.extend(self._splitter.feed(data))
+        return self._payloads.pop(0)
 
-    hello = await read()
-    if not isinstance(hello, protocol.Hello) or hello.version != protocol.VERSION:
-        raise ProtocolError("it does not greet as a core of this version does")
-    if hello.name != target.name:
-        raise NoConnection(CORE_REFUSED, f"this is the core {hello.name!r}, not {target.name!r}")
-    nonce = bytes.fromhex(ports.token() + ports.token())
-    proof = protocol.prove(target.secret, "client", target.name, hello.nonce, nonce, seen)
-    stream.write(protocol.frame(protocol.Login(protocol.VERSION, nonce, seen, proof)))
-    # From the login on, answers may be as large as they get.
-    splitter.limit = protocol.ANSWER_BYTES_MAX
-    said = await read()
-    if not isinstance(said, protocol.Welcome | protocol.Refused):
-        raise ProtocolError("it does not answer a login")
-    sequence, why = said.sequence, said.why if isinstance(said, protocol.Refused) else ""
-    proof = protocol.prove(target.secret, "core", target.name, hello.nonce, nonce, sequence, why)
-    if not protocol.proves(proof, said.proof):
-        raise NoConnection(CORE_REFUSED, "the core does not know the secret")
-    if isinstance(said, protocol.Refused):
-        raise NoConnection(CORE_BEHIND if why == protocol.BEHIND else CORE_REFUSED, said.text)
-    if sequence < seen:
-        raise NoConnection(CORE_BEHIND, f"the core knows sequences up to {sequence}, and {seen} has been acknowledged")
-    return Connected(stream, splitter, payloads, sequence)
+    async def shake(self, known: Known) -> Connected:
+        """Prove ourselves to the right core, and let it prove itself."""
+        target = self._target
+        hello = self._greeted(await self._read(), known)
+        nonce = bytes.fromhex(self._ports.token() + self._ports.token())
+        proof = protocol.prove_login(target.secret, hello, nonce, known.seen, known.ledger)
+        login = protocol.Login(protocol.VERSION, nonce, known.seen, known.ledger, proof)
+        self._stream.write(protocol.frame(login))
+        # From the login on, answers may be as large as they get.
+        self._splitter.limit = protocol.ANSWER_BYTES_MAX
+        said = protocol.decode_handshake(await self._read())
+        if not isinstance(said, protocol.Welcome | protocol.Refused):
+            raise ProtocolError("it does not answer a login")
+        if not protocol.proves(protocol.prove_answer(target.secret, hello, nonce, said), said.proof):
+            raise NoConnection(CORE_REFUSED, "the core does not know the secret")
+        if isinstance(said, protocol.Refused):
+            codes = {protocol.BEHIND: CORE_BEHIND, protocol.OTHER_LEDGER: OTHER_LEDGER, protocol.FULL: NOT_CONNECTED}
+            raise NoConnection(codes.get(said.why, CORE_REFUSED), said.text)
+        if said.sequence < known.seen:
+            why = f"the core knows sequences up to {said.sequence}, and {known.seen} has been acknowledged"
+            raise NoConnection(CORE_BEHIND, why)
+        self._core, self._bound_to = hello.core, said.ledger
+        floors = Floors(said.room, said.forget)
+        return Connected(self._stream, self._splitter, self._payloads, hello.core, said.sequence, floors)
+
+    def _greeted(self, payload: bytes, known: Known) -> protocol.Hello:
+        """Its greeting, if this is the core we look for. What it says is proved later; until then nothing is sent."""
+        try:
+            hello = protocol.decode_handshake(payload)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"it does not greet as a core of version {protocol.VERSION} does") from error
+        if not isinstance(hello, protocol.Hello) or hello.version != protocol.VERSION:
+            raise ProtocolError(f"it does not greet as a core of version {protocol.VERSION} does")
+        if hello.name != self._target.name:
+            raise NoConnection(CORE_REFUSED, f"this is the core {hello.name!r}, not {self._target.name!r}")
+        if known.core and hello.core != known.core:
+            raise CoreRefused(known.core, hello.core)
+        return hello
+
+    async def bind(self, known: Known, link: CoreLink, timeout_s: float) -> None:
+        """At first contact: bind the ledger's side durably, and only then the core's."""
+        if not known.ledger:
+            return
+        if not known.core:
+            await self._bind_ledger(link, timeout_s)
+        if self._bound_to:
+            return
+        async with asyncio.timeout(timeout_s):
+            self._stream.write(protocol.frame(protocol.Bind(BIND_NUMBER, known.ledger)))
+            answer = protocol.decode_answer(await self._read())
+        if not isinstance(answer, protocol.Bound):
+            raise ProtocolError("it does not answer a request to be bound")
+        if answer.ledger != known.ledger:
+            raise NoConnection(OTHER_LEDGER, other_ledger(answer.ledger, known.ledger))
+
+    async def _bind_ledger(self, link: CoreLink, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await link.bind(self._core)
+        except CoreRefused:
+            raise
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            raise NoConnection(LINK_FAILED, f"the ledger can't remember this core: {why}") from error
+
+
+def other_ledger(bound_to: str, named: str) -> str:
+    """What to do about a core that works for another ledger."""
+    return (
+        f"this core is bound to the ledger {bound_to}, and the client works for {named}: use the database of "
+        f"{bound_to}, or give {named} a core with a data folder of its own"
+    )

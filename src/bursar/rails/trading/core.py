@@ -19,8 +19,9 @@ from typing import Final, TypeVar
 
 from bursar.ports import Files, Lane, Ports
 from bursar.rails.trading import frames, snapshots
-from bursar.rails.trading.book import Book, Note
+from bursar.rails.trading.book import Book
 from bursar.rails.trading.errors import CoreDamaged, CoreInUse, CoreStopped, WrongCore
+from bursar.rails.trading.notes import Note
 from bursar.rails.trading.snapshots import BadSnapshot, Snapshot
 from bursar.rails.trading.wal import ASIDE, SEGMENT_BYTES_MAX, Log, Torn
 
@@ -52,6 +53,7 @@ class Core:
         self.ports = ports
         self.folder = folder
         self.name = name
+        self.identity = ""  # made when the folder is; nobody else has it
         self.files: Files = ports.files()
         self.book = Book()
         self.log = Log(self.files, folder, name, segment_bytes_max=segment_bytes)
@@ -116,8 +118,11 @@ class Core:
                 told.frames += 1
         if self.log.segments and self.log.end < book.sequence:
             raise self._gap(f"the log ends at sequence {self.log.end}, before the snapshot at {book.sequence}")
+        if self.identity and self.log.core and self.identity != self.log.core:
+            raise self._gap(f"the log is of the core {self.log.core}, and the snapshot of the core {self.identity}")
         told.torn = self.log.torn
-        self.log.open(book.sequence + 1)
+        self.identity = self.identity or self.log.core or self.ports.token()
+        self.log.open(book.sequence + 1, self.identity)
         self.durable = told.sequence = book.sequence
         told.remembered = book.history.count
 
@@ -126,14 +131,14 @@ class Core:
         for sequence in snapshots.snapshots_in(self.files, self.folder):
             path = f"{self.folder}/{snapshots.snapshot_name(sequence)}"
             try:
-                book, name = snapshots.restore(self.files.read(path))
+                found = snapshots.restore(self.files.read(path))
             except BadSnapshot as error:
                 self.recovery.bad_snapshots.append((path, str(error)))
                 self.files.rename(path, path + DAMAGED)
                 continue
-            if name != self.name:
-                raise WrongCore(self.folder, self.name, name)
-            self.book = book
+            if found.name != self.name:
+                raise WrongCore(self.folder, self.name, found.name)
+            self.book, self.identity = found.book, found.core
             self.recovery.snapshot = self._snapshot_at = sequence
             return
 
@@ -150,6 +155,12 @@ class Core:
         """Call `answer` once everything decided so far is on disk; never, if the disk fails."""
         self._held.append(answer)
         self._wake.set()
+
+    async def until_durable(self) -> None:
+        """Wait until everything decided so far is on disk; for ever, if the disk fails."""
+        answered = asyncio.Event()
+        self.when_durable(answered.set)
+        await answered.wait()
 
     async def has_room(self) -> None:
         """Wait until the next frame can take more."""
@@ -180,7 +191,10 @@ class Core:
             notes = self.book.seal()
             self._room.set()
             due = self._since_snapshot >= self.snapshot_bytes and self._snapshotting is None
-            held = snapshots.capture(self.book, self.name) if due else None
+            held = snapshots.capture(self.book, self.name, self.identity) if due else None
+            # What was forgotten leaves the disk with the next snapshot: it counts like log that one would save reading.
+            self._since_snapshot += self.book.freed_bytes
+            self.book.freed_bytes = 0
             self._since_snapshot += await self._disk(self._lane, partial(self._append, notes, first, last))
             self.durable = last
             for follow in list(self.followers):
@@ -224,7 +238,7 @@ class Core:
         if self._snapshotting is not None:
             await self._snapshotting
         if self.durable > self._snapshot_at:
-            await self._keep(snapshots.capture(self.book, self.name))
+            await self._keep(snapshots.capture(self.book, self.name, self.identity))
         return self.durable
 
     # --- the end

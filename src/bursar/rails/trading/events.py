@@ -11,11 +11,12 @@ from typing import Final
 
 import msgspec
 
-from bursar.rails.trading.book import FloorRaised, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.notes import Bound, FloorsRaised, NewAsset, Note, Rows, StatusChange
 from bursar.rails.trading.words import Op, Status, code_name
 
 STATUS: Final = 20
-FLOOR: Final = 21
+FLOORS: Final = 21
+BOUND: Final = 22
 
 # kind, sequence, id, user, asset, amount, other, answer
 Wire = tuple[int, int, int, int, str, int, int, int]
@@ -25,12 +26,12 @@ class Event(msgspec.Struct, frozen=True):
     """One thing that is on record in the core."""
 
     sequence: int
-    kind: str  # an operation (`DEPOSIT`, …), `STATUS` or `FLOOR`
-    id: int = 0  # of the operation; the floor's new height
+    kind: str  # an operation (`DEPOSIT`, …), `STATUS`, `FLOORS` or `BOUND`
+    id: int = 0  # of the operation; the floor below which all is forgotten
     user: int = 0
-    asset: str = ""
+    asset: str = ""  # the ledger to which the core was bound
     amount: int = 0
-    other: int = 0  # whom a settlement paid
+    other: int = 0  # whom a settlement paid; the floor below which no room is reserved
     code: str = "OK"  # or the refusal, or the account's new status
 
     @property
@@ -53,9 +54,11 @@ def to_wire(notes: Iterable[Note], after: int, asset_code: Callable[[int], str])
                 ]
             case StatusChange(sequence, user, status) if sequence > after:
                 found.append((STATUS, sequence, 0, user, "", 0, 0, status))
-            case FloorRaised(sequence, floor) if sequence > after:
-                found.append((FLOOR, sequence, floor, 0, "", 0, 0, 0))
-            case NewAsset() | StatusChange() | FloorRaised():
+            case FloorsRaised(sequence, room, forget) if sequence > after:
+                found.append((FLOORS, sequence, forget, 0, "", 0, room, 0))
+            case Bound(sequence, ledger) if sequence > after:
+                found.append((BOUND, sequence, 0, 0, ledger, 0, 0, 0))
+            case NewAsset() | StatusChange() | FloorsRaised() | Bound():
                 pass
     return found
 
@@ -65,6 +68,8 @@ def from_wire(wire: Wire) -> Event:
     kind, sequence, id_, user, asset, amount, other, code = wire
     if kind == STATUS:
         return Event(sequence, "STATUS", user=user, code=Status(code).name)
-    if kind == FLOOR:
-        return Event(sequence, "FLOOR", id=id_)
+    if kind == FLOORS:
+        return Event(sequence, "FLOORS", id=id_, other=other)
+    if kind == BOUND:
+        return Event(sequence, "BOUND", asset=asset)
     return Event(sequence, Op(kind).name, id_, user, asset, amount, other, code_name(code))

@@ -13,10 +13,10 @@ from itertools import islice
 
 from bursar.ports import Ports, Stream
 from bursar.rails.trading import protocol
-from bursar.rails.trading.book import Note
 from bursar.rails.trading.core import Core
 from bursar.rails.trading.events import Wire, to_wire
 from bursar.rails.trading.frames import Frame
+from bursar.rails.trading.notes import Note
 
 FRAMES_AT_A_TIME = 64
 EVENTS_AT_A_TIME = 8_192

@@ -3,16 +3,19 @@
 A segment is a header and frames. A frame is everything one fsync covers: it is there whole or not at all, and since
 the next one is only written when this one is on disk, nothing but the last frame of the last segment can ever be torn.
 
-    segment   magic 8 · first sequence u64 · core's name 64, zero-padded · CRC-32 of the 80 bytes before, u32
+    segment   magic 8 · first sequence u64 · core's name 64, zero-padded · core's identity 32 hexadecimal digits ·
+              CRC-32 of the 112 bytes before, u32
     frame     magic 4 · payload length u32 · first sequence u64 · sequences in it u32 · CRC-32 u32 · payload
               the CRC is over the 20 bytes before it and the payload
     payload   blocks, one after the other: kind u8 · three zeros · length u32 · bytes
       1 asset   number u64 · the code in ASCII
       2 rows    sequence u64 · rows u32 · what became of each, u32 · MessagePack (history.Block)
       3 status  sequence u64 · user u64 · status u64
-      4 floor   sequence u64 · floor u64 · ids that are kept, u64 each
+      5 floors  sequence u64 · room u64 · forget u64 · ids that are kept, u64 each
+      6 bound   sequence u64 · the ledger's identity in ASCII
 
-All integers are little-endian.
+All integers are little-endian. Segments of format 1 can be read: their header has no identity, and one kind of block
+(4: sequence u64 · floor u64 · ids that are kept) raised both floors to one height.
 """
 
 from __future__ import annotations
@@ -25,23 +28,24 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, assert_never
 
-from bursar.rails.trading.book import FloorRaised, NewAsset, Note, Rows, StatusChange
 from bursar.rails.trading.history import load
-from bursar.rails.trading.words import Status, is_asset
+from bursar.rails.trading.notes import Bound, FloorsRaised, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.words import IDENTITY_DIGITS, Status, is_asset, is_identity, is_ledger
 
-SEGMENT_MAGIC: Final = b"BURSWAL1"
+SEGMENT_MAGIC: Final = b"BURSWAL2"
+SEGMENT_MAGIC_1: Final = b"BURSWAL1"
 FRAME_MAGIC: Final = b"\xf5BWF"
 NAME_BYTES_MAX: Final = 64
 PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
 
-_SEGMENT: Final = Struct(f"<8sQ{NAME_BYTES_MAX}s")
+_SEGMENT: Final = Struct(f"<8sQ{NAME_BYTES_MAX}s{IDENTITY_DIGITS}s")
+_SEGMENT_1: Final = Struct(f"<8sQ{NAME_BYTES_MAX}s")
 _FRAME: Final = Struct("<4sIQI")
 _BLOCK: Final = Struct("<B3xI")
 _U32: Final = Struct("<I")
-SEGMENT_BYTES: Final = _SEGMENT.size + 4
 FRAME_BYTES: Final = _FRAME.size + 4
 
-ASSET, ROWS, STATUS, FLOOR = 1, 2, 3, 4
+ASSET, ROWS, STATUS, FLOOR_1, FLOORS, BOUND = 1, 2, 3, 4, 5, 6
 
 
 class BadFrame(ValueError):
@@ -63,24 +67,36 @@ class Frame:
         return self.first + self.count - 1
 
 
-def segment_header(name: str, first: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """How a segment begins, read."""
+
+    name: str
+    core: str  # its identity; "" in format 1, which had none
+    first: int
+    size: int  # where its frames begin
+
+
+def segment_header(name: str, core: str, first: int) -> bytes:
     """How a segment begins."""
     encoded = name.encode()
     if not 0 < len(encoded) <= NAME_BYTES_MAX:
         raise ValueError(f"a core's name has 1 to {NAME_BYTES_MAX} bytes, not {len(encoded)}")
-    head = _SEGMENT.pack(SEGMENT_MAGIC, first, encoded)
+    head = _SEGMENT.pack(SEGMENT_MAGIC, first, encoded, core.encode("ascii"))
     return head + _U32.pack(zlib.crc32(head))
 
 
-def read_segment_header(data: bytes) -> tuple[str, int]:
-    """A segment's core and its first sequence."""
-    head = data[: _SEGMENT.size]
-    if len(data) < SEGMENT_BYTES or zlib.crc32(head) != _U32.unpack_from(data, _SEGMENT.size)[0]:
+def read_segment_header(data: bytes) -> SegmentHeader:
+    """How a segment begins; also one of format 1."""
+    layout = _SEGMENT_1 if data[:8] == SEGMENT_MAGIC_1 else _SEGMENT
+    head = data[: layout.size]
+    if len(data) < layout.size + 4 or zlib.crc32(head) != _U32.unpack_from(data, layout.size)[0]:
         raise BadFrame("its first bytes are not those of a segment")
-    magic, first, name = _SEGMENT.unpack(head)
-    if magic != SEGMENT_MAGIC:
+    magic, first, name, *rest = layout.unpack(head)
+    core = rest[0].decode("ascii", "replace") if rest else ""
+    if magic not in (SEGMENT_MAGIC, SEGMENT_MAGIC_1) or (rest and not is_identity(core)):
         raise BadFrame("it was written by another version")
-    return name.rstrip(b"\0").decode(), first
+    return SegmentHeader(name.rstrip(b"\0").decode(), core, first, layout.size + 4)
 
 
 def encode(notes: Iterable[Note], first: int, count: int) -> bytes:
@@ -104,8 +120,10 @@ def _blocks(notes: Iterable[Note]) -> Iterator[bytes]:
                 kind, body = ASSET, octets(array("Q", [number])) + code.encode("ascii")
             case StatusChange():
                 kind, body = STATUS, octets(array("Q", note))
-            case FloorRaised(sequence, floor, keep):
-                kind, body = FLOOR, octets(array("Q", [sequence, floor, *keep]))
+            case FloorsRaised(sequence, room, forget, keep):
+                kind, body = FLOORS, octets(array("Q", [sequence, room, forget, *keep]))
+            case Bound(sequence, ledger):
+                kind, body = BOUND, octets(array("Q", [sequence])) + ledger.encode("ascii")
             case _:
                 assert_never(note)
         yield _BLOCK.pack(kind, len(body))
@@ -159,17 +177,28 @@ def _notes(payload: bytes, first: int, count: int) -> Iterator[Note]:
             sequence += block.count
             yield Rows([block])
             continue
-        values = numbers(body)
-        if kind == STATUS and values[2] in tuple(Status):
-            yield StatusChange(*values[:3])
-            sequence = _follow(sequence, values[0])
-        elif kind == FLOOR:
-            yield FloorRaised(values[0], values[1], tuple(values[2:]))
-            sequence = _follow(sequence, values[0])
-        else:
-            raise ValueError(f"a block of kind {kind}")
+        note = _note(kind, body)
+        sequence = _follow(sequence, note.sequence)
+        yield note
     if sequence != first + count:
         raise ValueError(f"{count} sequences were promised, and {sequence - first} are there")
+
+
+def _note(kind: int, body: bytes) -> StatusChange | FloorsRaised | Bound:
+    """A note that has a sequence of its own."""
+    if kind == BOUND:
+        ledger = body[8:].decode("ascii")
+        if not is_ledger(ledger):
+            raise ValueError(f"{ledger!r} is no ledger")
+        return Bound(numbers(body[:8])[0], ledger)
+    values = numbers(body)
+    if kind == STATUS and values[2] in tuple(Status):
+        return StatusChange(*values[:3])
+    if kind == FLOORS and values[1] >= values[2]:
+        return FloorsRaised(values[0], values[1], values[2], tuple(values[3:]))
+    if kind == FLOOR_1:
+        return FloorsRaised(values[0], values[1], values[1], tuple(values[2:]))
+    raise ValueError(f"a block of kind {kind}")
 
 
 def numbers(data: bytes | memoryview) -> array[int]:

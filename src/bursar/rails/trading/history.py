@@ -5,18 +5,20 @@ number, operation, answer) beside them. A block looks the same here, in the log 
 translates; and it never changes, which is what lets a snapshot be written while the core goes on: it only holds them.
 Answers and sequences are read without decoding; parameters, which are compared when an operation comes again, with it.
 
-A remembered operation takes about 30 bytes of block and 120 of index; raising the floor (`prune`) is what bounds both.
+A remembered operation takes about 30 bytes of block and 120 of index; raising the floor below which everything is
+forgotten is what bounds both. Each block knows its lowest ids, so that a floor that rises a little touches few blocks:
+the core waits while it does. `steps` says how to raise one by much in little steps.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from struct import Struct
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, Self
 
 import msgspec
 
@@ -24,6 +26,9 @@ from bursar.rails.trading.words import REMEMBERED, UNSURE, Op
 
 BLOCK_ROWS_MAX: Final = 256
 DECODED_MAX: Final = 64  # blocks that are kept decoded, for whoever asks again
+STEP_BLOCKS: Final = 32  # that one step of a floor touches: some milliseconds, while nobody else is served
+LISTED_ROWS_MAX: Final = 16_384  # that are looked at for one request of a list
+SMALL_ROWS: Final = 64  # what a block costs there at least, as small as it may be
 META_BYTES: Final = 4
 
 _HEAD: Final = Struct("<QI")  # sequence of its first row, number of rows
@@ -34,6 +39,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 # Operation, id, user, place of the asset in the request that brought it, amount, other.
 Item = tuple[int, int, int, int, int, int]
+Named = tuple[int, int, int, str, int, int]  # the same, with the asset's name itself
+
+
+def indexed(items: Iterable[Named]) -> tuple[list[str], list[Item]]:
+    """Operations with their assets as places in a list of names, as a frame has them."""
+    places: dict[str, int] = {}
+    made = [
+        (op, id_, user, places.setdefault(name, len(places)), amount, o) for op, id_, user, name, amount, o in items
+    ]
+    return list(places), made
 
 
 class Row(NamedTuple):
@@ -70,6 +85,19 @@ class Block:
     count: int
     metas: bytes  # u32 each
     items: bytes  # MessagePack
+    low: int  # the lowest id
+    moved_low: int  # the lowest and the highest id of its deposits and withdraws; 0 if it has none
+    moved_high: int
+
+    @classmethod
+    def of(cls, sequence: int, metas: bytes, items: Sequence[Item], encoded: bytes) -> Self:
+        """A block of these rows."""
+        moved = [item[1] for item in items if item[0] <= Op.WITHDRAW]
+        if not moved:
+            return cls(sequence, len(items), metas, encoded, min(item[1] for item in items), 0, 0)
+        low = min(moved)
+        lowest = low if len(moved) == len(items) else min(item[1] for item in items)
+        return cls(sequence, len(items), metas, encoded, lowest, low, max(moved))
 
     @property
     def size(self) -> int:
@@ -84,6 +112,10 @@ class Block:
     def rows(self) -> Iterator[Row]:
         """All of them."""
         return map(Row._make, self._columns())
+
+    def has_transfers(self) -> bool:
+        """Whether a deposit, a withdraw or a refund is among them."""
+        return any(meta >> 8 & 0xFF <= Op.REFUND for (meta,) in _META.iter_unpack(self.metas))
 
     def _columns(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         metas = (meta for (meta,) in _META.iter_unpack(self.metas))
@@ -103,19 +135,19 @@ def load(data: bytes) -> Block:
         raise ValueError("half a block of rows")
     sequence, count = _HEAD.unpack_from(data)
     end = _HEAD.size + count * META_BYTES
-    block = Block(sequence, count, data[_HEAD.size : end], data[end:])
-    if not count or len(block.metas) != count * META_BYTES:
+    metas, encoded = data[_HEAD.size : end], data[end:]
+    if not count or len(metas) != count * META_BYTES:
         raise ValueError("a block without its rows")
     try:
-        ops = [item[0] for item in _decode(block.items)]
+        items = _decode(encoded)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
-    kinds = [meta for (meta,) in _META.iter_unpack(block.metas)]
-    if ops != [kind >> 8 & 0xFF for kind in kinds]:
+    kinds = [meta for (meta,) in _META.iter_unpack(metas)]
+    if [item[0] for item in items] != [kind >> 8 & 0xFF for kind in kinds]:
         raise ValueError("rows and their answers do not belong together")
     if not all(kind >> 8 & 0xFF in REMEMBERED and kind & 0xFF < UNSURE for kind in set(kinds)):
         raise ValueError("rows that no core writes")
-    return block
+    return Block.of(sequence, metas, items, encoded)
 
 
 def blocks_of(sequence: int, items: Sequence[Item], metas: Sequence[int]) -> list[Block]:
@@ -124,7 +156,7 @@ def blocks_of(sequence: int, items: Sequence[Item], metas: Sequence[int]) -> lis
     for start in range(0, len(items), BLOCK_ROWS_MAX):
         some = items[start : start + BLOCK_ROWS_MAX]
         kinds = _little(array("I", metas[start : start + BLOCK_ROWS_MAX]))
-        made.append(Block(sequence + start, len(some), kinds, _encode(some)))
+        made.append(Block.of(sequence + start, kinds, some, _encode(some)))
     return made
 
 
@@ -188,8 +220,8 @@ class History:
             return False
         if left.sequence + left.count != right.sequence or self._starts[-2] + left.count != self._starts[-1]:
             return False
-        items = _encode(_decode(left.items) + _decode(right.items))
-        self.blocks[-2:] = [Block(left.sequence, left.count + right.count, left.metas + right.metas, items)]
+        items = _decode(left.items) + _decode(right.items)
+        self.blocks[-2:] = [Block.of(left.sequence, left.metas + right.metas, items, _encode(items))]
         self._starts.pop()
         self._decoded.pop(self._starts[-1], None)
         return True
@@ -200,40 +232,88 @@ class History:
         for number, item in enumerate(_decode(block.items), first):
             where[item[0]][item[1]] = number
 
-    def prune(self, floor: int, keep: Collection[int]) -> list[tuple[int, int, int]]:
-        """Forget every row of an id below the floor that is not to be kept. Returns what nobody can refund any more.
+    def steps(self, lowest: Callable[[Block], int], above: int, up_to: int) -> list[int]:
+        """Heights at which a floor may pause on its way up, the last included, so that each step touches few blocks."""
+        lows = sorted(low for block in self.blocks if above < (low := lowest(block)) < up_to)
+        return [*dict.fromkeys(lows[STEP_BLOCKS::STEP_BLOCKS]), up_to]
 
-        That is the user, asset number and amount of withdraws. Rows that stay keep their numbers, so that only what
-        goes is touched: the core waits for this.
+    def withdrawn(self, low: int, high: int) -> Iterator[Row]:
+        """Withdraws with ids from `low` to below `high` that have succeeded and were not refunded."""
+        refunded = self.where[Op.REFUND]
+        for block in self.blocks:
+            if block.moved_low < high and block.moved_high >= low:
+                for row in block.rows():
+                    if low <= row[1] < high and row[5] & 0xFFFF == Op.WITHDRAW << 8 and row[1] not in refunded:
+                        yield row
+
+    def withdrawn_as(self, id_: int) -> Row | None:
+        """The withdraw of this id, if it has succeeded and was not refunded."""
+        number = self.where[Op.WITHDRAW].get(id_)
+        if number is None or id_ in self.where[Op.REFUND]:
+            return None
+        row = self[number]
+        return None if row.code else row
+
+    def forget(self, floor: int, keep: Collection[int]) -> int:
+        """Forget every row of an id below the floor that is not to be kept; returns how many bytes of blocks that is.
+
+        Rows that stay keep their numbers, so that only what goes is touched: the core waits for this.
         """
         starts, blocks = self._starts, self.blocks
+        if not any(block.low < floor for block in blocks):
+            return 0
+        before, after = 0, 0
         self._starts, self.blocks, self._decoded = [], [], {}
-        withdrawn: dict[int, tuple[int, int, int]] = {}
         for start, block in zip(starts, blocks, strict=True):
-            items = _decode(block.items)
-            if min(item[1] for item in items) >= floor:
+            if block.low >= floor:
                 self._starts.append(start)
                 self.blocks.append(block)
                 continue
+            before += block.size
+            items = _decode(block.items)
             metas = [meta for (meta,) in _META.iter_unpack(block.metas)]
-            self._forget([pair for pair in zip(items, metas, strict=True) if _goes(pair[0], floor, keep)], withdrawn)
             for goes, run in groupby(range(block.count), key=lambda place: _goes(items[place], floor, keep)):
-                if not goes:
-                    places = list(run)
-                    first, end = places[0], places[-1] + 1
-                    self._starts.append(start + first)
-                    self.blocks += blocks_of(block.sequence + first, items[first:end], metas[first:end])
-        return list(withdrawn.values())
+                places = list(run)
+                first, end = places[0], places[-1] + 1
+                if goes:
+                    self._forget(items[first:end])
+                    continue
+                self._starts.append(start + first)
+                [left] = blocks_of(block.sequence + first, items[first:end], metas[first:end])
+                self.blocks.append(left)
+                after += left.size
+        return before - after
 
-    def _forget(self, pairs: list[tuple[Item, int]], withdrawn: dict[int, tuple[int, int, int]]) -> None:
+    def _forget(self, items: Sequence[Item]) -> None:
         where = self.where
-        self.count -= len(pairs)
-        for (op, id_, user, _, amount, _), meta in pairs:
-            del where[op][id_]
-            if op == Op.WITHDRAW and not meta & 0xFF:
-                withdrawn[id_] = (user, meta >> 16, amount)
-            elif op == Op.REFUND:  # behind its withdraw, and forgotten with it
-                withdrawn.pop(id_, None)
+        self.count -= len(items)
+        for item in items:
+            del where[item[0]][item[1]]
+
+    def transfers(self, after: int, limit: int, end: int) -> tuple[list[Row], int]:
+        """Deposits, withdraws and refunds behind a sequence, refused ones too, and up to where these are all.
+
+        `end`: the sequence up to which there is nothing behind the last row. A bounded number of rows is looked at, so
+        that the core is not held up by many that are something else; who wants more asks again from there.
+        """
+        found: list[Row] = []
+        place = max(bisect_right(self.blocks, after, key=lambda block: block.sequence) - 1, 0)
+        complete_to, looked_at = after, 0
+        for block in islice(self.blocks, place, None):
+            last = block.sequence + block.count - 1
+            if last <= after:
+                continue
+            if looked_at >= LISTED_ROWS_MAX:
+                return found, complete_to
+            looked_at += max(block.count, SMALL_ROWS)
+            if block.has_transfers():
+                for row in block.rows():
+                    if row.sequence > after and row.op <= Op.REFUND:
+                        if len(found) == limit:
+                            return found, found[-1].sequence
+                        found.append(row)
+            complete_to = last
+        return found, max(after, end)
 
     def rows(self) -> Iterator[Row]:
         """Everything that is remembered, in order."""

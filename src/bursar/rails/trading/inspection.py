@@ -9,9 +9,10 @@ import msgspec
 
 from bursar.ports import Files
 from bursar.rails.trading import snapshots, wal
-from bursar.rails.trading.book import Book, Rows
+from bursar.rails.trading.book import Book
 from bursar.rails.trading.errors import CoreDamaged, WrongCore
 from bursar.rails.trading.frames import BadFrame, read_segment_header
+from bursar.rails.trading.notes import Rows
 from bursar.rails.trading.snapshots import BadSnapshot
 from bursar.rails.trading.wal import Log
 from bursar.rails.trading.words import Op, code_name
@@ -23,7 +24,8 @@ class FileReport(msgspec.Struct, kw_only=True):
     file: str
     kind: str  # segment or snapshot
     whole: bool
-    core: str = ""
+    core: str = ""  # the name of the core
+    identity: str = ""  # of the core; "" in files of format 1
     first: int = 0
     last: int = 0
     frames: int = 0
@@ -38,9 +40,14 @@ class Inspection(msgspec.Struct, kw_only=True):
     path: str
     whole: bool
     files: list[FileReport] = []
+    identity: str = ""  # of the core
+    ledger: str = ""  # to which it is bound; "": to none
     sequence: int = 0  # where a core would go on from
     remembered: int = 0
-    floor: int = 0
+    accounts: int = 0
+    room: int = 0  # the id below which withdraws reserve no room
+    forget: int = 0  # the id below which everything is forgotten
+    highest: int = 0  # id of a deposit or withdraw
     totals: dict[str, int] = {}
     answers: dict[str, int] = {}  # how many operations of which kind had which answer
     why: str = ""
@@ -54,7 +61,14 @@ def inspect(files: Files, path: str, *, is_folder: bool) -> Inspection:
     report = (
         _snapshot(files, path) if name.endswith(snapshots.SUFFIX) else _segments(files, folder or ".", only=path)[0]
     )
-    return Inspection(path=path, whole=report.whole, files=[report], sequence=report.last, why=report.why)
+    return Inspection(
+        path=path,
+        whole=report.whole,
+        files=[report],
+        identity=report.identity,
+        sequence=report.last,
+        why=report.why,
+    )
 
 
 def _folder(files: Files, folder: str) -> Inspection:
@@ -72,7 +86,10 @@ def _folder(files: Files, folder: str) -> Inspection:
     except (CoreDamaged, WrongCore, ValueError, OverflowError) as error:
         found.whole, found.why = False, str(error)
         return found
-    found.sequence, found.remembered, found.floor = book.sequence, book.history.count, book.floor
+    found.identity = next((report.identity for report in reversed(reports) if report.identity), "")
+    found.ledger, found.sequence, found.remembered = book.ledger, book.sequence, book.history.count
+    found.accounts, found.highest = book.accounts, book.highest
+    found.room, found.forget = book.floors.room, book.floors.forget
     found.totals = dict(book.totals())
     found.answers = _answers(book)
     return found
@@ -83,7 +100,7 @@ def _book(files: Files, folder: str, reports: list[FileReport]) -> Book:
     book = Book()
     whole = [report for report in reports if report.kind == "snapshot" and report.whole]
     if whole:
-        book, _ = snapshots.restore(files.read(whole[-1].file))
+        book = snapshots.restore(files.read(whole[-1].file)).book
     for frame in Log(files, folder, reports[-1].core or reports[0].core).read_all():
         if frame.first > book.sequence + 1:
             raise ValueError(f"sequences {book.sequence + 1} to {frame.first - 1} are missing")
@@ -102,12 +119,18 @@ def _answers(book: Book) -> dict[str, int]:
 def _snapshot(files: Files, path: str) -> FileReport:
     data = files.read(path)
     try:
-        book, name = snapshots.restore(data)
+        found = snapshots.restore(data)
     except (BadSnapshot, ValueError, OverflowError) as error:
         return FileReport(file=path, kind="snapshot", whole=False, bytes=len(data), why=str(error))
-    operations = book.history.count
     return FileReport(
-        file=path, kind="snapshot", whole=True, core=name, last=book.sequence, operations=operations, bytes=len(data)
+        file=path,
+        kind="snapshot",
+        whole=True,
+        core=found.name,
+        identity=found.core,
+        last=found.book.sequence,
+        operations=found.book.history.count,
+        bytes=len(data),
     )
 
 
@@ -127,7 +150,8 @@ def _segment(files: Files, folder: str, segment: wal.Segment, *, last: bool) -> 
     report = FileReport(file=segment.path, kind="segment", whole=True, first=segment.first, bytes=segment.size)
     report.last = segment.first - 1
     try:
-        report.core, _ = read_segment_header(files.read(segment.path))
+        header = read_segment_header(files.read(segment.path))
+        report.core, report.identity = header.name, header.core
         log = Log(files, folder, report.core)
         for frame in log.read_one(segment, last=last):
             report.frames += 1

@@ -4,14 +4,19 @@ A frame is a length (u32, big-endian) and that many bytes of MessagePack: an arr
 Requests carry a number that their answer repeats; many may be on their way. An answer to operations is a byte and a
 sequence for each.
 
-    core    Hello(version, name, nonce)
-    client  Login(version, nonce, seen, proof)       proof = HMAC(secret, "client", version, name, both nonces, seen)
-    core    Welcome(sequence, proof)                 proof = HMAC(secret, "core", version, name, both nonces, sequence)
-         or Refused(sequence, why, text, proof)       the same, with why
+    core    Hello(version, name, core, nonce)           core: its identity, 32 hexadecimal digits, for ever
+    client  Login(version, nonce, seen, ledger, proof)  ledger: the identity of the ledger it works for; "": for none
+    core    Welcome(sequence, ledger, room, forget, proof)  ledger: to which the core is bound; "": to none yet
+         or Refused(sequence, why, text, proof)
 
-Each side's proof covers the other's fresh nonce, so a recorded handshake is worth nothing; the core's name is in it, so
-that a client never talks to the wrong core; the role is in it, so that a proof cannot be sent back to its maker. `seen`
-is the highest sequence the client has heard of: a core that is behind it has forgotten something (T33).
+A proof is an HMAC under the secret over the role, what Hello says, the client's nonce, and what the message itself says
+(`prove`). Each side's covers the other's fresh nonce, so a recorded handshake is worth nothing; the core's name and
+identity are in it, so that a client never talks to the wrong core; the role is in it, so that a proof cannot be sent
+back to its maker. `seen` is the highest sequence that the client knows of this core: a core that is behind it has
+forgotten something (T33).
+
+A core works for at most one ledger, for ever. A client that named one, at a core that is bound to none, sends Bind as
+its first request and waits for the answer; until then the core executes nothing for it.
 
 What follows the handshake is not encrypted: over TCP, use it inside a network that you trust, or a tunnel.
 """
@@ -24,16 +29,23 @@ from typing import Annotated, Final
 
 import msgspec
 
-VERSION: Final = 1
+from bursar.rails.trading.words import LEDGER_CHARACTERS_MAX
+
+VERSION: Final = 2
 SECRET_BYTES_MIN: Final = 16
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 LOGIN_BYTES_MAX: Final = 1024
 LOOKUPS_MAX: Final = 65_536
 USERS_MAX: Final = 1_024  # whose balances are asked for at once
+KEEP_MAX: Final = 65_536  # ids that a floor may pass over
+OPERATIONS_MAX: Final = 16_384  # in one answer of a list
 BEHIND: Final = "BEHIND"  # why a core refuses: it has forgotten what it acknowledged
+OTHER_LEDGER: Final = "OTHER_LEDGER"  # or it is bound to another ledger
+FULL: Final = "FULL"  # or it has as many clients as it may have
 
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack has no larger integers than 2^64 - 1
+Ledger = Annotated[str, msgspec.Meta(max_length=LEDGER_CHARACTERS_MAX)]
 Place = Annotated[int, msgspec.Meta(ge=0, le=255)]  # book.ASSETS_IN_FRAME_MAX
 _LENGTH: Final = Struct(">I")
 LENGTH_BYTES: Final = _LENGTH.size
@@ -55,6 +67,7 @@ class Hello(_Message, frozen=True, tag=1):
 
     version: int
     name: str
+    core: str  # its identity
     nonce: bytes
 
 
@@ -64,6 +77,7 @@ class Login(_Message, frozen=True, tag=2):
     version: int
     nonce: bytes
     seen: U64
+    ledger: Ledger
     proof: bytes
 
 
@@ -71,6 +85,9 @@ class Welcome(_Message, frozen=True, tag=3):
     """The client knows the secret; so does the core."""
 
     sequence: U64
+    ledger: Ledger
+    room: U64
+    forget: U64
     proof: bytes
 
 
@@ -131,11 +148,12 @@ class SetStatus(_Message, frozen=True, tag=15):
 
 
 class Prune(_Message, frozen=True, tag=16):
-    """Raise the floor."""
+    """Raise the floors."""
 
     number: U64
-    floor: U64
-    keep: list[U64]
+    room: U64
+    forget: U64
+    keep: Annotated[list[U64], msgspec.Meta(max_length=KEEP_MAX)]
 
 
 class Ping(_Message, frozen=True, tag=17):
@@ -151,7 +169,30 @@ class Subscribe(_Message, frozen=True, tag=18):
     after: U64
 
 
-Request = Execute | Lookup | Query | Balances | Totals | SetStatus | Prune | Ping | Subscribe
+class Bind(_Message, frozen=True, tag=19):
+    """Work for this ledger for ever: the one that the login named."""
+
+    number: U64
+    ledger: Ledger
+
+
+class Operations(_Message, frozen=True, tag=20):
+    """Deposits, withdraws and refunds on record behind a sequence, refused ones too."""
+
+    number: U64
+    after: U64
+    limit: Annotated[int, msgspec.Meta(ge=1, le=OPERATIONS_MAX)]
+
+
+class Describe(_Message, frozen=True, tag=21):
+    """Who is this core, and how much does it hold?"""
+
+    number: U64
+
+
+Request = (
+    Execute | Lookup | Query | Balances | Totals | SetStatus | Prune | Ping | Subscribe | Bind | Operations | Describe
+)
 
 
 # --- answers
@@ -191,7 +232,7 @@ class Summed(_Message, frozen=True, tag=33):
 
 
 class Noted(_Message, frozen=True, tag=34):
-    """To SetStatus, Prune, Ping, Subscribe: it is so, since this sequence."""
+    """To SetStatus, Ping, Subscribe: it is so, since this sequence."""
 
     number: U64
     sequence: U64
@@ -210,7 +251,48 @@ class Events(_Message, frozen=True, tag=36):
     events: list[tuple[int, int, int, int, str, int, int, int]]
 
 
-Answer = Done | Found | Held | Summed | Noted | Gone | Events
+class Bound(_Message, frozen=True, tag=37):
+    """To Bind: the ledger that this core works for, which may be another."""
+
+    number: U64
+    sequence: U64
+    ledger: Ledger
+
+
+class Listed(_Message, frozen=True, tag=38):
+    """To Operations: sequence, operation, id, user, asset, amount, answer of each; up to where these are all."""
+
+    number: U64
+    sequence: U64
+    complete_to: U64
+    operations: list[tuple[int, int, int, int, str, int, int]]
+
+
+class Described(_Message, frozen=True, tag=39):
+    """To Describe."""
+
+    number: U64
+    sequence: U64
+    core: str
+    ledger: Ledger
+    room: U64
+    forget: U64
+    highest: U64  # id of a deposit or withdraw there ever was
+    remembered: U64
+    accounts: U64
+
+
+class Pruned(_Message, frozen=True, tag=40):
+    """To Prune: what became of it (words.Code), and where the floors are."""
+
+    number: U64
+    sequence: U64
+    code: U64
+    room: U64
+    forget: U64
+
+
+Answer = Done | Found | Held | Summed | Noted | Gone | Events | Bound | Listed | Described | Pruned
 Handshake = Hello | Login | Welcome | Refused
 
 _encoder = msgspec.msgpack.Encoder()
@@ -256,11 +338,23 @@ class Splitter:
         return len(self._buffer)
 
 
-def prove(secret: bytes, role: str, name: str, hello: bytes, login: bytes, number: int, text: str = "") -> bytes:
+def prove(secret: bytes, role: str, hello: Hello, nonce: bytes, *said: int | str) -> bytes:
     """What only somebody with the secret can say: about this connection, in this role, to this core."""
     # An array, not a string of joined parts: no two different meanings have the same bytes.
-    said = _encoder.encode(["bursar core", VERSION, role, name, hello, login, number, text])
-    return hmac.digest(secret, said, "sha256")
+    parts = ["bursar core", VERSION, role, hello.name, hello.core, hello.nonce, nonce, *said]
+    return hmac.digest(secret, _encoder.encode(parts), "sha256")
+
+
+def prove_login(secret: bytes, hello: Hello, nonce: bytes, seen: int, ledger: str) -> bytes:
+    """The client's proof."""
+    return prove(secret, "client", hello, nonce, seen, ledger)
+
+
+def prove_answer(secret: bytes, hello: Hello, nonce: bytes, said: Welcome | Refused) -> bytes:
+    """The core's proof, whatever `said.proof` is."""
+    if isinstance(said, Welcome):
+        return prove(secret, "core", hello, nonce, "welcome", said.sequence, said.ledger, said.room, said.forget)
+    return prove(secret, "core", hello, nonce, "refused", said.sequence, said.why, said.text)
 
 
 def proves(expected: bytes, given: bytes) -> bool:

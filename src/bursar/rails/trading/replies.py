@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from bursar.model.outcome import Outcome
-from bursar.rails.trading.words import Status, code_name, outcome_of
+from bursar.rails.trading.words import Op, Status, code_name, outcome_of
 
 # What the client itself answers where the core has not. None of these is ever EXPLICIT_FAIL.
 NOT_CONNECTED: Final = "NOT_CONNECTED"  # it was not sent
@@ -20,8 +20,22 @@ NO_REPLY: Final = "NO_REPLY"  # it was sent, and may still happen
 NOT_SENT_IN_TIME: Final = "NOT_SENT_IN_TIME"
 CORE_BEHIND: Final = "CORE_BEHIND"  # the core has forgotten what it acknowledged (T33): somebody must look
 CORE_REFUSED: Final = "CORE_REFUSED"  # wrong secret, wrong core, or not a core
+OTHER_CORE: Final = "OTHER_CORE"  # not the core that this ledger is bound to
+OTHER_LEDGER: Final = "OTHER_LEDGER"  # the core is bound to another ledger
+LINK_FAILED: Final = "LINK_FAILED"  # what the ledger knows of this core could not be read or written: not sent
 MALFORMED: Final = "MALFORMED"  # it cannot be put on the wire
 CLOSED: Final = "CLOSED"  # this client is closed
+
+
+# Where trying again helps nobody until a person has looked: the wrong core, or one that has forgotten.
+NEEDS_A_PERSON: Final = frozenset({CORE_BEHIND, CORE_REFUSED, OTHER_CORE, OTHER_LEDGER})
+
+
+class Floors(msgspec.Struct, frozen=True):
+    """Ids that never sink: below `room` a withdraw reserves no room for its refund, below `forget` all is forgotten."""
+
+    room: int = 1
+    forget: int = 1
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -81,6 +95,44 @@ class QueryReply(msgspec.Struct, frozen=True):
     asset: str = ""
     amount: int = 0
     other: int = 0
+    detail: str = ""
+
+
+class OperationRow(msgspec.Struct, frozen=True):
+    """A deposit, withdraw or refund that the core remembers."""
+
+    sequence: int
+    op: Op
+    id: int
+    user: int
+    asset: str
+    amount: int
+    code: str  # `OK`, or the refusal
+
+
+class OperationsReply(msgspec.Struct, frozen=True):
+    """Some of what the core remembers, in order; nothing up to `complete_to` is left out."""
+
+    outcome: Outcome
+    code: str
+    sequence: int = 0  # that is on the core's disk
+    items: list[OperationRow] = []
+    complete_to: int = 0
+    detail: str = ""
+
+
+class DescribeReply(msgspec.Struct, frozen=True):
+    """Who the core is, and how much it holds."""
+
+    outcome: Outcome
+    code: str
+    sequence: int = 0
+    core: str = ""  # its identity
+    ledger: str = ""  # to which it is bound; "": to none
+    floors: Floors = Floors()
+    highest_id: int = 0  # of a deposit or withdraw there ever was
+    remembered: int = 0
+    accounts: int = 0
     detail: str = ""
 
 

@@ -2,7 +2,11 @@
 
 Every connection stands alone: garbage, half a frame, one too large, a wrong secret or silence during the handshake end
 that connection and disturb nobody else. There is a limit on connections, on the size of a frame, and on what one
-connection may have waiting; whoever reaches it is simply not read from until it has its answers.
+connection may have waiting, answers that it does not read included; whoever reaches it is simply not read from until it
+has read its answers.
+
+Connections that have not logged in have a limit of their own: the oldest of them makes way for a new one, so that
+whoever holds connections open without knowing the secret keeps nobody out who knows it.
 
 A core that learns from a client that it has forgotten something (T33) serves nobody any more: other clients may not
 know it, and would be told that what has happened has not.
@@ -11,6 +15,7 @@ know it, and would be told that what has happened has not.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +23,14 @@ from functools import partial
 import msgspec
 
 from bursar.ports import Ports, Stream
-from bursar.rails.trading import protocol
+from bursar.rails.trading import protocol, requests
+from bursar.rails.trading.connection import other_ledger
 from bursar.rails.trading.core import Core
 from bursar.rails.trading.errors import CoreStopped
 from bursar.rails.trading.feed import Feed
-from bursar.rails.trading.protocol import Answer, ProtocolError, Splitter
-from bursar.rails.trading.words import Status
+from bursar.rails.trading.outages import Outages
+from bursar.rails.trading.protocol import ProtocolError, Splitter
+from bursar.rails.trading.words import Code, is_ledger
 from bursar.supervise import supervise
 
 LOOKS = 4  # at silent connections, before one is closed
@@ -33,21 +40,23 @@ LOOKS = 4  # at silent connections, before one is closed
 class Limits:
     """How much is too much."""
 
-    connections: int = 256
+    connections: int = 256  # that have logged in
+    strangers: int = 128  # that have not
     handshake_s: float = 5.0
     idle_s: float = 60.0  # clients that have nothing to say ping
-    waiting_bytes: int = 8 * 1024 * 1024  # of one connection's requests, unanswered
-    unsent_bytes: int = 8 * 1024 * 1024  # for a subscriber who reads slowly
+    waiting_bytes: int = 8 * 1024 * 1024  # of one connection's requests, and of its answers that wait for the disk
+    unsent_bytes: int = 8 * 1024 * 1024  # of one connection's answers or events that it does not read
     goodbye_s: float = 5.0  # for answers to leave at the end
 
 
 class Connection:
     """One client, and how much it waits for."""
 
-    __slots__ = ("has_room", "open", "silent_for", "stream", "task", "waiting_bytes")
+    __slots__ = ("has_room", "ledger", "open", "silent_for", "stream", "task", "waiting_bytes")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
+        self.ledger = ""  # that it has named; "": none
         self.open = True
         self.silent_for = 0  # looks of the server, since something was heard
         self.waiting_bytes = 0
@@ -64,11 +73,15 @@ class Server:
         if len(secret) < protocol.SECRET_BYTES_MIN:
             raise ValueError(f"a secret of {len(secret)} bytes is too short: at least {protocol.SECRET_BYTES_MIN}")
         self.core = core
-        self.connections: list[Connection] = []
+        self.connections: list[Connection] = []  # that have logged in
+        self.strangers: list[Connection] = []  # that have not, oldest first
         self._ports = ports
         self._secret = secret
         self._limits = limits or Limits()
         self._log = log
+        self._outages = Outages(log)
+        self._pruning: asyncio.Task[None] | None = None
+        self._prunes: deque[tuple[Connection, protocol.Prune, int]] = deque()
         self._feed = Feed(ports, core, self._limits.unsent_bytes)
         self._stopping = False
         self._forgotten = 0  # the highest sequence that a client has heard of and this core has not
@@ -115,26 +128,33 @@ class Server:
             for connection in list(self.connections):
                 connection.silent_for += 1
                 if connection.silent_for > LOOKS and not connection.waiting_bytes:
-                    self._log("closed a connection: nothing was heard for too long")
+                    self._outages.happened("closed a connection: nothing was heard for too long")
                     connection.stream.abort()
+            self._outages.look()
 
     def _hang_up(self) -> None:
-        for connection in list(self.connections):
+        for connection in [*self.connections, *self.strangers]:
             connection.open = False
             connection.stream.close()
             if connection.task is not None:
                 connection.task.cancel()
+        if self._pruning is not None:
+            self._pruning.cancel()
         self._feed.close()
 
     # --- one connection
 
     def _accept(self, stream: Stream) -> None:
-        if self._stopping or len(self.connections) >= self._limits.connections:
-            self._log(f"refused a connection: {'stopping' if self._stopping else 'there are too many'}")
+        if self._stopping:
             stream.close()
             return
+        if len(self.strangers) >= self._limits.strangers:
+            self._outages.happened("too many connections have not logged in: the oldest is closed for each new one")
+            oldest = self.strangers.pop(0)
+            oldest.open = False
+            oldest.stream.abort()
         connection = Connection(stream)
-        self.connections.append(connection)
+        self.strangers.append(connection)
         connection.task = asyncio.create_task(self._serve(connection), name="core-connection")
 
     async def _serve(self, connection: Connection) -> None:
@@ -145,18 +165,21 @@ class Server:
             splitter.limit = protocol.REQUEST_BYTES_MAX
             await self._requests(connection, splitter, first)
         except (ProtocolError, msgspec.MsgspecError, OSError, TimeoutError, ValueError) as error:
-            self._log(f"closed a connection: {type(error).__name__}: {error}")
+            if connection.open:  # not if it was closed from here, which was told there
+                self._outages.happened(f"closed a connection: {type(error).__name__}", str(error))
         finally:
             connection.open = False
             connection.stream.close()
-            if connection in self.connections:
-                self.connections.remove(connection)
+            for where in (self.connections, self.strangers):
+                if connection in where:
+                    where.remove(connection)
 
     async def _handshake(self, connection: Connection, splitter: Splitter) -> list[bytes]:
         """Both sides prove themselves. Returns what the client has already sent behind its login."""
-        stream, name = connection.stream, self.core.name
+        stream, core = connection.stream, self.core
         nonce = bytes.fromhex(self._ports.token() + self._ports.token())
-        stream.write(protocol.frame(protocol.Hello(protocol.VERSION, name, nonce)))
+        hello = protocol.Hello(protocol.VERSION, core.name, core.identity, nonce)
+        stream.write(protocol.frame(hello))
         while True:
             data = await stream.read()
             if not data:
@@ -165,21 +188,46 @@ class Server:
                 break
         login = protocol.decode_handshake(frames[0])
         if not isinstance(login, protocol.Login) or login.version != protocol.VERSION:
-            raise ProtocolError("it does not log in as this version does")
-        proof = protocol.prove(self._secret, "client", name, nonce, login.nonce, login.seen)
+            raise ProtocolError(f"it does not log in as version {protocol.VERSION} does")
+        proof = protocol.prove_login(self._secret, hello, login.nonce, login.seen, login.ledger)
         if not protocol.proves(proof, login.proof):
             raise ProtocolError("it does not know the secret")
-        prove = partial(protocol.prove, self._secret, "core", name, nonce, login.nonce)
-        if login.seen > self.core.durable:
-            self._forget(login.seen, connection)
-        if self._forgotten:
-            text = f"this core knows sequences up to {self.core.durable}, and {self._forgotten} has been acknowledged"
-            proof = prove(self.core.durable, protocol.BEHIND)
-            stream.write(protocol.frame(protocol.Refused(self.core.durable, protocol.BEHIND, text, proof)))
+        if login.ledger and not is_ledger(login.ledger):
+            raise ProtocolError("the ledger it names is not printable text without blanks")
+        said = await self._judge(login, connection)
+        said = msgspec.structs.replace(said, proof=protocol.prove_answer(self._secret, hello, login.nonce, said))
+        stream.write(protocol.frame(said))
+        if isinstance(said, protocol.Refused):
             await stream.drain()
-            raise ProtocolError(text)
-        stream.write(protocol.frame(protocol.Welcome(self.core.durable, prove(self.core.durable))))
+            raise ProtocolError(said.text)
+        self._let_in(connection, login)
         return frames[1:]
+
+    async def _judge(self, login: protocol.Login, connection: Connection) -> protocol.Welcome | protocol.Refused:
+        """What to answer somebody who knows the secret; not proved yet."""
+        book, floors = self.core.book, self.core.book.floors
+        ledger, room, forget = book.ledger, floors.room, floors.forget
+        if book.sequence > self.core.durable:
+            await self.core.until_durable()  # these are told, so they have to be on disk
+        at = self.core.durable
+        # Another ledger's client knows nothing of our sequences: it is told before its `seen` is believed.
+        if login.ledger and ledger not in ("", login.ledger):
+            return protocol.Refused(at, protocol.OTHER_LEDGER, other_ledger(ledger, login.ledger), b"")
+        if login.seen > at:
+            self._forget(login.seen, connection)
+        if len(self.connections) >= self._limits.connections:
+            self._outages.happened("refused a client: there are too many")
+            return protocol.Refused(at, protocol.FULL, f"{self._limits.connections} clients are connected already", b"")
+        if self._forgotten:
+            text = f"this core knows sequences up to {at}, and {self._forgotten} has been acknowledged"
+            return protocol.Refused(at, protocol.BEHIND, text, b"")
+        return protocol.Welcome(at, ledger, room, forget, b"")
+
+    def _let_in(self, connection: Connection, login: protocol.Login) -> None:
+        if connection in self.strangers:  # and not closed meanwhile, to make way
+            self.strangers.remove(connection)
+            self.connections.append(connection)
+        connection.ledger = login.ledger
 
     def _forget(self, seen: int, teller: Connection) -> None:
         """We have forgotten what somebody was told. From now on nobody is served."""
@@ -188,7 +236,7 @@ class Server:
             f"CRITICAL: a client has seen sequence {seen}, and this core ends at {self.core.durable}: its disk was "
             "restored or damaged. It serves nobody until it is started on the newest data."
         )
-        for connection in self.connections:
+        for connection in [*self.connections, *self.strangers]:
             if connection is not teller:  # who has yet to hear why
                 connection.open = False
                 connection.stream.close()
@@ -197,67 +245,84 @@ class Server:
         stream, limits = connection.stream, self._limits
         while True:
             for payload in payloads:
+                await self._room_for(connection)
                 if not connection.open or self._stopping:
                     return
                 request = protocol.decode_request(payload)
                 if isinstance(request, protocol.Subscribe):
+                    self._check_bound(connection, request)
                     await self._feed.serve(
                         stream, request, limits.idle_s, partial(setattr, connection, "silent_for", 0)
                     )
                     return
-                await self.core.has_room()
                 self._take(connection, request, len(payload))
-            while connection.waiting_bytes > limits.waiting_bytes:
-                connection.has_room.clear()
-                await connection.has_room.wait()
-            if stream.unsent > limits.unsent_bytes:
-                await stream.drain()
+            await self._room_for(connection)
             data = await stream.read()
             if not data:
                 return
             connection.silent_for = 0
             payloads = splitter.feed(data)
 
+    async def _room_for(self, connection: Connection) -> None:
+        """Wait until the next frame has room, and the client few answers that wait for the disk or to be read by it."""
+        limits, stream = self._limits, connection.stream
+        while connection.waiting_bytes > limits.waiting_bytes:
+            connection.has_room.clear()
+            await connection.has_room.wait()
+        if stream.unsent > limits.unsent_bytes:
+            await stream.drain()
+        await self.core.has_room()
+
     # --- one request
 
     def _take(self, connection: Connection, request: protocol.Request, size: int) -> None:
         """Decide it now; its answer leaves when all that it rests on is on disk."""
+        self._check_bound(connection, request)
+        if isinstance(request, protocol.Prune):
+            connection.waiting_bytes += size
+            self._prunes.append((connection, request, size))
+            if self._pruning is None or self._pruning.done():
+                self._pruning = asyncio.create_task(self._prune(), name="core-prune")
+                self._pruning.add_done_callback(self._prune_ended)
+            return
+        waiting = requests.decide(self.core, request)
+        size += waiting.size
         connection.waiting_bytes += size
-        self.core.when_durable(partial(self._answer, connection, size, self._decide(request)))
+        self.core.when_durable(partial(self._answer, connection, size, waiting.frame))
 
-    def _answer(self, connection: Connection, size: int, answer: Callable[[int], Answer]) -> None:
+    def _check_bound(self, connection: Connection, request: protocol.Request) -> None:
+        """Nothing is executed for a ledger that this core does not work for."""
+        if isinstance(request, protocol.Bind):
+            if not connection.ledger or request.ledger != connection.ledger:
+                raise ProtocolError("it asks to be bound to another ledger than it has named")
+        elif connection.ledger not in ("", self.core.book.ledger):
+            raise ProtocolError(f"it works for the ledger {connection.ledger}, to which this core is not bound")
+
+    def _answer(self, connection: Connection, size: int, frame: Callable[[int], bytes]) -> None:
         connection.waiting_bytes -= size
         connection.has_room.set()
         if connection.open:
-            connection.stream.write(protocol.frame(answer(self.core.durable)))
+            connection.stream.write(frame(self.core.durable))
 
-    def _decide(self, request: protocol.Request) -> Callable[[int], Answer]:
-        """What to answer, given the sequence that is on disk by then."""
-        book, number = self.core.book, request.number
-        match request:
-            case protocol.Execute(_, assets, items):
-                codes, sequences = book.execute(assets, items)
-                return lambda sequence: protocol.Done(number, sequence, codes, sequences)
-            case protocol.Lookup(_, pairs):
-                codes, sequences = book.lookup(pairs)
-                return lambda sequence: protocol.Done(number, sequence, codes, sequences)
-            case protocol.Query(_, id_, op):
-                at, row = book.sequence, book.operation(id_, op)
-                found = row and (row.sequence, row.user, book.asset_code(row.asset), row.amount, row.other, row.code)
-                return lambda _: protocol.Found(number, at, found)
-            case protocol.Balances(_, users):
-                at, accounts = book.sequence, [(int(book.status(user)), book.balances(user)) for user in users]
-                return lambda _: protocol.Held(number, at, accounts)
-            case protocol.Totals():
-                at, totals = book.sequence, [(code, str(total)) for code, total in book.totals()]
-                return lambda _: protocol.Summed(number, at, totals)
-            case protocol.SetStatus(_, user, status_number):
-                at = book.set_status(user, Status(status_number))
-                return lambda _: protocol.Noted(number, at)
-            case protocol.Prune(_, floor, keep):
-                at = book.prune(floor, keep)
-                return lambda _: protocol.Noted(number, at)
-            case protocol.Ping():
-                return lambda sequence: protocol.Noted(number, sequence)
-            case protocol.Subscribe():
-                raise ProtocolError("a subscription is not a request among others")
+    async def _prune(self) -> None:
+        """Raise floors, in steps that are short; in between, others are served."""
+        book = self.core.book
+        while self._prunes and not self._stopping:
+            connection, request, size = self._prunes.popleft()
+            code, keep = book.check_floors(request.room, request.forget), frozenset(request.keep)
+            steps = deque(book.floor_steps(request.room, request.forget) if code == Code.OK else ())
+            while steps and not self._stopping:  # what is not raised by then is asked for again
+                book.raise_floors(*steps.popleft(), keep)
+                await self.core.until_durable()
+            if not steps:
+                at, floors = book.sequence, book.floors
+                done = protocol.Pruned(request.number, at, code, floors.room, floors.forget)
+                self.core.when_durable(partial(self._answer, connection, size, partial(_framed, done)))
+
+    def _prune_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log(f"CRITICAL: the floors can't be raised: {type(error).__name__}: {error}")
+
+
+def _framed(answer: protocol.Answer, _: int) -> bytes:
+    return protocol.frame(answer)

@@ -8,7 +8,8 @@ hundreds of megabytes. It is written aside, synced, renamed, and the folder sync
     per asset: the users, u64 each; available, frozen, spoken of each in turn, u64 each
     blocks of history: length u32 and bytes of each (history.Block) · CRC-32 of all that u32 · magic 8
 
-A snapshot that is not whole is passed over for the one before. The log reaches back to the oldest that is kept.
+A snapshot that is not whole is passed over for the one before. The log reaches back to the oldest that is kept. One of
+format 1 can be read: it had no identity, no ledger and one floor, below which what was kept reserved its room.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ import msgspec
 
 from bursar.ports import Files
 from bursar.rails.trading.accounts import ACCOUNT_BYTES
-from bursar.rails.trading.book import Book, NewAsset
+from bursar.rails.trading.book import Book
+from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.frames import numbers, octets
 from bursar.rails.trading.history import Block, load
+from bursar.rails.trading.notes import NewAsset
 from bursar.rails.trading.wal import ASIDE
+from bursar.rails.trading.words import Op
 
-MAGIC: Final = b"BURSNAP1"
-END: Final = b"BURSEND1"
+MAGIC, END = b"BURSNAP2", b"BURSEND2"
+MAGIC_1, END_1 = b"BURSNAP1", b"BURSEND1"
 PREFIX: Final = "snap-"
 SUFFIX: Final = ".snap"
 KEPT: Final = 2
@@ -49,9 +53,25 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     """What a snapshot holds."""
 
     name: str
+    core: str  # its identity
+    ledger: str  # to which it is bound; "": to none
+    sequence: int
+    room: int
+    forget: int
+    kept: list[int]  # ids below `room` whose withdraws reserve room
+    highest: int  # id of a transfer
+    assets: list[tuple[str, int]]  # code and number of accounts, in the order of their numbers
+    statuses: list[tuple[int, int]]
+    rows: int
+
+
+class Header1(msgspec.Struct, array_like=True, frozen=True):
+    """What a snapshot of format 1 holds."""
+
+    name: str
     sequence: int
     floor: int
-    assets: list[tuple[str, int]]  # code and number of accounts, in the order of their numbers
+    assets: list[tuple[str, int]]
     statuses: list[tuple[int, int]]
     rows: int
 
@@ -65,7 +85,16 @@ class Snapshot:
     blocks: list[Block]
 
 
-def capture(book: Book, name: str) -> Snapshot:
+@dataclass(frozen=True)
+class Restored:
+    """What a snapshot held."""
+
+    book: Book
+    name: str
+    core: str  # the identity of its core; "" in format 1
+
+
+def capture(book: Book, name: str, core: str) -> Snapshot:
     """The book as it is now. Nothing may be pending, and it may not be written before its sequence is on disk."""
     assert not book.pending, "a snapshot must not see what is not in a frame yet"
     columns: list[array[int]] = []
@@ -73,8 +102,13 @@ def capture(book: Book, name: str) -> Snapshot:
         columns += accounts.columns()
     header = Header(
         name,
+        core,
+        book.ledger,
         book.sequence,
-        book.floor,
+        book.floors.room,
+        book.floors.forget,
+        sorted(book.floors.kept),
+        book.highest,
         [(code, len(accounts.by_user)) for code, accounts in book.assets.items()],
         sorted(book.statuses.items()),
         book.history.count,
@@ -100,10 +134,10 @@ def _body(snapshot: Snapshot) -> Iterator[bytes]:
         yield b"".join(part for block in some for part in (_U32.pack(block.size), block.dump()))
 
 
-def restore(data: bytes) -> tuple[Book, str]:
-    """The book in a snapshot, and the name of its core."""
+def restore(data: bytes) -> Restored:
+    """The book in a snapshot, and whose it is."""
     header, at = read_header(data)
-    if data[-len(END) :] != END:
+    if data[-len(END) :] != (END if isinstance(header, Header) else END_1):
         raise BadSnapshot("it has no end")
     body = memoryview(data)[at : -4 - len(END)]
     if zlib.crc32(body) != _U32.unpack_from(data, len(data) - 4 - len(END))[0]:
@@ -121,8 +155,20 @@ def restore(data: bytes) -> tuple[Book, str]:
         raise BadSnapshot(f"its checksum is right and its content is not: {error}") from error
     if book.history.count != header.rows:
         raise BadSnapshot(f"it has {book.history.count} rows instead of {header.rows}")
-    book.sequence, book.floor, book.statuses = header.sequence, header.floor, dict(header.statuses)
-    return book, header.name
+    book.sequence, book.statuses = header.sequence, dict(header.statuses)
+    if isinstance(header, Header1):
+        return _restored_1(header, book)
+    book.ledger, book.highest = header.ledger, header.highest
+    book.floors = CoreFloors(header.room, header.forget, header.kept)
+    return Restored(book, header.name, header.core)
+
+
+def _restored_1(header: Header1, book: Book) -> Restored:
+    """What stands for the rest in format 1: withdraws that were kept below the floor reserved their room."""
+    kept = [id_ for id_ in book.history.where[Op.WITHDRAW] if id_ < header.floor]
+    book.floors = CoreFloors(header.floor, header.floor, kept)
+    book.highest = max((block.moved_high for block in book.history.blocks), default=0)
+    return Restored(book, header.name, "")
 
 
 def _blocks(data: memoryview) -> Iterator[Block]:
@@ -133,15 +179,17 @@ def _blocks(data: memoryview) -> Iterator[Block]:
         at = end
 
 
-def read_header(data: bytes) -> tuple[Header, int]:
+def read_header(data: bytes) -> tuple[Header | Header1, int]:
     """What a snapshot says of itself, and where its columns begin."""
-    if len(data) < 12 or data[:8] != MAGIC:
+    if len(data) < 12 or data[:8] not in (MAGIC, MAGIC_1):
         raise BadSnapshot("its first bytes are not those of a snapshot")
     length = _U32.unpack_from(data, 8)[0]
     raw = data[12 : 12 + length]
     if len(data) < 16 + length or zlib.crc32(raw) != _U32.unpack_from(data, 12 + length)[0]:
         raise BadSnapshot("its header is damaged")
     try:
+        if data[:8] == MAGIC_1:
+            return msgspec.msgpack.decode(raw, type=Header1), 16 + length
         return msgspec.msgpack.decode(raw, type=Header), 16 + length
     except msgspec.MsgspecError as error:
         raise BadSnapshot(f"its header is of another version: {error}") from error

@@ -14,7 +14,8 @@ from bursar.ports import Ports, Stream
 from bursar.rails.trading import protocol
 from bursar.rails.trading.connection import Connected, NoConnection, Target, connect
 from bursar.rails.trading.events import Event, from_wire
-from bursar.rails.trading.replies import CORE_BEHIND, CORE_REFUSED
+from bursar.rails.trading.link import CoreLink, Known
+from bursar.rails.trading.replies import NEEDS_A_PERSON
 
 PING_S: Final = 15.0
 BACKOFF_S: Final = 0.2
@@ -33,19 +34,19 @@ class EventsGone(BursarError):
     )
 
 
-async def follow(ports: Ports, target: Target, after: int, timeout_s: float) -> AsyncIterator[Event]:
-    """Events behind `after`, for ever. Raises EventsGone, or NoConnection if the core will not have us."""
-    failures = 0
+async def follow(ports: Ports, target: Target, link: CoreLink, heard: Known, timeout_s: float) -> AsyncIterator[Event]:
+    """Events behind `heard.seen`, for ever. Raises EventsGone, or NoConnection if the core will not have us."""
+    failures, core, after = 0, heard.core, heard.seen
     while True:
         try:
-            connected = await connect(ports, target, after, timeout_s)
+            connected = await connect(ports, target, link, Known(core=core, seen=after), timeout_s)
         except NoConnection as error:
-            if error.code in (CORE_BEHIND, CORE_REFUSED):
+            if error.code in NEEDS_A_PERSON:
                 raise
             failures += 1
             await ports.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(failures, 10)) * (0.5 + ports.random() / 2))
             continue
-        failures = 0
+        failures, core = 0, connected.core
         pings = asyncio.create_task(_ping(ports, connected.stream), name="core-events-ping")
         try:
             async for event in _events(connected, after):

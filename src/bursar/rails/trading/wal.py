@@ -5,8 +5,9 @@ is mended: bytes at the very end of the last segment that are no whole frame, wi
 cut, and the report says so. Everything else stops the core: a gap, a foreign segment, a bad frame with good ones behind
 it. Guessing there would forget what somebody was told.
 
-A new segment gets its header under another name first, so that a segment is never without one. Everything here is
-synchronous, for a lane.
+A new segment gets its header under another name first, so that a segment is never without one. It carries the core's
+identity, which is made with the first segment: a core that has a log has an identity. A log of format 1 has none; it is
+given one by a new segment when it is opened. Everything here is synchronous, for a lane.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Segment:
     path: str
     first: int  # the sequence with which it begins
     size: int
+    core: str = ""  # the identity it carries, once it was read
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Log:
         self.files = files
         self.folder = folder
         self.name = name
+        self.core = ""  # the identity that its segments carry; "" as long as none does
         self.segments: list[Segment] = []
         self.torn: Torn | None = None
         self.end = 0  # the last sequence that was read
@@ -89,8 +92,7 @@ class Log:
 
     def _read(self, segment: Segment, expected: int, last: bool) -> Generator[Frame, None, int]:
         data = self.files.read(segment.path)
-        self._check_header(segment, data, expected)
-        at = frames.SEGMENT_BYTES
+        at = self._check_header(segment, data, expected)
         while at < len(data):
             try:
                 frame = frames.decode(data, at, expected)
@@ -101,15 +103,21 @@ class Log:
             at, expected = frame.end, frame.last + 1
         return expected
 
-    def _check_header(self, segment: Segment, data: bytes, expected: int) -> None:
+    def _check_header(self, segment: Segment, data: bytes, expected: int) -> int:
+        """Whether the segment is the one that is next in this core's log; where its frames begin."""
         try:
-            name, first = frames.read_segment_header(data)
+            header = frames.read_segment_header(data)
         except BadFrame as error:
             raise self._damaged(segment, 0, str(error)) from error
-        if name != self.name:
-            raise WrongCore(self.folder, self.name, name)
-        if first != segment.first or first != expected:
-            raise self._damaged(segment, 0, f"it begins with sequence {first}, and {expected} is next")
+        if header.name != self.name:
+            raise WrongCore(self.folder, self.name, header.name)
+        if header.first != segment.first or header.first != expected:
+            raise self._damaged(segment, 0, f"it begins with sequence {header.first}, and {expected} is next")
+        if self.core and header.core != self.core:
+            why = f"it belongs to the core with identity {header.core or '(none: format 1)'}, and this is {self.core}"
+            raise self._damaged(segment, 0, why)
+        self.core = segment.core = header.core
+        return header.size
 
     def _judge(self, segment: Segment, data: bytes, at: int, expected: int, last: bool, why: str) -> None:
         """A torn end is noted; anything else stops the core."""
@@ -127,12 +135,15 @@ class Log:
         )
         return CoreDamaged(segment.path, at, why, advice)
 
-    def open(self, next_sequence: int) -> None:
-        """Cut a torn end, and be ready to append `next_sequence`."""
+    def open(self, next_sequence: int, core: str) -> None:
+        """Cut a torn end, and be ready to append `next_sequence` to the log of the core with this identity."""
+        self.core = core
         if self.torn is not None:
             self.files.truncate(self.torn.path, self.torn.at)
             self.segments[-1].size = self.torn.at
-        if not self.segments:
+        if not self.segments or not self.segments[-1].core:
+            # Where a segment of format 1 has this very name, nothing is in it: the new one takes its place.
+            self.segments = [segment for segment in self.segments if segment.first < next_sequence]
             self._new_segment(next_sequence)
             return
         # A crash may have come between a rename and the sync of the folder; what is appended must not lose its name.
@@ -152,7 +163,7 @@ class Log:
         if self._file is not None:
             self._file.close()
         path = f"{self.folder}/{segment_name(first)}"
-        header = frames.segment_header(self.name, first)
+        header = frames.segment_header(self.name, self.core, first)
         aside = self.files.create(path + ASIDE)
         aside.write(header)
         aside.sync()
@@ -160,7 +171,7 @@ class Log:
         self.files.rename(path + ASIDE, path)
         self.files.sync_folder(self.folder)
         self._file = self.files.append(path)
-        self.segments.append(Segment(path, first, len(header)))
+        self.segments.append(Segment(path, first, len(header), self.core))
 
     def drop_before(self, sequence: int) -> None:
         """Remove segments that hold nothing behind `sequence`. The last one always stays."""
@@ -169,12 +180,12 @@ class Log:
 
     def frames_after(self, sequence: int) -> Iterator[Frame]:
         """Frames with anything behind `sequence`, as far as the log goes now. For a reader beside the writer."""
-        segments = [Segment(s.path, s.first, s.size) for s in self.segments]
+        segments = [Segment(s.path, s.first, s.size, s.core) for s in self.segments]
         for place, segment in enumerate(segments):
             if place + 1 < len(segments) and segments[place + 1].first <= sequence + 1:
                 continue
             data = self.files.read(segment.path, 0, segment.size)
-            at, expected = frames.SEGMENT_BYTES, segment.first
+            at, expected = frames.read_segment_header(data).size, segment.first
             while at < len(data):
                 frame = frames.decode(data, at, expected)
                 at, expected = frame.end, frame.last + 1

@@ -19,6 +19,8 @@ U64_MAX: Final = 2**64 - 1
 ID_MAX: Final = 2**63 - 1  # a Snowflake is a positive signed 64-bit integer
 ASSET_CHARACTERS_MAX: Final = 16
 ASSETS_MAX: Final = 65_535
+LEDGER_CHARACTERS_MAX: Final = 128  # of a ledger's identity
+IDENTITY_DIGITS: Final = 32  # of a core's identity, hexadecimal
 PREFIX: Final = "sr-"
 
 
@@ -73,7 +75,9 @@ class Code(IntEnum):
     BELOW_FLOOR = UNSURE + 1  # pruned: it may have happened or not, it will not happen now (T32)
     WITHDRAW_NOT_FOUND = UNSURE + 2  # a refund without its withdraw (T29); not remembered, since T31
     NOT_FOUND = UNSURE + 3  # a look-up of what is not remembered
-    BAD_OPERATION = UNSURE + 4  # no such operation, or one that cannot be cancelled
+    BAD_OPERATION = UNSURE + 4  # no such operation, or one that cannot be cancelled, or floors out of order
+    NO_ROOM = UNSURE + 5  # a late refund does not fit in 64 bits now; it is executed once there is room (T31)
+    FLOOR_TOO_HIGH = UNSURE + 6  # a floor above every id there ever was: nothing was raised (T32)
 
 
 REFUSALS: Final = frozenset(code for code in Code if 0 < code < UNSURE)
@@ -107,6 +111,16 @@ def operation_id(req_id: str | int) -> int:
     if not 0 < req_id <= ID_MAX:
         raise ValueError(f"{req_id} is not a Snowflake: 1 to 2^63 - 1")
     return req_id
+
+
+def is_identity(text: str) -> bool:
+    """Whether a text may be a core's identity."""
+    return len(text) == IDENTITY_DIGITS and all(digit in "0123456789abcdef" for digit in text)
+
+
+def is_ledger(text: str) -> bool:
+    """Whether a text may be a ledger's identity: printable ASCII without blanks, so that people can compare it."""
+    return 0 < len(text) <= LEDGER_CHARACTERS_MAX and all("!" <= character <= "~" for character in text)
 
 
 def is_asset(code: str) -> bool:
