@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
-from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, to_log
+from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.conservation import watch
@@ -145,6 +145,7 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
         beside = [
             runtime.background("bursar-watch", partial(_watch, runtime)),
             runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
+            runtime.background("bursar-forced-calls", partial(keep_asking, runtime.transfers.engine)),
         ]
         try:
             yield runtime

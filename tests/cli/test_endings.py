@@ -135,6 +135,17 @@ def test_recover_sets_aside_what_it_cannot_read_and_says_so(shell: Shell, broken
     broken("INSERT INTO sagas VALUES ('s1', 'commit', 'user', 'k', 'reserving', 1, 0, x'00')")
     ran = shell("--json", "recover")
     assert (ran.code, ran.json["broken"]) == (1, 1)
+    audit = shell("audit")
+    assert (audit.code, "I3: commit s1 of key 'k' was set aside" in audit.out) == (1, True)
+    assert "→ Release what was set aside (`bursar saga list`, `bursar saga release`)" in audit.out
+    assert "critical" in shell("transfer", "alerts").out
+    assert [(one["id"], one["phase"]) for one in shell("--json", "saga", "list").json] == [("s1", "set aside")]
+    assert "set aside" in shell("saga", "list").out
+    assert shell("saga", "release", "s1").code == 2
+    assert shell("saga", "release", "s2", "--actor", "anna", "--reason", "ticket 17").code == 1
+    assert "is released" in shell("saga", "release", "s1", "--actor", "anna", "--reason", "ticket 17").out
+    assert shell("--json", "saga", "list").json == []
+    assert shell("audit").code == 0
 
 
 def test_a_broken_ledger_is_code_1_with_evidence(shell: Shell, broken: Callable[[str], None]) -> None:

@@ -78,7 +78,7 @@ def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any) -> Non
     assert operate("--json", "transfer", "alerts").json == []
     why = ("--reason", "ticket 17")
     assert "due now" in operate("transfer", "retry", req_id, "--actor", "anna", *why).out
-    for actor in ("anna", "Anna "):
+    for actor in ("anna", "Anna"):
         told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", actor, *why)
         assert f"{req_id} is SOURCE_PENDING: asked for; another person must say the same" in told.out
     told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", "ben", *why)
@@ -122,7 +122,7 @@ def test_what_only_needs_the_database_asks_for_no_secret_and_leaves_no_folder(
         ("alerts",),
         ("pauses",),
         ("stop", *who, *why),
-        ("allow",),
+        ("allow", *who, *why),
         ("list",),
         ("show", stuck["req_id"]),
         ("retry", stuck["req_id"], *who, *why),
@@ -173,5 +173,14 @@ def test_new_transfers_are_stopped_and_allowed_again(operate: Any) -> None:
     refused = operate(*create)
     assert refused.code != 0
     assert "TRANSFERS_PAUSED" in refused.err
-    assert operate("--json", "transfer", "allow").json == {"allowed": True}
+    assert operate("transfer", "allow").code == 2  # who, and why
+    assert operate("transfer", "allow", "--actor", "\u0430nna", "--reason", "mended").code == 1
+    allowed = operate("--json", "transfer", "allow", "--actor", "anna", "--reason", "mended").json
+    assert allowed == {"allowed": True, "proposed": False}
+    history = operate("--json", "transfer", "pauses", "--history").json
+    assert [(one["action"], one["actor"], one["reason"]) for one in history] == [
+        ("resumed", "anna", "mended"),
+        ("paused", "anna", "ticket 17"),
+    ]
+    assert "mended" in operate("transfer", "pauses", "--history").out
     assert "TRANSFERS_PAUSED" not in operate(*create).err

@@ -9,7 +9,7 @@ import pytest
 from tests.builders import Place, outcome, scenario, seed
 from tests.toy import Program, World, program, waits
 
-from bursar.engine import Worker
+from bursar.engine import Lift, Worker
 from bursar.model.errors import InvalidName, NotPossible, RecordMoved, UnknownFlow, UnknownRecord
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
@@ -117,8 +117,8 @@ async def test_a_paused_flow_makes_no_calls_until_it_is_resumed(place: Place) ->
         await worker.look()
         assert (await p.now(record)).state == "CHARGING"
         assert world.calls == {}
-        assert await p.people.resume("flow", "orders", **WHY)
-        assert not await p.people.resume("flow", "orders", **WHY)
+        assert await p.people.resume("flow", "orders", **WHY) is Lift.LIFTED
+        assert await p.people.resume("flow", "orders", **WHY) is Lift.NOT_PAUSED
         running = asyncio.create_task(worker.run())
         await p.until(record, "DONE")
         worker.stop()
@@ -266,7 +266,7 @@ async def test_two_who_tell_at_once(place: Place) -> None:
 async def test_one_person_alone_forces_nothing(place: Place) -> None:
     async with program(place, World(ship=[Outcome.TIMEOUT])) as p:
         record = await stuck(p)
-        for again in ("ann", "ann", " Ann ", "ANN"):
+        for again in ("ann", "ann", "A.nn", "ANN"):
             asked = await p.people.force("orders", "o-1", "SUCCESS", actor=again, reason="I say so")
             assert (asked.state, asked.attempt) == ("SHIPPING", 1)
         assert [e for e, _ in await events(p, record)].count("FORCE ASKED") == 4

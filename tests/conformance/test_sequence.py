@@ -766,3 +766,43 @@ async def test_a_class_is_an_own_step_too(place: Place) -> None:
     async with program(place, Shop(), own={"ship": Ship(), "pair": Pair(do=Ship().do, undo=Ship().undo)}) as p:
         view = await p.start([Own("ship", {"carrier": "post"}), Own("pair", {"carrier": "bike"})])
         assert [step.result for step in view.steps] == [{"by": "post"}, {"by": "bike"}]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "end"),
+    [
+        (Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, "FAILED"),
+        (Outcome.EXPLICIT_FAIL, Outcome.SUCCESS, "COMPENSATION_FAILED"),
+    ],
+)
+@scenario
+async def test_two_programs_undo_the_same_step_and_hear_different_answers(
+    place: Place, first: Outcome, second: Outcome, end: str
+) -> None:
+    """A refusal to undo is no last word (L15): heard after the success of another call, it is nothing. A success that
+    is heard after a refusal is kept, and an operator is told: the step is undone after all."""
+    calling, heard = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Outcome:
+        calling.set()
+        await heard.wait()
+        return second
+
+    slow_shop = Shop(room_do=[Outcome.EXPLICIT_FAIL], ship_undo=[slow])
+    async with program(place, slow_shop, retry=LATER) as p, program(place, Shop(ship_undo=[first]), retry=LATER) as q:
+        view = await p.start([Own("ship"), Own("room")], wait_s=0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            await calling.wait()
+        moved = await q.sequences.wait(view.id, PATIENCE_S)
+        assert moved.state == end
+        heard.set()
+        await p.sequences.engine.finish(PATIENCE_S)
+        record = await p.sequences.engine.get("sequence", view.id)
+        assert record is not None
+        history = await p.ledger.store.read.records.history(record.number)
+        late = [passage.event for passage in history if passage.event.startswith("LATE")]
+        reasons = [reason for _, reason in await p.reasons()]
+        if second is Outcome.EXPLICIT_FAIL:
+            assert (late, reasons) == ([], [])
+        else:
+            assert (late, reasons) == (["LATE SUCCESS"], ["CompensationFailed", "contradiction"])

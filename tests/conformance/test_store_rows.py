@@ -7,8 +7,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from tests.builders import FaultyPorts, Place, scenario
+from tests.builders import FaultyPorts, Place, scenario, seed
 
+from bursar.ledger import Ledger
 from bursar.model.accounts import Book
 from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope
@@ -242,6 +243,21 @@ async def test_a_corrupt_row_is_set_aside_and_the_others_stay(store: Store) -> N
     assert [(s.id, s.phase) for s in await store.read.sagas.list()] == [("corrupt", "broken"), ("fine", "reserving")]
     assert await store.single().sagas.take(saga("corrupt"), 0, 0) == 0
     assert await store.read.sagas.count() == 1
+
+
+@scenario
+async def test_what_a_commit_that_was_set_aside_has_claimed_is_seen_and_released(ledger: Ledger) -> None:
+    await seed(ledger, "alice", "10")
+    tables = ledger.store.single()
+    [posting] = await ledger.postings("alice", "USDT")
+    await tables.sagas.save(saga("a"))
+    assert await tables.postings.reserve([posting.id], "a", 1) == 1
+    assert (await tables.sagas.claims(10), await tables.sagas.release("a")) == ([], 0)  # it is under way
+    await tables.sagas.set_aside("a")
+    assert list(await tables.sagas.claims(10)) == [(posting.id, "a")]
+    assert await tables.sagas.release("a") == 1
+    assert list(await tables.sagas.claims(10)) == []
+    assert await tables.sagas.delete("a", 1) == 1
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tests.unit.rails.desk import Desk, desk
 
 from bursar import Bursar
 from bursar.audit import audit
-from bursar.engine import Answer, Item, Operators, Worker
+from bursar.engine import Answer, Item, Lift, Operators, Worker
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.conservation import conservation, watch
 from bursar.flows.transfers.flow import ALARMS
@@ -486,7 +486,7 @@ async def test_a_paused_rail_stops_what_would_call_it(
         assert (view.fsm_state, view.error) == ("TARGET_PENDING", "")
         assert await broken(here) == set()
         assert await here.refused(source, target, "1") is Code.TRANSFERS_PAUSED
-        assert await people.resume("rail", paused, **WHY)
+        assert await people.resume("rail", paused, **WHY) is Lift.LIFTED
         await noticed(here)
         await here.until(view, "COMMITTED")
         ten = -10_000_000 if source == SPOT else 10_000_000

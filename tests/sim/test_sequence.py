@@ -27,6 +27,7 @@ from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, parcels, sequence
 from bursar.sim.oracle import Violation
 
 SEEDS = int(os.environ.get("BURSAR_SEQUENCE_SEEDS", "60"))
+FAILED_ONCE = (877, 1390, 2019, 2122, 3400, 4167, 5297, 5673)
 
 
 def test_hundreds_of_seeds_break_nothing() -> None:
@@ -45,6 +46,12 @@ def test_a_crash_at_every_port_call_breaks_nothing() -> None:
     tally = run_jobs("sequence", jobs)
     assert tally.failures == []
     assert tally.crashes > len(jobs) // 4  # the rest are calls of the process beside it
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_a_seed_that_failed_once(seed: int) -> None:
+    """Kept for ever: a compensation was refused to one process and done for the other, whose answer came late."""
+    assert run_jobs("sequence", [Job(seed)]).failures == []
 
 
 def test_the_same_seed_twice_is_the_same_run() -> None:

@@ -18,6 +18,8 @@ from bursar.model.records import StoredEnvelope
 from bursar.store.rows import rebuild
 from bursar.store.tables import Tables
 
+SET_ASIDE = "was set aside"
+
 
 class Scene:
     """What all checks share: the snapshot, the walk over it, and the few tables that fit into memory."""
@@ -160,8 +162,18 @@ class Liveness(Check):
             self.evidence.add(f"{await self.scene.posting(number)} is live, but it was spent or never created")
         for number in await checks.ids("stray_reservations", EVIDENCE_MAX + 1):
             self.evidence.add(f"{await self.scene.posting(number)} is reserved by a commit that does not exist")
+        await self._set_aside()
         await self._holds()
         await self._balances()
+
+    async def _set_aside(self) -> None:
+        """A commit that recovery has set aside blocks what it has claimed, and its key (L12)."""
+        tables = self.scene.tables
+        for saga in await tables.sagas.list():
+            if saga.phase == "broken":
+                self.evidence.add(f"commit {saga.id} of key {saga.key!r} {SET_ASIDE}; see `bursar saga list`")
+        for number, saga_id in await tables.sagas.claims(EVIDENCE_MAX):
+            self.evidence.add(f"{await self.scene.posting(number)} can't be spent: commit {saga_id} {SET_ASIDE}")
 
     async def _holds(self) -> None:
         """Every open hold has its posting, and nothing else is held."""

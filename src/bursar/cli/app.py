@@ -33,6 +33,7 @@ COMMANDS = {
     "hold": ("bursar.cli.commands.hold:hold", "Money set aside: authorize, confirm, void, list, expire."),
     "audit": ("bursar.cli.commands.audit:audit", "Check the invariants: is every unit of value accounted for?"),
     "recover": ("bursar.cli.commands.database:recover", "Finish or cleanly abandon what a crash left half done."),
+    "saga": ("bursar.cli.commands.saga:saga", "Commits that recovery has set aside: list, release."),
     "rebuild": ("bursar.cli.commands.database:rebuild", "Make the disposable tables anew from the value tables."),
     "serve": ("bursar.cli.commands.serve:serve", "Run the API, a worker and, where none is named, the core."),
     "worker": ("bursar.cli.commands.serve:worker", "Drive transfers that are due, beside any number of serves."),

@@ -3,7 +3,9 @@
 from bursar.engine.alerts import Bell, Notice, Sink, to_log
 from bursar.engine.engine import Engine, Started
 from bursar.engine.flow import SUCCESS, Answer, Booking, Dispute, Flow, FlowRefused, Item, Ride
+from bursar.engine.forced import keep_asking
 from bursar.engine.operators import Operators
+from bursar.engine.pauses import Lift, lift_pause, set_pause
 from bursar.engine.sinks import NotTold, Program, Webhook
 from bursar.engine.snowflake import Snowflakes
 from bursar.engine.worker import Worker
@@ -18,6 +20,7 @@ __all__ = [
     "Flow",
     "FlowRefused",
     "Item",
+    "Lift",
     "NotTold",
     "Notice",
     "Operators",
@@ -28,5 +31,8 @@ __all__ = [
     "Started",
     "Webhook",
     "Worker",
+    "keep_asking",
+    "lift_pause",
+    "set_pause",
     "to_log",
 ]

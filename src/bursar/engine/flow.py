@@ -157,6 +157,8 @@ class Flow(Generic[B]):
     dispute: Callable[[Item[Any], Item[Any], Answer], Dispute] = _disputes_nothing
     choose: Callable[[Item[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
     cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
+    # Per action: what the rail has on record of it, without making it happen: asked after its end was forced (T34).
+    queries: Mapping[str, Action] = field(default_factory=dict)
     # Per action: the rail it calls, to be paused by name; where that depends on the record, a function (pure), and then
     # `rail_names` says which names there are.
     rails: Mapping[str, str | Callable[[Item[Any]], str]] = field(default_factory=dict)
@@ -171,7 +173,8 @@ class Flow(Generic[B]):
         wanted = {state.action for state in self.machine.calls if state.action}
         if missing := sorted(wanted - self.actions.keys()):
             raise FlowRefused(self.name, f"no action {', '.join(missing)}")
-        if stray := sorted((self.actions.keys() | self.cancels.keys() | self.rails.keys()) - wanted):
+        named = self.actions.keys() | self.cancels.keys() | self.queries.keys() | self.rails.keys()
+        if stray := sorted(named - wanted):
             raise FlowRefused(self.name, f"no call state names {', '.join(stray)}")
         for state in self.machine.states:
             if state.kind is Kind.REST and len(self.machine.arrows_from(state.name)) > 1 and self.choose is None:

@@ -15,6 +15,7 @@ import msgspec
 
 from bursar.engine.flow import UNDISPUTED, Answer, Dispute, Flow, Item
 from bursar.model.errors import Conflict, RecordMoved, Refusal
+from bursar.model.outcome import Outcome
 from bursar.model.records import Record, Transition
 from bursar.writer import Change, Move, Passage
 
@@ -54,6 +55,8 @@ def _contradicts(flow: Flow[Any], called: Record, answer: Answer, history: Seque
     meant = machine.arrow(left, answer.event or answer.outcome.value)
     if meant.target == left:
         return False  # a refusal that leaves it there to be tried again is no last word: another call had more luck
+    if machine.state(left).gives_back and answer.outcome is Outcome.EXPLICIT_FAIL:
+        return False  # nor is one of a compensation, which is always tried again (T31, L15)
     believed: tuple[object, str] | None = None
     for passage in history:
         # A passage that stays is a call without an answer, or a note: it says nothing.

@@ -6,13 +6,13 @@ forced *back* by making sure at the rail that it never went (T34): the rail's ow
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from bursar.engine.engine import Engine
-from bursar.engine.flow import Answer, storable
-from bursar.model.entries import check_key
+from bursar.engine.flow import Answer
+from bursar.engine.forced import watch_later
+from bursar.engine.pauses import Lift, lift_pause, set_pause
+from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.errors import Conflict, InvalidName, NotPossible, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
@@ -22,10 +22,7 @@ from bursar.writer import Change, Move, Passage
 RETRY_ASKED = "RETRY ASKED"
 FORCE_ASKED = "FORCE ASKED"
 TELL_ASKED = "TELL ASKED"
-REASON_LENGTH_MAX = 1_000
 TRIES = 20
-
-log = logging.getLogger("bursar.engine")
 
 
 class Operators:
@@ -36,7 +33,8 @@ class Operators:
 
     async def retry_now(self, flow: str, id: str, *, actor: str, reason: str) -> Record:
         """Due at once, whatever its back-off says."""
-        record = await self._open(flow, id, actor, reason)
+        actor = check_actor(actor)
+        record = await self._open(flow, id, reason)
         if self._engine.require(flow).machine.state(record.state).kind is Kind.WAIT:
             raise NotPossible(flow, id, record.state, "nobody is called, it waits for somebody to speak; tell it")
         return await self._note(record, RETRY_ASKED, actor, {"reason": reason}, delay_us=0)
@@ -47,27 +45,23 @@ class Operators:
         A rail: nothing is called there any more but what gives money back; what is under way waits. A flow: nothing of
         it is called, at whatever rail.
         """
-        _check(actor, reason)
         self._require(kind, name)
-        return await self._engine.store.single().pauses.add(kind, name, actor, reason)
+        person, why = check_actor(actor), check_reason(reason)
+        return await set_pause(self._engine.store, kind, name, actor=person, reason=why)
 
-    async def resume(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
-        """And on again. Whether it was off."""
-        _check(actor, reason)
+    async def resume(self, kind: str, name: str, *, actor: str, reason: str) -> Lift:
+        """And on again; where two people are needed, the first one only proposes it."""
         self._require(kind, name)
-        was_off = await self._engine.store.single().pauses.drop(kind, name)
-        if was_off:
-            log.warning("%s %s was resumed by %s: %s", kind, name, actor, reason)
-        return was_off
+        return await lift_pause(self._engine.store, kind, name, actor=actor, reason=reason)
 
     async def acknowledge(self, record: int, reason: str, *, actor: str) -> bool:
         """A person has seen an alert. Whether there was one."""
-        _check(actor, reason)
-        return await self._engine.store.single().alerts.acknowledge(record, reason, actor)
+        return await self._engine.store.single().alerts.acknowledge(record, check_reason(reason), check_actor(actor))
 
     async def tell(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
         """Speak for whoever a waiting record waits for. Where the flow wants two people, the first one only asks."""
-        record = await self._open(flow, id, actor, reason)
+        actor = check_actor(actor)
+        record = await self._open(flow, id, reason)
         driven = self._engine.require(flow)
         if driven.machine.state(record.state).kind is not Kind.WAIT:
             raise NotPossible(flow, id, record.state, "it waits for nobody who could speak")
@@ -85,7 +79,8 @@ class Operators:
         `SUCCESS` is taken at their word. Anything that gives money back goes to the rail first, which must promise that
         it never happened and never will; if it says that it did happen, that counts.
         """
-        record = await self._open(flow, id, actor, reason)
+        actor = check_actor(actor)
+        record = await self._open(flow, id, reason)
         driven = self._engine.require(flow)
         state = driven.machine.state(record.state)
         if state.kind is not Kind.CALL:
@@ -107,6 +102,7 @@ class Operators:
             note = {"reason": reason, "event": event}
             return await self._note(record, FORCE_ASKED, actor, note, delay_us=-1)
         forced = {"forced_by": actor, "reason": reason}
+        await watch_later(self._engine, driven, record)
         if arrow.answer is Outcome.SUCCESS:
             answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=forced)
         else:
@@ -138,12 +134,12 @@ class Operators:
         for passage in reversed(await self._engine.store.read.records.history(record.number)):
             if passage.target != record.state or passage.source != record.state:
                 return False
-            if passage.event in (FORCE_ASKED, TELL_ASKED) and _person(passage.actor) != _person(actor):
+            if passage.event in (FORCE_ASKED, TELL_ASKED) and not same_person(passage.actor, actor):
                 return bool(msgspec.json.decode(passage.evidence).get("event") == event)
         return False
 
-    async def _open(self, flow: str, id: str, actor: str, reason: str) -> Record:
-        _check(actor, reason)
+    async def _open(self, flow: str, id: str, reason: str) -> Record:
+        check_reason(reason)
         machine = self._engine.require(flow).machine
         record = await self._engine.get(flow, id)
         if record is None:
@@ -178,16 +174,3 @@ class Operators:
         found = await self._engine.get(record.flow, record.id)
         assert found is not None  # records are never deleted
         return found
-
-
-def _check(actor: str, reason: str) -> None:
-    if not actor.strip() or not reason.strip() or len(reason) > REASON_LENGTH_MAX or reason != storable(reason):
-        raise InvalidName(
-            "reason", storable(reason)[:80], f"say who you are and why, in 1 to {REASON_LENGTH_MAX} characters"
-        )
-    check_key(actor)
-
-
-def _person(actor: str) -> str:
-    """Who it is, however the name is typed: one person must not pass for two."""
-    return actor.strip().casefold()

@@ -1,18 +1,84 @@
-"""What people have switched off: whole flows, or rails. Known here a moment late, and obeyed by every process.
+"""What is switched off: whole flows, or rails. Known here a moment late, and obeyed by every process.
 
 And what had to be left meanwhile, for this or because the database was away: due again as soon as it can go on, not
 only when its lease is over.
+
+Who sets a pause and who lifts it say why, and it is kept (T47). A pause may need two people to be lifted: the first one
+proposes, and another one, for whom a look-alike name does not pass, agrees. A new cause for a pause that is set already
+is added to it, and ends the proposal: nobody has agreed to that.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from bursar.engine.flow import Flow, Item
+from bursar.model.actors import REASON_LENGTH_MAX, check_actor, check_reason, same_person
+from bursar.model.errors import NotPossible
 from bursar.model.machine import State
+from bursar.model.records import Pause
 from bursar.store import Store
 
 PAUSES_S = 2.0  # how old what we know may be when somebody is called
+
+PAUSED, HARDENED, PROPOSED, RESUMED = "paused", "two people needed", "resume proposed", "resumed"
+
+
+class Lift(StrEnum):
+    """What became of somebody's wish to lift a pause."""
+
+    LIFTED = "lifted"
+    PROPOSED = "proposed"  # another person must say the same
+    NOT_PAUSED = "not paused"
+
+
+async def set_pause(store: Store, kind: str, name: str, *, actor: str, reason: str, two_people: bool = False) -> bool:
+    """Switch a flow or a rail off; whether it was on. `actor` is a person, or what a program calls itself.
+
+    With `two_people`, it takes two to lift it, also if it was set before by somebody who can lift it alone.
+    """
+    async with store.unit() as unit:
+        if await unit.pauses.add(kind, name, actor, reason, two_people=two_people):
+            await unit.actions.note(PAUSED, kind, name, actor=actor, reason=reason)
+            return True
+        before = await unit.pauses.lock(kind, name)
+        after = None if before is None or not two_people else hardened(before, reason)
+        if after is not None:
+            await unit.pauses.change(after)
+            await unit.actions.note(HARDENED, kind, name, actor=actor, reason=reason)
+        return False
+
+
+def hardened(pause: Pause, reason: str) -> Pause | None:
+    """A pause to which a cause is added that needs two people; None if it has it already. Pure."""
+    known = reason in pause.reason or len(pause.reason) > REASON_LENGTH_MAX  # bad enough, whatever else comes
+    if pause.two_people and known:
+        return None
+    text = pause.reason if known else f"{pause.reason}; {reason}"
+    return msgspec.structs.replace(pause, reason=text, two_people=True, proposed_by="", proposed_reason="")
+
+
+async def lift_pause(store: Store, kind: str, name: str, *, actor: str, reason: str) -> Lift:
+    """Switch it on again; or, where two people are needed and this is the first one, write the proposal down."""
+    person, why = check_actor(actor), check_reason(reason)
+    async with store.unit() as unit:
+        pause = await unit.pauses.lock(kind, name)
+        if pause is None:
+            return Lift.NOT_PAUSED
+        if pause.two_people and not pause.proposed_by:
+            await unit.pauses.change(msgspec.structs.replace(pause, proposed_by=person, proposed_reason=why))
+            await unit.actions.note(PROPOSED, kind, name, actor=person, reason=why)
+            return Lift.PROPOSED
+        if pause.two_people and same_person(pause.proposed_by, person):
+            raise NotPossible(
+                kind, name, "paused", f"{pause.proposed_by} has proposed to resume it; another must agree"
+            )
+        await unit.pauses.drop(kind, name)
+        await unit.actions.note(RESUMED, kind, name, actor=person, reason=why, proposed_by=pause.proposed_by)
+        return Lift.LIFTED
 
 
 class Pauses:

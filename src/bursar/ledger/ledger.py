@@ -15,6 +15,7 @@ import msgspec
 
 from bursar.ledger.reads import Reads
 from bursar.model.accounts import HELD, MAIN_BOOK, TRANSIT, Account, check_open_path, check_path
+from bursar.model.actors import check_actor, check_reason
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
@@ -454,6 +455,11 @@ class Ledger(Reads):
     async def recover(self) -> dict[str, int]:
         """Finish or cleanly abandon what a crash left half done. Safe at any time; a second call does nothing."""
         return await self.writer.recover()
+
+    async def release_saga(self, id: str, *, actor: str, reason: str) -> int:
+        """Give up a commit that `recover` has set aside, if nothing of it was written. Returns how many postings are
+        free again."""
+        return await self.writer.release_saga(id, actor=check_actor(actor), reason=check_reason(reason))
 
     async def rebuild(self) -> int:
         """Make the disposable tables anew from the value tables. Returns how many postings are live."""

@@ -179,3 +179,29 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     reason: str
     at_us: int
+    two_people: bool = False  # whether two people are needed to lift it (T47)
+    proposed_by: str = ""  # the first of them; "" for nobody yet
+    proposed_reason: str = ""
+
+
+class OperatorAction(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of what operators did."""
+
+    number: int
+    action: str
+    kind: str
+    name: str
+    actor: str
+    reason: str
+    proposed_by: str  # the first of two people, where two were needed
+    at_us: int
+
+
+class ForcedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call whose end two people decided; its rail is asked until it says what happened (T34)."""
+
+    record: int
+    version: int  # of the record while it was calling
+    state: str
+    attempt: int
+    said: str

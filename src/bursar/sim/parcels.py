@@ -49,6 +49,8 @@ AMOUNT_MAX: Final = 40_000  # of the 500.00 that everybody begins with
 REFUSED_SHARE: Final = 0.3  # of what is to be done
 GRUDGES: Final = (0, 0, 1, 3)  # how often it refuses to undo something
 ENDS: Final = (COMPLETED, FAILED, FAILED_IN_PART)
+LATE_SUCCESS: Final = "LATE SUCCESS"
+CONTRADICTION: Final = "contradiction"
 WORTH_AN_ALERT: Final = {COMPENSATION_ALERT, MISSING_STEP}
 
 
@@ -144,6 +146,9 @@ class SequenceOracle(RecordOracle):
     """What must be true of sequences."""
 
     machine = MACHINE
+    # Two processes ask the depot to undo the same; it refuses one and relents to the other, whose answer is late: an
+    # operator has to know that it is undone after all. A late refusal says nothing: another call had more luck.
+    late = (LATE_SUCCESS,)
 
     def __init__(self, connection: sqlite3.Connection, depot: Depot, past: Oracle | None = None) -> None:
         super().__init__(connection, past)
@@ -227,12 +232,27 @@ class SequenceOracle(RecordOracle):
             "SELECT r.id, a.reason, a.message FROM alerts a LEFT JOIN records r ON r.number = a.record "
             "WHERE a.severity = 'critical'"
         ).fetchall()
-        if wrong := [alert for alert in found if alert[1] not in WORTH_AN_ALERT]:
+        heard = self._heard_late()
+        if wrong := [a for a in found if a[1] not in WORTH_AN_ALERT and (a[1] != CONTRADICTION or a[0] not in heard)]:
             raise Violation(f"people were told of {wrong}")
+        if silent := heard - {id for id, reason, _ in found if reason == CONTRADICTION}:
+            raise Violation(f"undone after it was refused, and nobody was told: {sorted(silent)}")
         told = {id for id, reason, _ in found if reason == COMPENSATION_ALERT}
         refused = {course.id for course in self.courses() if course.failed_once}
         if refused - told:
             raise Violation(f"compensations that were refused, and nobody was told: {sorted(refused - told)}")
+
+    def _heard_late(self) -> set[str]:
+        """Sequences of which a late success was heard: of a compensation that had been refused, and nothing else."""
+        heard = set()
+        for id, evidence in self.db.execute(
+            "SELECT r.id, t.evidence FROM transitions t JOIN records r ON r.number = t.record WHERE t.event = ?",
+            (LATE_SUCCESS,),
+        ):
+            if (of := msgspec.json.decode(evidence)["late"]["of"]) != COMPENSATING:
+                raise Violation(f"sequence {id}: a late success of {of}")
+            heard.add(id)
+        return heard
 
 
 def _check_end(state: str, course: Course) -> None:

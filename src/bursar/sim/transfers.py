@@ -20,7 +20,7 @@ from contextvars import Context
 from dataclasses import dataclass
 
 from bursar.audit import audit
-from bursar.engine import Operators, Worker
+from bursar.engine import Operators, Worker, keep_asking
 from bursar.flows.transfers import MACHINE, AccountType, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.checks import Code
 from bursar.flows.transfers.request import funding_account
@@ -221,9 +221,11 @@ class Scenario:
             transfers.engine.lease_us = int(LEASE_S * 1e6)
             if process.name == SERVERS[0]:
                 await furnish(ledger, transfers)
-            worker = Worker(transfers.engine, scan_s=0.1)
+            worker, watching = Worker(transfers.engine, scan_s=0.1), None
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(worker.run(), name="worker")
+                if self.kernel.seed % 3 == 0:  # operators force some of them
+                    watching = group.create_task(keep_asking(transfers.engine), name="forced-calls")
                 await self.ask(process, transfers, client)
                 if process.name != SERVERS[0]:
                     await driving  # for ever: the other one ends the run
@@ -231,6 +233,8 @@ class Scenario:
                 await self.end(process, transfers, client)
                 worker.stop()
                 await driving
+                if watching is not None:
+                    watching.cancel()
             self.over = True
             self.kernel.processes[SERVERS[1]].crash()
             await self.judge(ledger, transfers, client, process)

@@ -1,4 +1,4 @@
-"""Tables of the engine: records and their history, answers, alerts, pauses. Moves are written by group, not here."""
+"""Tables of the engine: records and their history, answers, alerts. Moves are written by group, not here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.records import Alert, Pause, Record, Remembered, Transition
+from bursar.model.records import Alert, Record, Remembered, Transition
 from bursar.store.rows import Row, record_of, remembered_of, transition_of
 from bursar.store.session import Table
 
@@ -189,23 +189,6 @@ def _alert(row: Row) -> Alert:
         acknowledged_us=row[6],
         acknowledged_by=row[7],
     )
-
-
-class Pauses(Table):
-    """Flows and rails that are switched off."""
-
-    async def add(self, kind: str, name: str, actor: str, reason: str) -> bool:
-        """Whether it was on before."""
-        return await self._s.write("put_pause", [(kind, name, actor, reason)]) > 0
-
-    async def drop(self, kind: str, name: str) -> bool:
-        """Whether it was off before."""
-        return await self._one("drop_pause", kind, name) is not None
-
-    async def list(self) -> list[Pause]:
-        """All that is off."""
-        rows = await self._s.rows("pauses")
-        return [Pause(kind=r[0], name=r[1], actor=r[2], reason=r[3], at_us=r[4]) for r in rows]
 
 
 class Nodes(Table):

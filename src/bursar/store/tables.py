@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bursar.store.cores import Cores
-from bursar.store.engine import Alerts, Nodes, Outcomes, Pauses, Records
+from bursar.store.engine import Alerts, Nodes, Outcomes, Records
+from bursar.store.operators import Actions, ForcedCalls, Pauses
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
 from bursar.store.value import Accounts, Envelopes, Postings, Rules
@@ -26,5 +27,7 @@ class Tables:
         self.outcomes = Outcomes(session)
         self.alerts = Alerts(session)
         self.pauses = Pauses(session)
+        self.actions = Actions(session)
+        self.forced_calls = ForcedCalls(session)
         self.nodes = Nodes(session)
         self.cores = Cores(session)

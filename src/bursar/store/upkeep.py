@@ -142,9 +142,26 @@ class Sagas(Table):
     async def list(self) -> list[Saga]:
         """All of them."""
         return [
-            Saga(id=r[0], kind=r[1], scope=r[2], key=r[3], phase=r[4], fence=r[5], lease_us=r[6], data=r[7])
+            Saga(
+                id=text_of(r[0]),
+                kind=text_of(r[1]),
+                scope=text_of(r[2]),
+                key=text_of(r[3]),
+                phase=r[4],
+                fence=r[5],
+                lease_us=r[6],
+                data=r[7],
+            )
             for r in await self._s.rows("sagas")
         ]
+
+    async def release(self, saga: str) -> int:
+        """Let go of what a commit that was set aside has claimed; returns how many postings."""
+        return len(await self._s.rows("release_set_aside", saga))
+
+    async def claims(self, limit: int) -> Sequence[tuple[int, str]]:
+        """(posting, commit) of what commits that were set aside have claimed."""
+        return [(row[0], row[1]) for row in await self._s.rows("claims_set_aside", limit)]
 
     async def count(self) -> int:
         """Those that are not set aside."""

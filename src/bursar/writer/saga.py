@@ -14,7 +14,17 @@ import msgspec
 
 from bursar.model.entries import HoldState, Intent
 from bursar.model.envelope import Receipt, decode_ids, decode_pins
-from bursar.model.errors import Conflict, DatabaseCorrupt, InsufficientFunds, InvalidEntry, KeyReused, Refusal, StalePin
+from bursar.model.errors import (
+    Conflict,
+    DatabaseCorrupt,
+    InsufficientFunds,
+    InvalidEntry,
+    KeyReused,
+    NotPossible,
+    Refusal,
+    StalePin,
+    UnknownRecord,
+)
 from bursar.model.ground import Ground
 from bursar.model.plan import validate_and_plan
 from bursar.model.plan_types import Plan
@@ -30,6 +40,8 @@ from bursar.writer.change import Change, Done
 from bursar.writer.decide import GroupJob, cache_changes, hold_row, names, replay
 
 LEASE_US = 10_000_000
+BROKEN = "broken"
+UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, OverflowError)  # what a damaged row may raise
 PAUSE_S = 0.005
 NUMBERS = 16
 
@@ -279,7 +291,7 @@ class SagaCommit:
         found = {"finished": 0, "abandoned": 0, "broken": 0, "alive": 0}
         tables = self.store.single()
         for saga in await tables.sagas.list():
-            if saga.phase == "broken":
+            if saga.phase == BROKEN:
                 found["broken"] += 1
             else:
                 found[await self._recover_one(tables, saga)] += 1
@@ -294,9 +306,8 @@ class SagaCommit:
         fence = saga.fence + 1
         try:
             data = _decode(saga.data)
-        except (msgspec.MsgspecError, ValueError):
-            await tables.sagas.set_aside(saga.id)
-            return "broken"
+        except UNREADABLE as error:
+            return await self._set_aside(tables, saga, f"it can't be read: {error}")
         try:
             if saga.phase == "finalizing":
                 await self._roll_forward(tables, saga.id, fence, data)
@@ -304,10 +315,42 @@ class SagaCommit:
                 await self._drive(tables, saga.id, fence, data)
         except (Lost, Refusal):
             return "abandoned"
-        except DatabaseCorrupt:
-            await tables.sagas.set_aside(saga.id)
-            return "broken"
+        except (DatabaseCorrupt, *UNREADABLE) as error:  # it says what is not there, or makes no sense
+            return await self._set_aside(tables, saga, f"{type(error).__name__}: {error}")
         return "finished"
+
+    async def _set_aside(self, tables: Tables, saga: Saga, why: str) -> str:
+        """Leave it for a person, who is told first: a crash in between tells again rather than never (L12)."""
+        message = f"commit {saga.id} of key {saga.key!r} can't be finished and is set aside: {why}. What it has claimed"
+        message += " can't be spent, and its key can't be used, until it is released: see `bursar saga list`"
+        clean = message.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+        await tables.alerts.raise_once(0, f"commit {saga.id} set aside", "critical", clean)
+        await tables.sagas.set_aside(saga.id)
+        return "broken"
+
+    async def release(self, id_: str, *, actor: str, reason: str) -> int:
+        """Give up a commit that was set aside, if nothing of it was written; returns how many postings are free again.
+
+        Nobody was ever told that it was done: a receipt is given after the last step. What must not happen is that
+        half of it stays, so the value tables are looked at, not the row that can't be read.
+        """
+        async with self.store.unit() as unit:
+            saga = next((one for one in await unit.sagas.list() if one.id == id_ and one.phase == BROKEN), None)
+            if saga is None:
+                raise UnknownRecord("set-aside commit", id_)
+            if await unit.sagas.count():
+                raise Conflict("commits are under way; run `bursar recover` first", 1)
+            done = bool(await unit.envelopes.taken([(saga.scope, saga.key)]))
+            halves = await unit.checks.ids("stray_spends", 1) or await unit.checks.ids("stray_postings", 1)
+            if halves and not done:
+                why = "some of it is written: its spends or postings have no envelope; restore from a backup"
+                raise NotPossible("commit", id_, "set aside", why)
+            freed = await unit.sagas.release(id_)
+            await unit.balances.release_heads(id_, saga.fence)
+            await unit.sagas.delete(id_, saga.fence)
+            await unit.actions.note("released", "commit", id_, actor=actor, reason=reason)
+            await unit.alerts.acknowledge(0, f"commit {id_} set aside", actor)
+        return freed
 
 
 def saga_data(plan: Plan, hold: HoldRow | None, wide: set[int]) -> SagaData:

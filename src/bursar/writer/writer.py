@@ -121,6 +121,10 @@ class Writer:
         """Finish or undo what a crash left half done. Nothing, unless the store works in split mode."""
         return await self._sagas.recover()
 
+    async def release_saga(self, id_: str, *, actor: str, reason: str) -> int:
+        """Give up a commit that recovery has set aside; returns how many postings are free again."""
+        return await self._sagas.release(id_, actor=actor, reason=reason)
+
     async def _run(self) -> None:
         flight: Flight | None = None
         batch: list[Waiting] = []

@@ -11,6 +11,7 @@ import click
 
 from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
+from bursar.audit.checks import SET_ASIDE
 from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.output import Output, shown, table
 from bursar.cli.place import open_database, until_back
@@ -216,6 +217,9 @@ def advice(findings: list[Finding]) -> list[str]:
     broken = {f.invariant for f in findings if not f.ok}
     sound = {f.invariant for f in findings if f.ok and f.judged}
     lines = []
+    if any(SET_ASIDE in text for f in findings for text in f.broken):
+        lines.append("Release what was set aside (`bursar saga list`, `bursar saga release`), then audit again.")
+        return lines
     if broken & WRITTEN:
         lines.append("Stop writing, and restore from a backup: what was written is not what is there.")
     elif broken & REBUILT and sound >= WRITTEN:

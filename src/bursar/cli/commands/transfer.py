@@ -21,6 +21,7 @@ from bursar.model.views import moment
 
 if TYPE_CHECKING:
     from bursar.config import Config
+    from bursar.engine import Lift
     from bursar.flows.transfers import Transfers
     from bursar.model.records import Record
     from bursar.runtime import Runtime
@@ -179,6 +180,7 @@ def force(ctx: click.Context, req_id: str, event: str, actor: str, reason: str) 
     async def work(runtime: Runtime, out: Output) -> None:
         from bursar.engine import Operators
         from bursar.engine.operators import FORCE_ASKED
+        from bursar.model.actors import check_actor
 
         before = await runtime.transfers.get(None, req_id)
         history = runtime.bursar.store.read.records.history
@@ -186,7 +188,10 @@ def force(ctx: click.Context, req_id: str, event: str, actor: str, reason: str) 
         record = await Operators(runtime.transfers.engine).force(FLOW, req_id, event, actor=actor, reason=reason)
         if record.state != before.fsm_state:
             what = "decided"
-        elif any(t.event == FORCE_ASKED and t.actor == actor for t in (await history(before.transfer_id))[known:]):
+        elif any(
+            t.event == FORCE_ASKED and t.actor == check_actor(actor)
+            for t in (await history(before.transfer_id))[known:]
+        ):
             what = "asked for; another person must say the same"
         else:
             what = "not decided: the core did not answer, and will be asked again; repeat this when it is back"
@@ -270,22 +275,39 @@ def resume(ctx: click.Context, kind: str, name: str, actor: str, reason: str) ->
     async def work(runtime: Runtime, out: Output) -> None:
         from bursar.engine import Operators
 
-        was_off = await Operators(runtime.transfers.engine).resume(kind, name, actor=actor, reason=reason)
-        words = f"{kind} {name} is resumed" if was_off else f"{kind} {name} was not paused"
-        out.show({"resumed": was_off}, lambda: words)
+        lift = await Operators(runtime.transfers.engine).resume(kind, name, actor=actor, reason=reason)
+        _lifted(out, lift, f"{kind} {name}", "is resumed", key="resumed")
 
     _run(ctx, work)
 
 
-@transfer.command(examples="bursar transfer pauses")
+@transfer.command(
+    examples="""
+    bursar transfer pauses
+    bursar transfer pauses --history
+    """
+)
+@click.option("--history", is_flag=True, help="What was paused and resumed, by whom and why; newest first.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many at most.")
 @click.pass_context
-def pauses(ctx: click.Context) -> None:
-    """What is switched off, by whom and why."""
+def pauses(ctx: click.Context, history: bool, limit: int) -> None:
+    """What is switched off, by whom and why; whether two people must resume it, and who has proposed that."""
 
     async def work(transfers: Transfers, out: Output) -> None:
-        found = await transfers.ledger.store.read.pauses.list()
-        rows = [(moment(one.at_us), one.kind, one.name, one.actor, one.reason) for one in found]
-        out.show(found, lambda: table(TIME, "kind", "name", "by", "reason", rows=rows, whole=(TIME,)))
+        read = transfers.ledger.store.read
+        if history:
+            did = await read.actions.list(limit=limit)
+            lines = [(moment(a.at_us), a.action, a.kind, a.name, a.actor, a.proposed_by, a.reason) for a in did]
+            headings = (TIME, "action", "kind", "name", "by", "proposed by", "reason")
+            out.show(did, lambda: table(*headings, rows=lines, whole=(TIME,)))
+            return
+        found = await read.pauses.list()
+        rows = [
+            (moment(p.at_us), p.kind, p.name, p.actor, p.reason, "two" if p.two_people else "one", p.proposed_by)
+            for p in found
+        ]
+        headings = (TIME, "kind", "name", "by", "reason", "people to resume", "proposed by")
+        out.show(found, lambda: table(*headings, rows=rows, whole=(TIME,)))
 
     _on_database(ctx, work)
 
@@ -298,24 +320,43 @@ def stop(ctx: click.Context, actor: str, reason: str) -> None:
     """Start no new transfers, on any host. Those under way go on, and so do refunds."""
 
     async def work(transfers: Transfers, out: Output) -> None:
-        was_on = await transfers.stop_new(actor, reason)
+        from bursar.model.actors import check_actor
+
+        was_on = await transfers.stop_new(check_actor(actor), reason)
         words = "no new transfers are started" if was_on else "none were started before either"
         out.show({"stopped": was_on}, lambda: words)
 
     _on_database(ctx, work)
 
 
-@transfer.command(examples="bursar transfer allow")
+@transfer.command(
+    examples="""
+    bursar transfer allow --actor anna --reason "ticket 17 is mended"
+    bursar transfer allow --actor ben --reason "seen, and I5 holds"
+    """
+)
+@actor_option
+@reason_option
 @click.pass_context
-def allow(ctx: click.Context) -> None:
-    """Start new transfers again, after `stop` or after the audit found something broken and it was mended."""
+def allow(ctx: click.Context, actor: str, reason: str) -> None:
+    """Start new transfers again, after `stop` or after the audit found something broken and it was mended.
+
+    After broken conservation two people are needed: the first one proposes, another one agrees.
+    """
 
     async def work(transfers: Transfers, out: Output) -> None:
-        was_off = await transfers.allow_new()
-        words = "new transfers are started again" if was_off else "they were not stopped"
-        out.show({"allowed": was_off}, lambda: words)
+        _lifted(out, await transfers.allow_new(actor, reason), "starting new transfers", "is allowed", key="allowed")
 
     _on_database(ctx, work)
+
+
+def _lifted(out: Output, lift: Lift, what: str, done: str, *, key: str) -> None:
+    words = {
+        "lifted": f"{what} {done}",
+        "proposed": f"{what}: proposed; two people are needed, another one must say the same",
+        "not paused": f"{what} was not paused",
+    }
+    out.show({key: lift == "lifted", "proposed": lift == "proposed"}, lambda: words[lift])
 
 
 def _told(out: Output, record: Record, what: str) -> None:

@@ -18,6 +18,7 @@ from bursar.engine import Answer, Booking, Engine, Flow, Item
 from bursar.flows.deposits.machine import ASKED, BOOKED, CONFIRM, MACHINE, REJECT
 from bursar.flows.transfers import Transfers
 from bursar.flows.transfers.request import EXTERNAL, funding_account
+from bursar.model.actors import check_actor, same_person
 from bursar.model.entries import USER_SCOPE, Intent, Leg, deposit
 from bursar.model.errors import (
     AlreadyExists,
@@ -72,6 +73,7 @@ class Deposits:
 
     async def ask(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
         """Book it; or, where it is large, write it down until a second person has confirmed it."""
+        actor = check_actor(actor)
         kind, wanted = await self._checked(user, asset, amount, reference, actor)
         found = await self.engine.get(self.flow.name, reference)
         if found is None and int(wanted.amount) <= self.confirm_above.get(asset, int(wanted.amount)):
@@ -90,13 +92,14 @@ class Deposits:
 
     async def confirm(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
         """The second person says what is to be booked, and it is."""
+        actor = check_actor(actor)
         kind, wanted = await self._checked(user, asset, amount, reference, actor)
         record = await self._record(reference)
         body = self.flow.item(record).body
         _same(body, wanted)
         if record.state == BOOKED:
             return _view(body, BOOKED, kind)
-        if _person(actor) == _person(body.asked_by):
+        if same_person(actor, body.asked_by):
             raise NotPossible("deposits", reference, record.state, "whoever asked for it can't confirm it")
         await self._open_account(user)
         after = await self._hear(record, CONFIRM, actor)
@@ -104,6 +107,7 @@ class Deposits:
 
     async def reject(self, reference: str, *, actor: str) -> DepositView:
         """It is not booked, and never will be under this reference by this way."""
+        actor = check_actor(actor)
         record = await self._record(_named(reference))
         body = self.flow.item(record).body
         after = await self._hear(record, REJECT, actor)
@@ -178,8 +182,3 @@ def _view(body: Deposit, state: str, asset: Asset) -> DepositView:
         state=state,
         asked_by=body.asked_by,
     )
-
-
-def _person(actor: str) -> str:
-    """Who it is, however the name is typed: one person must not pass for two."""
-    return actor.strip().casefold()

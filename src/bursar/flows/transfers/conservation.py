@@ -77,7 +77,7 @@ async def _tell(transfers: Transfers, finding: Finding) -> None:
     if not finding.ok:
         message = f"{finding.meaning}: {'; '.join(finding.broken[:3])}"
         await transfers.engine.alert(None, f"{finding.invariant} is broken", "critical", message)
-        await transfers.stop_new("audit", f"{finding.invariant} is broken")
+        await transfers.stop_new("audit", f"{finding.invariant} is broken", two_people=True)
 
 
 def _not_judged(invariant: str, note: str) -> Finding:

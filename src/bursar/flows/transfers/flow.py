@@ -68,6 +68,12 @@ def transfers_flow(
     async def cancel_deposit(item: Item[Transfer]) -> Answer:
         return await rails[item.body.target].cancel(item, "deposit")
 
+    async def query_withdraw(item: Item[Transfer]) -> Answer:
+        return await rails[item.body.source].query(item, "withdraw")
+
+    async def query_deposit(item: Item[Transfer]) -> Answer:
+        return await rails[item.body.target].query(item, "deposit")
+
     return Flow(
         machine=MACHINE,
         body=Transfer,
@@ -75,6 +81,7 @@ def transfers_flow(
         rails={"withdraw": _source, "deposit": _target, "refund": _source},
         rail_names=frozenset(rail_name(kind) for kind in rails),
         cancels={"withdraw": cancel_withdraw, "deposit": cancel_deposit},
+        queries={"withdraw": query_withdraw, "deposit": query_deposit},
         certain_rails=frozenset({rail_name(AccountType.FUNDING)}),  # it lives in this database
         book=book,
         ride=ride,

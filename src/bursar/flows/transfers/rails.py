@@ -77,6 +77,10 @@ class Rail(Protocol):
         """Make sure that an operation never happens: `EXPLICIT_FAIL`; or `SUCCESS`: it has happened (T34)."""
         ...
 
+    async def query(self, item: Item[Transfer], op: str) -> Answer:
+        """What is on record of an operation, without making it happen; nothing on record is an unknown (T24)."""
+        ...
+
 
 class Standings:
     """How accounts stand, asked together by all who ask at the same time: one statement for all of them."""
@@ -121,6 +125,7 @@ class FundingRail:
 
     def __init__(self, store: Store, writer: Writer, *, rides: bool = True) -> None:
         """`rides`: as part of the transitions' own units (ADR 14); if not, it is called like any other end."""
+        self._store = store
         self._standings = Standings(store)
         self._writer = writer
         self.rides = rides
@@ -149,6 +154,12 @@ class FundingRail:
             )
         )
         return await self._answer(change)
+
+    async def query(self, item: Item[Transfer], op: str) -> Answer:
+        found = await self._store.read.outcomes.get(FUNDING_SCOPE, item.id, op)
+        if found is None:
+            return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message="nothing is on record")
+        return Answer(outcome=found.outcome, code=found.code, evidence={"rail": FUNDING_SCOPE, "replayed": True})
 
     def ride(self, item: Item[Transfer], op: str, booking: Booking) -> Ride | None:
         """The operation, as rows that go with the transition that leads to it. Booked with it, money never rests."""
@@ -245,6 +256,14 @@ class TradingRail:
 
     async def cancel(self, item: Item[Transfer], op: str) -> Answer:
         return self._told(await self._client.cancel(item.id, Op[op.upper()]))
+
+    async def query(self, item: Item[Transfer], op: str) -> Answer:
+        t, found = item.body, await self._client.query(item.id, Op[op.upper()])
+        evidence = {"rail": self._name, "sequence": found.sequence}
+        if found.outcome is Outcome.SUCCESS and (found.user, found.asset, found.amount) != (t.user, t.asset, t.minor):
+            said = f"on record is {found.amount} of {found.asset} for user {found.user}"
+            return Answer(outcome=Outcome.UNKNOWN, code="OTHER_OPERATION", message=said, evidence=evidence)
+        return Answer(outcome=found.outcome, code=found.code, message=found.detail, evidence=evidence)
 
     def _told(self, reply: Reply) -> Answer:
         evidence = {"rail": self._name, "sequence": reply.sequence}

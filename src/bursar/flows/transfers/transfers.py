@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bursar.engine import Engine, Flow, Snowflakes
+from bursar.engine import Engine, Flow, Lift, Snowflakes, lift_pause, set_pause
 from bursar.flows.transfers.checks import (
     SAFETY_FACTOR,
     Code,
@@ -42,6 +42,7 @@ from bursar.flows.transfers.request import (
 )
 from bursar.ledger import Ledger
 from bursar.model.accounts import AccountStatus, ExternalAccount, Policy, SystemAccount
+from bursar.model.actors import check_reason
 from bursar.model.entries import deposit
 from bursar.model.envelope import Receipt
 from bursar.model.errors import AlreadyExists, Conflict, LimitExceeded, OtherRequest, RecordMoved, Refusal
@@ -200,13 +201,17 @@ class Transfers:
             record = await self.engine.process_now(record, deadline_s)
         return await self._view(record, replayed=replayed)
 
-    async def stop_new(self, actor: str, reason: str) -> bool:
-        """Start no new transfers; those under way go on. Whether they were started until now."""
-        return await self.ledger.store.single().pauses.add(*NEW_TRANSFERS, actor, reason)
+    async def stop_new(self, actor: str, reason: str, *, two_people: bool = False) -> bool:
+        """Start no new transfers; those under way go on. Whether they were started until now.
 
-    async def allow_new(self) -> bool:
-        """And start them again. Whether they were stopped."""
-        return await self.ledger.store.single().pauses.drop(*NEW_TRANSFERS)
+        `actor` is a person, or what a program calls itself. With `two_people`, it takes two to start them again.
+        """
+        why = check_reason(reason)
+        return await set_pause(self.ledger.store, *NEW_TRANSFERS, actor=actor, reason=why, two_people=two_people)
+
+    async def allow_new(self, actor: str, reason: str) -> Lift:
+        """And start them again; where two people are needed, the first one only proposes it (T47)."""
+        return await lift_pause(self.ledger.store, *NEW_TRANSFERS, actor=actor, reason=reason)
 
     async def get(self, user: int | None, req_id: str) -> View:
         """A user's own transfer; somebody else's is as if it were not there. Without a user, anybody's."""

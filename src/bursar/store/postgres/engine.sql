@@ -208,16 +208,3 @@ UPDATE bursar.alerts SET delivered_at = now() WHERE record = $1 AND reason = $2
 -- A person has seen it.
 UPDATE bursar.alerts SET acknowledged_at = now(), acknowledged_by = $3 WHERE record = $1 AND reason = $2
   AND acknowledged_at IS NULL RETURNING record
-
--- name: put_pause
--- Switch a flow or a rail off.
-INSERT INTO bursar.pauses (kind, name, actor, reason)
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) ON CONFLICT DO NOTHING
-
--- name: drop_pause
--- And on again.
-DELETE FROM bursar.pauses WHERE kind = $1 AND name = $2 RETURNING name
-
--- name: pauses
--- What is switched off.
-SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint FROM bursar.pauses ORDER BY kind, name

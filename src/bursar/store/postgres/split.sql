@@ -141,3 +141,13 @@ SELECT (SELECT count(*) FROM bursar.live_postings WHERE account = $1 AND asset =
        (SELECT count(*) FROM bursar.sagas WHERE phase = 'finalizing'),
        (SELECT coalesce(sum(amount), 0)::text FROM bursar.live_postings
         WHERE account = $1 AND asset = $2 AND reservation IS NULL AND amount > 0)
+
+-- name: release_set_aside
+-- Split mode: what a commit that was set aside has claimed is free again.
+UPDATE bursar.live_postings SET reservation = NULL
+WHERE reservation = $1 AND EXISTS (SELECT 1 FROM bursar.sagas WHERE id = $1 AND phase = 'broken') RETURNING posting
+
+-- name: claims_set_aside
+-- I3: live postings claimed by commits that were set aside, and by which.
+SELECT l.posting, s.id FROM bursar.live_postings l JOIN bursar.sagas s ON s.id = l.reservation
+WHERE s.phase = 'broken' ORDER BY l.posting LIMIT $1

@@ -164,15 +164,3 @@ WHERE record = ? AND reason = ? AND raised_at = ? AND delivered_at IS NULL
 -- A person has seen it.
 UPDATE alerts SET acknowledged_at = now_us(), acknowledged_by = ?3 WHERE record = ?1 AND reason = ?2
   AND acknowledged_at IS NULL RETURNING record
-
--- name: put_pause
--- Switch a flow or a rail off.
-INSERT INTO pauses (kind, name, actor, reason, at) VALUES (?, ?, ?, ?, now_us()) ON CONFLICT DO NOTHING
-
--- name: drop_pause
--- And on again.
-DELETE FROM pauses WHERE kind = ? AND name = ? RETURNING name
-
--- name: pauses
--- What is switched off.
-SELECT kind, name, actor, reason, at FROM pauses ORDER BY kind, name

@@ -93,7 +93,8 @@ DELETE FROM sagas WHERE id = ?1 AND fence = ?2
 
 -- name: sagas
 -- Split mode: all commits under way.
-SELECT id, kind, scope, key, phase, fence, lease_us, data FROM sagas ORDER BY id
+SELECT CAST(id AS BLOB), CAST(kind AS BLOB), CAST(scope AS BLOB), CAST(key AS BLOB), phase, fence, lease_us, data
+FROM sagas ORDER BY id
 
 -- name: count_sagas
 -- Split mode: how many commits are under way that have not been set aside.
@@ -114,3 +115,13 @@ SELECT (SELECT count(*) FROM live_postings WHERE account = ?1 AND asset = ?2 AND
        (SELECT count(*) FROM sagas WHERE phase = 'finalizing'),
        (SELECT sum_amounts(amount) FROM live_postings WHERE account = ?1 AND asset = ?2 AND reservation IS NULL
           AND amount > x'80000000000000000000000000000000')
+
+-- name: release_set_aside
+-- Split mode: what a commit that was set aside has claimed is free again.
+UPDATE live_postings SET reservation = NULL
+WHERE reservation = ?1 AND EXISTS (SELECT 1 FROM sagas WHERE id = ?1 AND phase = 'broken') RETURNING posting
+
+-- name: claims_set_aside
+-- I3: live postings claimed by commits that were set aside, and by which.
+SELECT l.posting, s.id FROM live_postings l JOIN sagas s ON s.id = l.reservation
+WHERE s.phase = 'broken' ORDER BY l.posting LIMIT ?1

@@ -1,0 +1,89 @@
+"""Calls whose end two people decided: their rail is asked until it says what really happened (T34).
+
+People may be wrong, and a rail may still do what they said it had not done. So each forced call is a row, written
+before the decision, and its rail is queried (which makes nothing happen) with back-off until the answer is definite.
+An answer that contradicts the decision goes the way of every late answer: a critical alert, and the books are put right
+against suspense (late). A rail that has nothing definite to say for long raises an alert too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bursar.engine import late
+from bursar.engine.flow import ERROR_LENGTH_MAX, Flow, storable
+from bursar.model.errors import BursarError
+from bursar.model.records import ForcedCall, Record, Transition
+from bursar.model.retry import Retry
+
+if TYPE_CHECKING:
+    from bursar.engine.engine import Engine
+
+FIRST_S = 2.0  # after the decision
+BACK_OFF = Retry(first_s=5.0, cap_s=300.0)
+SCAN_S = 5.0
+LEASE_S = 60.0
+PAGE = 100
+QUESTIONS_MAX = 5  # without a definite answer, and an alert is raised
+UNCONFIRMED = "forced and unconfirmed"
+
+log = logging.getLogger("bursar.engine")
+
+
+async def watch_later(engine: Engine, flow: Flow[Any], record: Record) -> None:
+    """Have the rail asked about a call whose end is about to be forced; before it is, or a crash would forget it."""
+    if flow.machine.state(record.state).action in flow.queries:
+        calls = engine.store.single().forced_calls
+        await calls.add(record.number, record.version, record.state, int(FIRST_S * 1e6))
+
+
+async def keep_asking(engine: Engine) -> None:
+    """Until cancelled: ask the rails about forced calls that are due."""
+    while True:
+        await ask_due(engine)
+        await engine.ports.sleep(SCAN_S)
+
+
+async def ask_due(engine: Engine) -> int:
+    """Ask about what is due; returns how many answers were definite."""
+    cap_us = int((BACK_OFF.cap_s + LEASE_S) * 1e6)
+    definite = 0
+    for call in await engine.store.single().forced_calls.claim(PAGE, int(LEASE_S * 1e6), cap_us):
+        try:
+            definite += await _ask(engine, call)
+        except BursarError as error:  # it is due again when the lease is over
+            log.error("the rail of record %s, which was forced, could not be asked: %s", call.record, error)
+    return definite
+
+
+async def _ask(engine: Engine, call: ForcedCall) -> bool:
+    calls = engine.store.single().forced_calls
+    record = await engine.store.read.records.by_number(call.record)
+    flow = None if record is None else engine.flows.get(record.flow)
+    if record is None or flow is None:
+        return False  # another program's flow: whoever knows it claims it when the lease is over
+    if not _left(call, await engine.store.read.records.history(call.record)):
+        await calls.ask_again(call, "", int(BACK_OFF.cap_s * 1e6))  # the people have not decided after all, or not yet
+        return False
+    item = flow.item(msgspec.structs.replace(record, state=call.state, version=call.version))
+    answer = await engine.call(flow, flow.queries[flow.machine.state(call.state).action or ""], item)
+    if answer.outcome.is_known:
+        await late.hear(engine, item, answer)
+        await calls.ask_again(call, answer.outcome.value, None)
+        return True
+    said = storable(answer.error)[:ERROR_LENGTH_MAX]
+    if call.attempt >= QUESTIONS_MAX:
+        message = f"{record.flow} {record.id} left {call.state} because operators forced it; its rail, asked"
+        message += f" {call.attempt} times, can't confirm it: {said}"
+        await engine.alert(record, UNCONFIRMED, "critical", message)
+    await calls.ask_again(call, said, BACK_OFF.delay_us(call.attempt, engine.ports.random()))
+    return False
+
+
+def _left(call: ForcedCall, history: Sequence[Transition]) -> bool:
+    """Whether the record has left the state in which it was calling."""
+    return any(row.version > call.version and row.source == call.state != row.target for row in history)

@@ -1,0 +1,101 @@
+"""Tables of what operators do: pauses and their history, and calls whose end was forced and whose rail is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bursar.model.records import ForcedCall, OperatorAction, Pause
+from bursar.store.rows import Row
+from bursar.store.session import Table
+
+NEWEST = 2**63 - 1
+
+
+class Pauses(Table):
+    """Flows and rails that are switched off."""
+
+    async def list(self) -> list[Pause]:
+        """All that is off."""
+        return [_pause(row) for row in await self._s.rows("pauses")]
+
+    async def lock(self, kind: str, name: str) -> Pause | None:
+        """One of them, which nobody else changes until the unit ends."""
+        rows = await self._s.rows("lock_pause", kind, name)
+        return _pause(rows[0]) if rows else None
+
+    async def add(self, kind: str, name: str, actor: str, reason: str, *, two_people: bool = False) -> bool:
+        """Whether it was on before."""
+        return bool(await self._s.rows("put_pause", kind, name, actor, reason, two_people))
+
+    async def change(self, pause: Pause) -> None:
+        """Write what may change of a pause: why, whether it needs two people, and who wants to lift it."""
+        await self._s.rows(
+            "change_pause",
+            pause.kind,
+            pause.name,
+            pause.reason,
+            pause.two_people,
+            pause.proposed_by,
+            pause.proposed_reason,
+        )
+
+    async def drop(self, kind: str, name: str) -> bool:
+        """Whether it was off before."""
+        return await self._one("drop_pause", kind, name) is not None
+
+
+class Actions(Table):
+    """What operators did, and why: one row each, for ever."""
+
+    async def note(self, action: str, kind: str, name: str, *, actor: str, reason: str, proposed_by: str = "") -> None:
+        """Write one down."""
+        await self._s.rows("note_action", action, kind, name, actor, reason, proposed_by)
+
+    async def list(
+        self, *, kind: str = "", name: str = "", before: int = NEWEST, limit: int = 100
+    ) -> list[OperatorAction]:
+        """Newest first; of one thing, if it is named."""
+        rows = await self._s.rows("actions", kind, name, before, limit)
+        return [
+            OperatorAction(
+                number=r[0], action=r[1], kind=r[2], name=r[3], actor=r[4], reason=r[5], proposed_by=r[6], at_us=r[7]
+            )
+            for r in rows
+        ]
+
+
+class ForcedCalls(Table):
+    """Calls whose end two people decided, until their rail has said what really happened (T34)."""
+
+    async def add(self, record: int, version: int, state: str, delay_us: int) -> None:
+        """Ask the rail about this one, after so long. Twice is once."""
+        await self._s.rows("put_forced", record, version, state, delay_us)
+
+    async def claim(self, limit: int, lease_us: int, cap_us: int) -> Sequence[ForcedCall]:
+        """Take what is due, for so long; due later than the cap allows counts as due (L24)."""
+        return [_forced(row) for row in await self._s.rows("claim_forced", limit, lease_us, cap_us)]
+
+    async def ask_again(self, call: ForcedCall, said: str, delay_us: int | None) -> None:
+        """What the rail said, and when to ask again; None: it was definite."""
+        await self._s.rows("forced_said", call.record, call.version, said, delay_us)
+
+    async def open(self, limit: int = 1000) -> Sequence[ForcedCall]:
+        """Those whose rail has not said anything definite yet."""
+        return [_forced(row) for row in await self._s.rows("forced_open", limit)]
+
+
+def _pause(row: Row) -> Pause:
+    return Pause(
+        kind=row[0],
+        name=row[1],
+        actor=row[2],
+        reason=row[3],
+        at_us=row[4],
+        two_people=bool(row[5]),
+        proposed_by=row[6],
+        proposed_reason=row[7],
+    )
+
+
+def _forced(row: Row) -> ForcedCall:
+    return ForcedCall(record=row[0], version=row[1], state=row[2], attempt=row[3], said=row[4])

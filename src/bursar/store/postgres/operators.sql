@@ -1,0 +1,60 @@
+-- PostgreSQL's statements of what operators do: pauses, their history, and calls whose end was forced.
+
+-- name: pauses
+-- What is switched off.
+SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint, two_people, proposed_by, proposed_reason
+FROM bursar.pauses ORDER BY kind, name
+
+-- name: lock_pause
+-- One pause, which nobody else changes until the unit ends.
+SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint, two_people, proposed_by, proposed_reason
+FROM bursar.pauses WHERE kind = $1 AND name = $2 FOR UPDATE
+
+-- name: put_pause
+-- Switch a flow or a rail off.
+INSERT INTO bursar.pauses (kind, name, actor, reason, two_people) VALUES ($1, $2, $3, $4, $5::boolean)
+ON CONFLICT DO NOTHING RETURNING name
+
+-- name: change_pause
+-- Why it is off, whether two people are needed to lift it, and who wants to.
+UPDATE bursar.pauses SET reason = $3, two_people = $4::boolean, proposed_by = $5, proposed_reason = $6
+WHERE kind = $1 AND name = $2
+
+-- name: drop_pause
+-- And on again.
+DELETE FROM bursar.pauses WHERE kind = $1 AND name = $2 RETURNING name
+
+-- name: note_action
+-- One thing that an operator did.
+INSERT INTO bursar.operator_actions (action, kind, name, actor, reason, proposed_by) VALUES ($1, $2, $3, $4, $5, $6)
+
+-- name: actions
+-- What operators did, newest first. Arguments: kind and name, or "" for all; below which number; how many.
+SELECT number, action, kind, name, actor, reason, proposed_by, (extract(epoch FROM at) * 1000000)::bigint
+FROM bursar.operator_actions
+WHERE ($1 = '' OR kind = $1) AND ($2 = '' OR name = $2) AND number < $3 ORDER BY number DESC LIMIT $4
+
+-- name: put_forced
+-- Ask the rail about a call whose end was forced. Arguments: record, version, state, delay.
+INSERT INTO bursar.forced_calls (record, version, state, attempt, due, said)
+VALUES ($1, $2, $3, 0, now() + $4::bigint * interval '1 microsecond', '') ON CONFLICT DO NOTHING
+
+-- name: claim_forced
+-- Take forced calls whose rail is to be asked. Arguments: how many, lease, cap.
+WITH found AS MATERIALIZED (
+    SELECT record, version FROM bursar.forced_calls
+    WHERE due IS NOT NULL AND (due <= now() OR due > now() + $3::bigint * interval '1 microsecond')
+    ORDER BY due LIMIT $1 FOR UPDATE SKIP LOCKED)
+UPDATE bursar.forced_calls f SET due = now() + $2::bigint * interval '1 microsecond', attempt = attempt + 1
+FROM found WHERE f.record = found.record AND f.version = found.version
+RETURNING f.record, f.version, f.state, f.attempt, f.said
+
+-- name: forced_said
+-- What the rail said, and when to ask again; null: it was definite. Arguments: record, version, said, delay.
+UPDATE bursar.forced_calls SET said = $3, due = now() + $4::bigint * interval '1 microsecond'
+WHERE record = $1 AND version = $2
+
+-- name: forced_open
+-- Forced calls whose rail has not said anything definite.
+SELECT record, version, state, attempt, said FROM bursar.forced_calls WHERE due IS NOT NULL
+ORDER BY record, version LIMIT $1

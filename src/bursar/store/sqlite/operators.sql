@@ -1,0 +1,52 @@
+-- SQLite's statements of what operators do: pauses, their history, and calls whose end was forced.
+
+-- name: pauses
+-- What is switched off.
+SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason FROM pauses ORDER BY kind, name
+
+-- name: lock_pause
+-- One pause. Nobody else writes while a unit is open.
+SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason FROM pauses WHERE kind = ? AND name = ?
+
+-- name: put_pause
+-- Switch a flow or a rail off.
+INSERT INTO pauses (kind, name, actor, reason, two_people, at) VALUES (?, ?, ?, ?, ?, now_us())
+ON CONFLICT DO NOTHING RETURNING name
+
+-- name: change_pause
+-- Why it is off, whether two people are needed to lift it, and who wants to.
+UPDATE pauses SET reason = ?3, two_people = ?4, proposed_by = ?5, proposed_reason = ?6 WHERE kind = ?1 AND name = ?2
+
+-- name: drop_pause
+-- And on again.
+DELETE FROM pauses WHERE kind = ? AND name = ? RETURNING name
+
+-- name: note_action
+-- One thing that an operator did.
+INSERT INTO operator_actions (action, kind, name, actor, reason, proposed_by, at) VALUES (?, ?, ?, ?, ?, ?, now_us())
+
+-- name: actions
+-- What operators did, newest first. Arguments: kind and name, or "" for all; below which number; how many.
+SELECT number, action, kind, name, actor, reason, proposed_by, at FROM operator_actions
+WHERE (?1 = '' OR kind = ?1) AND (?2 = '' OR name = ?2) AND number < ?3 ORDER BY number DESC LIMIT ?4
+
+-- name: put_forced
+-- Ask the rail about a call whose end was forced. Arguments: record, version, state, delay.
+INSERT INTO forced_calls (record, version, state, attempt, due, said) VALUES (?1, ?2, ?3, 0, now_us() + ?4, '')
+ON CONFLICT DO NOTHING
+
+-- name: claim_forced
+-- Take forced calls whose rail is to be asked. Arguments: how many, lease, cap.
+UPDATE forced_calls SET due = now_us() + ?2, attempt = attempt + 1
+WHERE (record, version) IN (
+    SELECT record, version FROM forced_calls WHERE due IS NOT NULL AND (due <= now_us() OR due > now_us() + ?3)
+    ORDER BY due LIMIT ?1)
+RETURNING record, version, state, attempt, said
+
+-- name: forced_said
+-- What the rail said, and when to ask again; null: it was definite. Arguments: record, version, said, delay.
+UPDATE forced_calls SET said = ?3, due = now_us() + ?4 WHERE record = ?1 AND version = ?2
+
+-- name: forced_open
+-- Forced calls whose rail has not said anything definite.
+SELECT record, version, state, attempt, said FROM forced_calls WHERE due IS NOT NULL ORDER BY record, version LIMIT ?
