@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,15 @@ from bursar.cli.state import Group, State
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bursar.rails.trading import Recovery, Server
+    from bursar.rails.trading import Loading, Recovery, Server
     from bursar.rails.trading.inspection import Inspection
 
 DAMAGED = 1
 MEBIBYTE = 1024 * 1024
 STDIN_BYTES = 4_096
 YOUNG = 200_000  # objects before the collector looks: some dozens of full frames
+LOADING = "loading: "  # how a line begins that tells a parent of progress
+PARENT_S, PERSON_S = 0.5, 3.0  # between two of them
 # The thread that comes back from the disk has answers to release: it must not wait long for its turn.
 SWITCH_S = 0.0005
 
@@ -126,8 +129,10 @@ async def _run(
     ports = SystemPorts()
     if until_eof and not Path(data).parent.is_dir():  # the parent has gone, with all it had: don't make it anew
         raise Unusable(f"the folder {Path(data).parent} is gone")
+    # A parent reads standard output, where it waits for the line that says that all is ready.
+    tell = Tell(ports.monotonic, click.echo if until_eof else _log, PARENT_S if until_eof else PERSON_S)
     try:
-        opened = await Core.open(ports, data, name, snapshot_bytes=snapshot_bytes)
+        opened = await Core.open(ports, data, name, snapshot_bytes=snapshot_bytes, loading=tell.loading)
     except OSError as error:
         raise Unusable(f"can't use the folder {data}: {_why(error)}; name another with --data") from error
     for line in _found(opened.recovery):
@@ -153,6 +158,25 @@ async def _run(
         raise Unusable(f"can't listen at {listen}: {_why(error)}; name another address with --listen") from error
     finally:
         opened.close()
+
+
+class Tell:
+    """Says how far loading is, not too often."""
+
+    def __init__(self, monotonic: Callable[[], float], say: Callable[[str], object], every_s: float) -> None:
+        self._monotonic = monotonic
+        self._say = say
+        self._every_s = every_s
+        self._said_at = monotonic()
+
+    def loading(self, loading: Loading) -> None:
+        """It is so far."""
+        now = self._monotonic()
+        if now - self._said_at >= self._every_s:
+            self._said_at = now
+            percent = 100 * loading.done // max(loading.total, 1)
+            mib = f"{loading.done / MEBIBYTE:,.0f} of {loading.total / MEBIBYTE:,.0f} MiB"
+            self._say(f"{LOADING}{mib} ({percent} %), {Path(loading.file).name}")
 
 
 def _why(error: OSError) -> str:
