@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import stat
 import sys
@@ -27,6 +28,7 @@ DAMAGED = 1
 MEBIBYTE = 1024 * 1024
 STDIN_BYTES = 4_096
 YOUNG = 200_000  # objects before the collector looks: some dozens of full frames
+RESERVED = 32  # open files that are no connections
 LOADING = "loading: "  # how a line begins that tells a parent of progress
 PARENT_S, PERSON_S = 0.5, 3.0  # between two of them
 # The thread that comes back from the disk has answers to release: it must not wait long for its turn.
@@ -139,7 +141,14 @@ async def _run(
         _log(line)
     garbage.rarely(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
     sys.setswitchinterval(SWITCH_S)
-    server = Server(ports, opened, secret, limits=Limits(connections=connections), log=_log)
+    limits = Limits(connections=connections)
+    fits = descriptors(limits.connections + limits.strangers + RESERVED) - RESERVED
+    if fits < limits.connections + limits.strangers:
+        # At the limit of open files the log could not begin a new segment, and the core would end.
+        strangers = max(1, min(limits.strangers, fits // 4))
+        limits = Limits(connections=max(1, min(connections, fits - strangers)), strangers=strangers)
+        _log(f"only {limits.connections} clients fit into the limit of open files; raise it (ulimit -n)")
+    server = Server(ports, opened, secret, limits=limits, log=_log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
@@ -158,6 +167,20 @@ async def _run(
         raise Unusable(f"can't listen at {listen}: {_why(error)}; name another address with --listen") from error
     finally:
         opened.close()
+
+
+def descriptors(wanted: int) -> int:
+    """How many files may be open, after asking for as many as wanted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return soft
+    return wanted
 
 
 class Tell:
