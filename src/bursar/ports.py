@@ -18,6 +18,7 @@ import os
 import random
 import secrets
 import signal
+import socket
 import sqlite3
 import threading
 import time
@@ -29,6 +30,8 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 READ_BYTES_MAX = 1 << 20  # of a stream, at a time
+BACKLOG = 128  # connections that wait to be accepted
+ACCEPT_S, ACCEPT_S_MAX = 0.05, 1.0  # before the next try, where there is no descriptor for a connection
 
 
 class Lane(Protocol):
@@ -137,7 +140,7 @@ class Stream(Protocol):
 
 
 class Listener(Protocol):
-    """An address at which others connect."""
+    """An address at which others connect. A Unix socket is for its owner alone."""
 
     address: str
 
@@ -189,8 +192,13 @@ class Ports(Protocol):
         """A connection to `unix:PATH` or `tcp:HOST:PORT`; OSError if there is nobody."""
         ...
 
-    async def listen(self, address: str, accept: Callable[[Stream], object]) -> Listener:
-        """Call `accept` with each new connection. A Unix socket is for its owner alone; port 0 picks a free one."""
+    async def listen(
+        self,
+        address: str,
+        accept: Callable[[Stream], object],
+        trouble: Callable[[OSError], object] = lambda _: None,
+    ) -> Listener:
+        """Call `accept` with each new connection; `trouble` while no descriptor is left for one. Port 0: a free one."""
         ...
 
 
@@ -332,14 +340,60 @@ class SystemStream:
 
 
 class SystemListener:
-    """`Listener` on asyncio's server."""
+    """`Listener` on a socket. Not asyncio's, which logs a hundred errors a second while no descriptor is left."""
 
-    def __init__(self, server: asyncio.Server, address: str) -> None:
-        self._server = server
+    def __init__(
+        self,
+        listening: socket.socket,
+        address: str,
+        accept: Callable[[Stream], object],
+        trouble: Callable[[OSError], object],
+    ) -> None:
         self.address = address
+        self._socket = listening
+        self._task = asyncio.create_task(self._serve(accept, trouble), name="listener")
+
+    async def _serve(self, accept: Callable[[Stream], object], trouble: Callable[[OSError], object]) -> None:
+        loop = asyncio.get_running_loop()
+        wait_s = ACCEPT_S
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+                reader = asyncio.StreamReader(READ_BYTES_MAX, loop)
+                ends = asyncio.StreamReaderProtocol(reader, loop=loop)
+                transport, _ = await loop.connect_accepted_socket(lambda ends=ends: ends, connection)  # type: ignore[misc]
+            except ConnectionError:
+                continue  # it has gone again
+            except OSError as error:
+                trouble(error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, ACCEPT_S_MAX)
+            else:
+                wait_s = ACCEPT_S
+                accept(SystemStream(reader, asyncio.StreamWriter(transport, ends, reader, loop)))
 
     def close(self) -> None:
-        self._server.close()
+        self._task.cancel()
+        self._socket.close()
+
+
+def _listening(kind: str, where: str, port: int) -> socket.socket:
+    """A socket that listens at an address."""
+    if kind == "tcp":
+        family, *_, end = socket.getaddrinfo(where, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        made = socket.create_server(end[:2], family=family, backlog=BACKLOG)
+    else:
+        if Path(where).is_socket():  # of a process that died: `_make_way` has seen that nobody listens
+            Path(where).unlink()
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.bind(where)
+            made.listen(BACKLOG)
+        except OSError:
+            made.close()
+            raise
+    made.setblocking(False)
+    return made
 
 
 def split_address(address: str) -> tuple[str, str, int]:
@@ -354,7 +408,7 @@ def split_address(address: str) -> tuple[str, str, int]:
 
 
 async def _make_way(path: str) -> None:
-    """asyncio takes a Unix socket over from whoever has it, also from somebody who still listens: refuse that."""
+    """Binding would take a Unix socket over from whoever has it, also from somebody who still listens: refuse that."""
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except OSError:
@@ -426,19 +480,19 @@ class SystemPorts:
             return SystemStream(*await asyncio.open_unix_connection(where, limit=READ_BYTES_MAX))
         return SystemStream(*await asyncio.open_connection(where, port, limit=READ_BYTES_MAX))
 
-    async def listen(self, address: str, accept: Callable[[Stream], object]) -> Listener:
+    async def listen(
+        self,
+        address: str,
+        accept: Callable[[Stream], object],
+        trouble: Callable[[OSError], object] = lambda _: None,
+    ) -> Listener:
         kind, where, port = split_address(address)
-
-        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            accept(SystemStream(reader, writer))
-
-        if kind == "tcp":
-            server = await asyncio.start_server(accepted, where, port, limit=READ_BYTES_MAX)
-            return SystemListener(server, f"tcp:{where}:{server.sockets[0].getsockname()[1]}")
-        await _make_way(where)
+        if kind == "unix":
+            await _make_way(where)
         before = os.umask(0o177)  # not a chmod afterwards: in between, anybody could connect
         try:
-            server = await asyncio.start_unix_server(accepted, where, limit=READ_BYTES_MAX)
+            listening = _listening(kind, where, port)
         finally:
             os.umask(before)
-        return SystemListener(server, address)
+        address = address if kind == "unix" else f"tcp:{where}:{listening.getsockname()[1]}"
+        return SystemListener(listening, address, accept, trouble)

@@ -1,7 +1,9 @@
 """The trading core under the simulator: real server, real client, a disk that loses writes and a network that breaks.
 
-Callers remember what they asked and what they were told, and ask again until they know. In the end everything they were
-told must be true, and nothing else may have happened: balances are the sum of what was told to have succeeded.
+Callers remember what they asked and what they were told, and ask again until they know. Meanwhile the floors are
+raised, the one that frees room also past withdraws that are still to be refunded. In the end everything the callers
+were told must be true, and nothing else may have happened: balances are the sum of what was told to have succeeded, and
+room is reserved for what is held and for withdraws from the room floor on. The core is bound to one ledger all along.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from bursar.rails.trading import (
     BalancesReply,
     Core,
     CoreStopped,
+    FixedLink,
+    Floors,
+    Known,
     LookupReply,
     Op,
     Operation,
@@ -41,6 +46,13 @@ FOLDER = "/data"
 SEEDS = int(os.environ.get("BURSAR_TRADING_SEEDS", "400"))
 USERS = (1, 2, 3)
 ASSETS = ("USDT", "BTC")
+LEDGER = "ledger-1"
+FIRST_ID = 1_000
+STEP = 10  # between two ids of one caller: they grow for all of them together, as Snowflakes do
+PRUNES = 3
+KEEP = (FIRST_ID, FIRST_ID + STEP)  # forced records, say
+# What would be trouble of another kind than a core that dies.
+WRONG = ("CORE_BEHIND", "CORE_REFUSED", "OTHER_CORE", "OTHER_LEDGER", "MISMATCH", "MALFORMED", "NO_ROOM")
 
 
 @dataclass
@@ -54,6 +66,9 @@ class Scene:
     snapshot_bytes: int = 900
     told: dict[tuple[int, Op], Reply] = field(default_factory=dict)
     asked: dict[tuple[int, Op], Operation] = field(default_factory=dict)
+    next_ids: dict[int, int] = field(default_factory=dict)  # the lowest id that each caller may still ask for anew
+    floors: Floors = field(default_factory=Floors)  # the highest that were asked for
+    core: Core | None = None
     stops: list[str] = field(default_factory=list)
     recoveries: int = 0
     torn: int = 0
@@ -75,6 +90,7 @@ class Scene:
             core = await Core.open(
                 process.ports, FOLDER, "spot", segment_bytes=self.segment_bytes, snapshot_bytes=self.snapshot_bytes
             )
+            self.core = core
             self.recoveries += 1
             self.torn += core.recovery.torn is not None
             self.snapshots += core.recovery.snapshot > 0
@@ -98,24 +114,54 @@ class Scene:
         await process.spawn(self._callers(process), name="callers")
 
     async def _callers(self, process: Process) -> None:
-        async with TradingClient(process.ports, ADDRESS, name="spot", secret=SECRET, timeout_s=0.5) as client:
+        async with self.client(process, LEDGER) as client:
             async with asyncio.TaskGroup() as group:
                 for number in range(self.callers):
+                    self.next_ids[number] = FIRST_ID
                     group.create_task(self._caller(client, number), name=f"caller-{number}")
+                group.create_task(self._pruner(client), name="pruner")
             self.kernel.calm()
             self.net.heal()
             self.host.state.cut_probability = 0.0
             await self.check(client)
+        async with self.client(process, "ledger-2") as other:
+            while (refused := await other.deposit(FIRST_ID * 1_000, 1, "USDT", 1)).outcome is not Outcome.UNKNOWN:
+                await process.ports.sleep(0.1)
+            assert refused.code == "OTHER_LEDGER"
+
+    def client(self, process: Process, ledger: str) -> TradingClient:
+        link = FixedLink(Known(ledger=ledger))
+        return TradingClient(process.ports, ADDRESS, name="spot", secret=SECRET, link=link, timeout_s=0.5)
+
+    async def _pruner(self, client: TradingClient) -> None:
+        """Raise the floors now and then; also too high, which is refused."""
+        rng = random.Random(f"{self.kernel.seed} pruner")
+        for _ in range(PRUNES):
+            await client._ports.sleep(rng.random() * 0.1)
+            too_high = await client.prune(room=2**63 - 1, forget=1)
+            assert too_high.outcome is not Outcome.SUCCESS
+            while not (moved := [id_ for id_, op in sorted(self.told) if op in (Op.DEPOSIT, Op.WITHDRAW)]):
+                await client._ports.sleep(0.02)
+            room = max(self.floors.room, rng.choice(moved) + 1)
+            # Nothing below it is asked for anew; what was told may be asked again, and is not known any more (T32).
+            forget = rng.randint(self.floors.forget, max(self.floors.forget, min(room, *self.next_ids.values())))
+            self.floors = Floors(room, forget)
+            while (reply := await client.prune(room=room, forget=forget, keep=KEEP)).outcome is not Outcome.SUCCESS:
+                assert reply.code not in (*WRONG, "FLOOR_TOO_HIGH", "BAD_OPERATION"), reply
+                await client._ports.sleep(0.02)
+            assert client.floors == self.floors
 
     async def _caller(self, client: TradingClient, number: int) -> None:
         rng = random.Random(f"{self.kernel.seed} caller {number}")
         script = make_script(rng, number, self.steps)
         while script:
+            self.next_ids[number] = int(script[0].req_id)
             some = [script.pop(0) for _ in range(min(len(script), rng.choice((1, 1, 2, 5))))]
             await self.until_known(client, some)
             if rng.random() < 0.3:
                 again = rng.choice(sorted(self.told))
                 await self.until_known(client, [self.asked[again]])
+        self.next_ids[number] = FIRST_ID + STEP * self.steps
 
     async def until_known(self, client: TradingClient, operations: list[Operation]) -> None:
         """Ask until the core has said what became of each; it must never say two things."""
@@ -126,7 +172,10 @@ class Scene:
             replies = await client.execute(open_ones)
             rest = []
             for operation, reply in zip(open_ones, replies, strict=True):
-                assert reply.code not in ("CORE_BEHIND", "CORE_REFUSED", "MISMATCH", "MALFORMED"), reply
+                assert reply.code not in WRONG, reply
+                if reply.code == "BELOW_FLOOR":
+                    assert key_of(operation) in self.told and self.may_be_forgotten(int(operation.req_id)), operation
+                    continue
                 final = reply.outcome.is_known or reply.code == "WITHDRAW_NOT_FOUND"
                 if not final:
                     rest.append(operation)
@@ -137,26 +186,54 @@ class Scene:
             if rest:
                 await client._ports.sleep(0.02)
 
+    def may_be_forgotten(self, id_: int) -> bool:
+        """Whether somebody has asked to forget it."""
+        return id_ < self.floors.forget and id_ not in KEEP
+
     # --- the judge
 
     async def check(self, client: TradingClient) -> None:
         """Everything told is on record, and balances are the sum of it."""
         known = [key for key, reply in sorted(self.told.items()) if reply.outcome.is_known]
         found = await insist(client, lambda: client.lookup(known))
+        sequences = []
         for key, reply in zip(known, found.replies, strict=True):
+            if self.may_be_forgotten(key[0]):
+                assert reply.code == "BELOW_FLOOR", f"{key} was to be forgotten, and {reply} is on record"
+                continue
             assert self.told[key] == reply, f"{key} was told {self.told[key]}, and {reply} is on record"
-        sequences = [reply.sequence for reply in found.replies]
+            sequences.append(reply.sequence)
         assert len(set(sequences)) == len(sequences)
         held = expected({key: self.asked[key] for key in known if self.told[key].outcome is Outcome.SUCCESS})
         for user in (*USERS, 4):
             answer: BalancesReply = await insist(client, lambda user=user: client.balances(user))  # type: ignore[misc]
             for asset in ASSETS:
                 balance = answer.balances.get(asset)
-                assert held.get((user, asset), (0, 0)) == ((balance.available, balance.frozen) if balance else (0, 0))
+                found_there = (balance.available, balance.frozen) if balance else (0, 0)
+                added_up = held.get((user, asset), (0, 0))
+                assert added_up == found_there, f"user {user} holds {found_there}, and what was told makes {added_up}"
         totals = (await insist(client, client.totals)).totals
         for asset in ASSETS:
             assert totals.get(asset, 0) == sum(sum(pair) for (_, code), pair in held.items() if code == asset)
+        self.check_room(held, known, client.floors.room)
         await insist(client, lambda: client.set_status(4, Status.FROZEN))
+
+    def check_room(self, held: dict[tuple[int, str], tuple[int, int]], known: list[tuple[int, Op]], room: int) -> None:
+        """Room is reserved for what is held, and for withdraws that may be refunded and are not below the floor."""
+        assert self.core is not None
+        book = self.core.book
+        assert (book.ledger, book.floors.room) == (LEDGER, room)
+        wanted = {key: sum(pair) for key, pair in held.items()}
+        for id_, op in known:
+            if op is Op.WITHDRAW and self.told[id_, op].outcome is Outcome.SUCCESS:
+                refund = self.told.get((id_, Op.REFUND))
+                if (refund is None or refund.outcome is not Outcome.SUCCESS) and (id_ >= room or id_ in KEEP):
+                    _, _, user, asset, amount, _ = self.asked[id_, op]
+                    wanted[user, asset] += amount
+        for asset in ASSETS:
+            accounts = book.assets.get(asset, ())
+            for user, _, _, spoken in accounts:
+                assert spoken == wanted.get((user, asset), 0), f"user {user} has {spoken} of {asset} reserved"
 
 
 A = TypeVar("A", Reply, BalancesReply, TotalsReply, LookupReply)
@@ -178,7 +255,7 @@ def make_script(rng: random.Random, caller: int, steps: int) -> list[Operation]:
     """What one caller does, with ids of its own."""
     made: list[Operation] = []
     for step in range(steps):
-        id_ = 1_000_000 * (caller + 1) + step
+        id_ = FIRST_ID + STEP * step + caller
         user, asset, amount = rng.choice(USERS), rng.choice(ASSETS), rng.randint(1, 50)
         kind = rng.random()
         if kind < 0.4 or step == 0:
@@ -265,13 +342,17 @@ def _break_disk(scene: Scene, free_bytes: int | None, failing_syncs: int) -> Non
 
 def test_many_seeds_with_crashes_cuts_and_lost_writes() -> None:
     """A hundred random crashes in a row equal a model; acknowledged operations are never lost, none happens twice."""
-    crashes = torn = snapshots = 0
+    crashes = torn = snapshots = forgot = released = 0
     for seed in range(SEEDS):
         swarm = CrashSwarm(probability=0.05, budget=5, processes=frozenset({"core"}))
         done = play(seed, swarm=swarm, chaos=True, steps=14)
         crashes += len(done.crashes)
         torn += done.value.torn
         snapshots += done.value.snapshots
+        forgot += done.value.floors.forget > FIRST_ID + STEP
+        released += done.value.floors.room > FIRST_ID + STEP
+    assert forgot > SEEDS // 4
+    assert released > SEEDS // 2
     assert crashes > 2 * SEEDS
     assert torn > SEEDS // 20
     assert snapshots > SEEDS // 4

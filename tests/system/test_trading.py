@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,8 @@ import pytest
 
 from bursar.model.outcome import Outcome
 from bursar.ports import SystemPorts
-from bursar.rails.trading import FixedLink, Known, Op, Operation, Reply, TradingClient
+from bursar.rails.trading import FixedLink, Known, Op, Operation, Reply, TradingClient, protocol
+from bursar.rails.trading.connection import Target, connect
 
 SECRET = b"sixteen bytes or more"
 WAIT_S = 60.0
@@ -213,3 +215,67 @@ def test_the_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
     with core(tmp_path):
         assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
     assert os.access(tmp_path / "data", os.W_OK)
+
+
+def silent(folder: Path, count: int) -> list[socket.socket]:
+    """Connections that never say anything."""
+    made = []
+    for _ in range(count):
+        each = socket.socket(socket.AF_UNIX)
+        each.connect(f"{folder}/s")
+        made.append(each)
+    return made
+
+
+def test_silent_connections_keep_nobody_out_and_fill_no_log(tmp_path: Path) -> None:
+    """More of them than the core may have open files: clients get in, money moves, and the log has a line or two."""
+
+    async def ask(client: TradingClient, id_: int) -> Reply:
+        return await until_known(client, Operation(Op.DEPOSIT, id_, 1, "USDT", 1))
+
+    async def work() -> None:
+        async with client_of(tmp_path) as before:
+            assert (await ask(before, 1)).outcome is Outcome.SUCCESS
+            strangers = await asyncio.to_thread(silent, tmp_path, 300)
+            async with client_of(tmp_path) as new:
+                for id_ in range(2, 400):
+                    assert (await ask(new if id_ % 2 else before, id_)).outcome is Outcome.SUCCESS
+            for each in strangers:
+                each.close()
+
+    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (80, 80))
+    with core(tmp_path, limit=few) as served:
+        asyncio.run(work())
+        assert served.stop() == 0
+    errors = (tmp_path / "stderr").read_text()
+    assert "36 clients fit into the limit of open files" in errors
+    assert len(errors.splitlines()) < 10, errors
+
+
+def test_a_client_that_asks_and_never_reads_is_bounded_in_a_real_process(tmp_path: Path) -> None:
+    """Answers count: 400 MiB of them are asked for in a few MiB, and the core stays small."""
+    users, assets, questions = 1_024, 20, 1_000
+
+    def resident(pid: int) -> int:
+        [line] = [row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("VmHWM")]
+        return int(line.split()[1]) // 1024
+
+    async def work(pid: int) -> None:
+        async with client_of(tmp_path) as client:
+            for asset in range(assets):
+                many = [Operation(Op.DEPOSIT, 10**6 * (asset + 1) + n, n, f"ASSET{asset}", 2**40) for n in range(users)]
+                assert {reply.outcome for reply in await client.execute(many)} == {Outcome.SUCCESS}
+            before = resident(pid)
+            target = Target(f"unix:{tmp_path}/s", "spot", SECRET)
+            greedy = await connect(SystemPorts(), target, FixedLink(), Known(), WAIT_S)
+            question = protocol.frame(protocol.Balances(1, list(range(users))))
+            greedy.stream.write(question * questions)
+            for id_ in range(50, 150):  # long enough for it to read what it will ever read
+                assert (await client.withdraw(id_, 1, "ASSET1", 1)).outcome is Outcome.SUCCESS
+            grown = resident(pid) - before
+            assert grown < 100, f"{grown} MiB for {len(question) * questions / 2**20:.0f} MiB of questions"
+            greedy.stream.abort()
+            assert (await client.totals()).outcome is Outcome.SUCCESS
+
+    with core(tmp_path) as served:
+        asyncio.run(work(served.process.pid))

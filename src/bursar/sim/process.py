@@ -147,7 +147,12 @@ class SimPorts:
             await self.fence()
         return await self._host().net.connect(self._process, address)
 
-    async def listen(self, address: str, accept: Callable[[Stream], object]) -> Listener:
+    async def listen(
+        self,
+        address: str,
+        accept: Callable[[Stream], object],
+        trouble: Callable[[OSError], object] = lambda _: None,
+    ) -> Listener:
         return self._host().net.listen(self._process, address, accept)
 
     async def fence(self) -> NoReturn:

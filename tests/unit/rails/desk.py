@@ -102,7 +102,7 @@ def state_of(book: Book) -> Any:
     )
 
 
-async def open_core(ports: SystemPorts, folder: str = FOLDER, **sizes: int) -> Core:
+async def open_core(ports: SystemPorts, folder: str = FOLDER, **sizes: Any) -> Core:
     return await Core.open(ports, folder, NAME, **sizes)
 
 
@@ -135,7 +135,7 @@ class Desk:
 
 @asynccontextmanager
 async def desk(
-    folder: Path, *, ports: SystemPorts | None = None, limits: Limits | None = None, name: str = NAME, **sizes: int
+    folder: Path, *, ports: SystemPorts | None = None, limits: Limits | None = None, name: str = NAME, **sizes: Any
 ) -> AsyncIterator[Desk]:
     """A core on a folder, served at a Unix socket in it; stopped and closed at the end."""
     ports = ports or SystemPorts()

@@ -7,6 +7,7 @@ import random
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.rails.desk import (
@@ -24,7 +25,18 @@ from tests.unit.rails.desk import (
 )
 
 from bursar.ports import File, Files, SystemPorts
-from bursar.rails.trading import Core, CoreDamaged, CoreInUse, CoreStopped, Op, Status, WrongCore, frames, snapshots
+from bursar.rails.trading import (
+    Core,
+    CoreDamaged,
+    CoreInUse,
+    CoreStopped,
+    Loading,
+    Op,
+    Status,
+    WrongCore,
+    frames,
+    snapshots,
+)
 from bursar.rails.trading.book import Book
 from bursar.rails.trading.frames import BadFrame, decode, encode
 from bursar.rails.trading.history import Block, Named, blocks_of
@@ -241,7 +253,7 @@ def test_the_folder_of_another_core_is_refused() -> None:
 # --- snapshots
 
 
-async def work_and_stop(ports: MemoryPorts, first: int, count: int, **sizes: int) -> Core:
+async def work_and_stop(ports: MemoryPorts, first: int, count: int, **sizes: Any) -> Core:
     core = await Core.open(ports, FOLDER, NAME, **sizes)
     running = asyncio.create_task(core.run())
     for id_ in range(first, first + count):
@@ -503,3 +515,23 @@ def test_a_restart_with_many_remembered_operations_takes_bounded_time(way: str) 
 
 
 SLOW_MACHINE = 4  # a loaded machine with other tests beside this one
+
+
+def test_opening_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshot and log, each byte once; never backwards, and all of it at the end."""
+    monkeypatch.setattr("bursar.rails.trading.core.LOADING_BYTES", 1)
+    monkeypatch.setattr(snapshots, "READ_BYTES", 1_000)
+    ports = MemoryPorts()
+    for n in range(3):
+        asyncio.run(work_and_stop(ports, 1 + 400 * n, 400, segment_bytes=4_000))
+    put(ports.disk, f"{FOLDER}/{snapshots.snapshot_name(1200)}", b"damaged")
+    told: list[Loading] = []
+
+    async def work() -> None:
+        (await open_core(ports, loading=told.append)).close()
+
+    asyncio.run(work())
+    done = [loading.done for loading in told]
+    assert done == sorted(done) and len(done) > 20
+    assert 0.95 * told[-1].total < done[-1] <= told[-1].total
+    assert {loading.file.rpartition("/")[2][:4] for loading in told} == {"snap", "wal-"}

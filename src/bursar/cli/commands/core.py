@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +21,16 @@ from bursar.cli.state import Group, State
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bursar.rails.trading import Recovery, Server
+    from bursar.rails.trading import Loading, Recovery, Server
     from bursar.rails.trading.inspection import Inspection
 
 DAMAGED = 1
 MEBIBYTE = 1024 * 1024
 STDIN_BYTES = 4_096
 YOUNG = 200_000  # objects before the collector looks: some dozens of full frames
+RESERVED = 32  # open files that are no connections
+LOADING = "loading: "  # how a line begins that tells a parent of progress
+PARENT_S, PERSON_S = 0.5, 3.0  # between two of them
 # The thread that comes back from the disk has answers to release: it must not wait long for its turn.
 SWITCH_S = 0.0005
 
@@ -126,15 +131,24 @@ async def _run(
     ports = SystemPorts()
     if until_eof and not Path(data).parent.is_dir():  # the parent has gone, with all it had: don't make it anew
         raise Unusable(f"the folder {Path(data).parent} is gone")
+    # A parent reads standard output, where it waits for the line that says that all is ready.
+    tell = Tell(ports.monotonic, click.echo if until_eof else _log, PARENT_S if until_eof else PERSON_S)
     try:
-        opened = await Core.open(ports, data, name, snapshot_bytes=snapshot_bytes)
+        opened = await Core.open(ports, data, name, snapshot_bytes=snapshot_bytes, loading=tell.loading)
     except OSError as error:
         raise Unusable(f"can't use the folder {data}: {_why(error)}; name another with --data") from error
     for line in _found(opened.recovery):
         _log(line)
     garbage.rarely(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
     sys.setswitchinterval(SWITCH_S)
-    server = Server(ports, opened, secret, limits=Limits(connections=connections), log=_log)
+    limits = Limits(connections=connections)
+    fits = descriptors(limits.connections + limits.strangers + RESERVED) - RESERVED
+    if fits < limits.connections + limits.strangers:
+        # At the limit of open files the log could not begin a new segment, and the core would end.
+        strangers = max(1, min(limits.strangers, fits // 4))
+        limits = Limits(connections=max(1, min(connections, fits - strangers)), strangers=strangers)
+        _log(f"only {limits.connections} clients fit into the limit of open files; raise it (ulimit -n)")
+    server = Server(ports, opened, secret, limits=limits, log=_log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
@@ -153,6 +167,39 @@ async def _run(
         raise Unusable(f"can't listen at {listen}: {_why(error)}; name another address with --listen") from error
     finally:
         opened.close()
+
+
+def descriptors(wanted: int) -> int:
+    """How many files may be open, after asking for as many as wanted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return soft
+    return wanted
+
+
+class Tell:
+    """Says how far loading is, not too often."""
+
+    def __init__(self, monotonic: Callable[[], float], say: Callable[[str], object], every_s: float) -> None:
+        self._monotonic = monotonic
+        self._say = say
+        self._every_s = every_s
+        self._said_at = monotonic()
+
+    def loading(self, loading: Loading) -> None:
+        """It is so far."""
+        now = self._monotonic()
+        if now - self._said_at >= self._every_s:
+            self._said_at = now
+            percent = 100 * loading.done // max(loading.total, 1)
+            mib = f"{loading.done / MEBIBYTE:,.0f} of {loading.total / MEBIBYTE:,.0f} MiB"
+            self._say(f"{LOADING}{mib} ({percent} %), {Path(loading.file).name}")
 
 
 def _why(error: OSError) -> str:

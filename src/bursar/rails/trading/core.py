@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from bursar.ports import Files, Lane, Ports
 from bursar.rails.trading import frames, snapshots
@@ -23,7 +23,7 @@ from bursar.rails.trading.book import Book
 from bursar.rails.trading.errors import CoreDamaged, CoreInUse, CoreStopped, WrongCore
 from bursar.rails.trading.notes import Note
 from bursar.rails.trading.snapshots import BadSnapshot, Snapshot
-from bursar.rails.trading.wal import ASIDE, SEGMENT_BYTES_MAX, Log, Torn
+from bursar.rails.trading.wal import ASIDE, SEGMENT_BYTES_MAX, Log, Torn, segments_in
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ LOCK: Final = "lock"
 DAMAGED: Final = ".bad"
 GROUP_ROWS_MAX: Final = 262_144
 SNAPSHOT_BYTES: Final = 64 * 1024 * 1024  # of log between two snapshots
+LOADING_BYTES: Final = 1024 * 1024  # between two reports of how far loading is
 
 
 @dataclass
@@ -46,10 +47,27 @@ class Recovery:
     seconds: float = 0.0
 
 
+class Loading(NamedTuple):
+    """How far a core is with its files while it opens. `done` never sinks; `total` may grow."""
+
+    file: str
+    done: int
+    total: int
+
+
 class Core:
     """One core. `open` it, keep `run` running, decide on its `book`, and let answers go through `when_durable`."""
 
-    def __init__(self, ports: Ports, folder: str, name: str, *, segment_bytes: int, snapshot_bytes: int) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        folder: str,
+        name: str,
+        *,
+        segment_bytes: int,
+        snapshot_bytes: int,
+        loading: Callable[[Loading], object],
+    ) -> None:
         self.ports = ports
         self.folder = folder
         self.name = name
@@ -61,6 +79,7 @@ class Core:
         self.recovery = Recovery()
         self.followers: list[Callable[[list[Note]], None]] = []  # told of each frame when it is on disk
         self.snapshot_bytes = snapshot_bytes
+        self._loading = _Progress(loading)
         self._lane: Lane = ports.lane(f"core-{name}")
         self._aside: Lane = ports.lane(f"core-{name}-snapshots")
         self._unlock: Callable[[], None] | None = None
@@ -82,9 +101,14 @@ class Core:
         *,
         segment_bytes: int = SEGMENT_BYTES_MAX,
         snapshot_bytes: int = SNAPSHOT_BYTES,
+        loading: Callable[[Loading], object] = lambda _: None,
     ) -> Core:
-        """A core on what its folder holds. Raises CoreInUse, CoreDamaged, WrongCore, or an OSError."""
-        core = cls(ports, folder, name, segment_bytes=segment_bytes, snapshot_bytes=snapshot_bytes)
+        """A core on what its folder holds. Raises CoreInUse, CoreDamaged, WrongCore, or an OSError.
+
+        `loading` is told now and then how far it is, from another thread.
+        """
+        sizes = {"segment_bytes": segment_bytes, "snapshot_bytes": snapshot_bytes}
+        core = cls(ports, folder, name, loading=loading, **sizes)
         started = ports.monotonic()
         try:
             await core._lane.run(core._recover)
@@ -106,6 +130,7 @@ class Core:
         for name in files.names(folder):
             if name.endswith(ASIDE):
                 files.remove(f"{folder}/{name}")  # begun and never finished: it never was
+        self._loading.total = sum(segment.size for segment in segments_in(files, folder))
         self._load_snapshot()
         book, told = self.book, self.recovery
         for frame in self.log.read_all():
@@ -116,6 +141,7 @@ class Core:
             if frame.last > book.sequence:
                 book.replay(frame.notes)
                 told.frames += 1
+            self._loading.advance(self.log.reading, frame.size)
         if self.log.segments and self.log.end < book.sequence:
             raise self._gap(f"the log ends at sequence {self.log.end}, before the snapshot at {book.sequence}")
         if self.identity and self.log.core and self.identity != self.log.core:
@@ -130,8 +156,9 @@ class Core:
         """The newest that is whole. A damaged one is put aside under another name, or it would count as a fallback."""
         for sequence in snapshots.snapshots_in(self.files, self.folder):
             path = f"{self.folder}/{snapshots.snapshot_name(sequence)}"
+            progress = self._loading.part(path, self.files.size(path))
             try:
-                found = snapshots.restore(self.files.read(path))
+                found = snapshots.restore(snapshots.read(self.files, path, progress), progress)
             except BadSnapshot as error:
                 self.recovery.bad_snapshots.append((path, str(error)))
                 self.files.rename(path, path + DAMAGED)
@@ -256,3 +283,25 @@ class Core:
         if self._unlock is not None:
             self._unlock()
             self._unlock = None
+
+
+class _Progress:
+    """Counts bytes of files that were loaded, and reports them now and then."""
+
+    def __init__(self, report: Callable[[Loading], object]) -> None:
+        self.total = 0
+        self._report = report
+        self._done = 0.0
+        self._reported = 0.0
+
+    def advance(self, file: str, size: float) -> None:
+        """So many bytes more."""
+        self._done += size
+        if self._done - self._reported >= LOADING_BYTES:
+            self._reported = self._done
+            self._report(Loading(file, int(self._done), self.total))
+
+    def part(self, file: str, size: int) -> Callable[[int], None]:
+        """A file more, of this size, which is gone through twice: read, then understood."""
+        self.total += size
+        return lambda more: self.advance(file, more / 2)

@@ -60,6 +60,7 @@ class Frame:
     count: int
     notes: list[Note]
     end: int  # where the next one begins
+    size: int
 
     @property
     def last(self) -> int:
@@ -149,7 +150,7 @@ def decode(data: bytes, start: int, expected: int) -> Frame:
         notes = list(_notes(payload, first, count))
     except (ValueError, IndexError) as error:
         raise BadFrame(f"its checksum is right and its content is not: {error}") from error
-    return Frame(first, count, notes, end)
+    return Frame(first, count, notes, end, end - start)
 
 
 def _notes(payload: bytes, first: int, count: int) -> Iterator[Note]:

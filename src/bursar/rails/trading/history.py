@@ -26,7 +26,7 @@ from bursar.rails.trading.words import REMEMBERED, UNSURE, Op
 
 BLOCK_ROWS_MAX: Final = 256
 DECODED_MAX: Final = 64  # blocks that are kept decoded, for whoever asks again
-STEP_BLOCKS: Final = 32  # that one step of a floor touches: some milliseconds, while nobody else is served
+STEP_BLOCKS: Final = 16  # that one step of a floor touches: some milliseconds, while nobody else is served
 LISTED_ROWS_MAX: Final = 16_384  # that are looked at for one request of a list
 SMALL_ROWS: Final = 64  # what a block costs there at least, as small as it may be
 META_BYTES: Final = 4
@@ -239,12 +239,14 @@ class History:
 
     def withdrawn(self, low: int, high: int) -> Iterator[Row]:
         """Withdraws with ids from `low` to below `high` that have succeeded and were not refunded."""
-        refunded = self.where[Op.REFUND]
+        refunded, wanted = self.where[Op.REFUND], int(Op.WITHDRAW)
         for block in self.blocks:
             if block.moved_low < high and block.moved_high >= low:
-                for row in block.rows():
-                    if low <= row[1] < high and row[5] & 0xFFFF == Op.WITHDRAW << 8 and row[1] not in refunded:
-                        yield row
+                for place, (op, id_, user, _, amount, other) in enumerate(_decode(block.items)):
+                    if op == wanted and low <= id_ < high and id_ not in refunded:
+                        meta = block.meta(place)
+                        if not meta & 0xFF:
+                            yield Row(block.sequence + place, id_, user, amount, other, meta)
 
     def withdrawn_as(self, id_: int) -> Row | None:
         """The withdraw of this id, if it has succeeded and was not refunded."""

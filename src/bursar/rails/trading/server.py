@@ -88,7 +88,7 @@ class Server:
 
     async def run(self, address: str, ready: Callable[[str], object]) -> None:
         """Serve until `stop`; then answer what was asked and write a snapshot. CoreStopped if the disk fails."""
-        listener = await self._ports.listen(address, self._accept)
+        listener = await self._ports.listen(address, self._accept, self._cannot_accept)
         idle = asyncio.create_task(supervise("core-idle", self._end_silence, self._ports), name="core-idle")
         ready(listener.address)
         try:
@@ -156,6 +156,9 @@ class Server:
         connection = Connection(stream)
         self.strangers.append(connection)
         connection.task = asyncio.create_task(self._serve(connection), name="core-connection")
+
+    def _cannot_accept(self, error: OSError) -> None:
+        self._outages.happened("connections can't be accepted, it is tried again", str(error))
 
     async def _serve(self, connection: Connection) -> None:
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as struct_error
@@ -40,6 +40,7 @@ PREFIX: Final = "snap-"
 SUFFIX: Final = ".snap"
 KEPT: Final = 2
 PIECE_BYTES: Final = 4 * 1024 * 1024
+READ_BYTES: Final = 16 * 1024 * 1024
 BLOCKS_AT_A_TIME: Final = 512
 
 _U32: Final = Struct("<I")
@@ -134,8 +135,22 @@ def _body(snapshot: Snapshot) -> Iterator[bytes]:
         yield b"".join(part for block in some for part in (_U32.pack(block.size), block.dump()))
 
 
-def restore(data: bytes) -> Restored:
-    """The book in a snapshot, and whose it is."""
+def read(files: Files, path: str, progress: Callable[[int], object]) -> bytes:
+    """A snapshot's bytes. Piece by piece: it may be large, and the disk slow; `progress` is told of each."""
+    pieces_read: list[bytes] = []
+    at, size = 0, files.size(path)
+    while at < size:
+        piece = files.read(path, at, READ_BYTES)
+        if not piece:
+            break
+        at += len(piece)
+        pieces_read.append(piece)
+        progress(len(piece))
+    return b"".join(pieces_read)
+
+
+def restore(data: bytes, progress: Callable[[int], object] = lambda _: None) -> Restored:
+    """The book in a snapshot, and whose it is; `progress` is told of the bytes that are understood."""
     header, at = read_header(data)
     if data[-len(END) :] != (END if isinstance(header, Header) else END_1):
         raise BadSnapshot("it has no end")
@@ -149,8 +164,9 @@ def restore(data: bytes) -> Restored:
         middle, end = start + count * 8, start + count * ACCOUNT_BYTES
         book.assets[code].load(numbers(body[start:middle]), numbers(body[middle:end]))
         start = end
+        progress(count * ACCOUNT_BYTES)
     try:
-        book.history.replace(_blocks(body[start:]))
+        book.history.replace(_blocks(body[start:], progress))
     except (ValueError, struct_error) as error:
         raise BadSnapshot(f"its checksum is right and its content is not: {error}") from error
     if book.history.count != header.rows:
@@ -171,11 +187,12 @@ def _restored_1(header: Header1, book: Book) -> Restored:
     return Restored(book, header.name, "")
 
 
-def _blocks(data: memoryview) -> Iterator[Block]:
+def _blocks(data: memoryview, progress: Callable[[int], object]) -> Iterator[Block]:
     at = 0
     while at < len(data):
         end = at + 4 + _U32.unpack_from(data, at)[0]
         yield load(bytes(data[at + 4 : end]))
+        progress(end - at)
         at = end
 
 

@@ -74,6 +74,7 @@ class Log:
         self.segments: list[Segment] = []
         self.torn: Torn | None = None
         self.end = 0  # the last sequence that was read
+        self.reading = ""  # the segment that is being read
         self._segment_bytes_max = segment_bytes_max
         self._file: File | None = None
 
@@ -91,6 +92,7 @@ class Log:
         yield from self._read(segment, segment.first, last)
 
     def _read(self, segment: Segment, expected: int, last: bool) -> Generator[Frame, None, int]:
+        self.reading = segment.path
         data = self.files.read(segment.path)
         at = self._check_header(segment, data, expected)
         while at < len(data):
