@@ -172,7 +172,9 @@ class Config:
     )
     listen: str = setting("127.0.0.1:8080", _host_port, "Where the API listens. Port 0: any that is free.")
     worker_name: str = setting(
-        "", _text, "Who drives a record, in its history. Empty: made of the host's name. A restart should keep it."
+        "",
+        _text,
+        "Who drives a record, in its history. Empty: made of host and data folder; no two processes share it.",
     )
     log_level: str = setting("warning", _one_of("debug", "info", "warning", "error"), "What is logged, to stderr.")
 
@@ -183,6 +185,20 @@ class Config:
     core_margin: str = _core_setting("margin", "")
     core_margin_secret_file: str = _secret_setting("margin")
     core_timeout_ms: int = setting(5_000, _whole(10, MINUTE_MS), "How long a core may take to answer a call.")
+
+    core_room_after_s: int = setting(
+        3_600,
+        _whole(60, 86_400),
+        "Age at which a core stops reserving room for the refund of a withdraw; open transfers keep theirs.",
+    )
+    core_forget_after_s: int = setting(
+        604_800,
+        _whole(3_600, 400 * 86_400),
+        "Age at which a core forgets operations: as old as any backup of the database that may be restored.",
+    )
+    prune_interval_s: int = setting(
+        300, _whole(0, 86_400), "Between two times at which cores are told what they may let go of; 0: never."
+    )
 
     jwt_algorithm: str = setting(
         "HS256", _one_of("HS256", "EdDSA"), "The one algorithm that tokens may be signed with; a token can't choose."
@@ -371,6 +387,8 @@ def _contradictions(config: Config) -> list[str]:
         found.append("jwt_key_file is needed with EdDSA: the public key of whoever makes the tokens")
     if config.alert_webhook and not config.alert_webhook_secret_file:
         found.append("alert_webhook is given, so alert_webhook_secret_file is needed: nobody could tell who sent it")
+    if config.core_forget_after_s < config.core_room_after_s:
+        found.append("core_forget_after_s is below core_room_after_s")
     if config.retry_backoff_max_ms < config.retry_backoff_ms:
         found.append("retry_backoff_max_ms is below retry_backoff_ms")
     return found

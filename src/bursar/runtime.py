@@ -7,32 +7,35 @@ children are the business of the command that owns them (cli/children).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import platform
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
 from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
-from bursar.flows.transfers.conservation import watch
-from bursar.flows.transfers.flow import ALARMS
+from bursar.flows.transfers.flow import ALARMS, rail_name
+from bursar.flows.transfers.link import CoreUnusable, StoreLink
+from bursar.flows.transfers.pruning import Horizons, Pruned, prune
+from bursar.flows.transfers.watch import look_at_cores, watch
 from bursar.instance import Bursar
 from bursar.model.errors import DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
-from bursar.rails.trading import FixedLink, Known, TradingClient
+from bursar.rails.trading import CoreLink, TradingClient
+from bursar.rails.trading.replies import OTHER_CORE, OTHER_LEDGER
 from bursar.supervise import supervise
+from bursar.worker_names import held_name
 
+NOT_OURS = (OTHER_CORE, OTHER_LEDGER)  # trouble with a core that only people can end
+UNCHECKED_S = 1.0  # between two tries to compare a core with the ledger that did not answer yet
 WAITING_S = 2.0  # between two looks at what waits for people
-MARKS_S = 1.0  # between two writes of how far the cores are
-T = TypeVar("T")
 
 log = logging.getLogger("bursar.runtime")
 
@@ -48,6 +51,11 @@ class Runtime:
     transfers: Transfers
     deposits: Deposits
     worker: Worker
+
+    @property
+    def horizons(self) -> Horizons:
+        """How old transfers are when cores let go of them."""
+        return Horizons(room_after_s=self.config.core_room_after_s, forget_after_s=self.config.core_forget_after_s)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -89,14 +97,13 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
     """Open it all; in the end finish or park what is in hand. Nobody looks for what is due."""
     async with AsyncExitStack() as stack:
         bursar = await stack.enter_async_context(Bursar(config.database_url, ports=ports))
-        marks = Marks(ports, config.data)
         cores = {
-            AccountType(kind.upper()): client_of(config, ports, kind, await marks.seen(kind)) for kind in config.cores
+            AccountType(kind.upper()): client_of(config, ports, kind, StoreLink(bursar.store, kind))
+            for kind in config.cores
         }
-        await stack.enter_async_context(marks.kept({kind.value.lower(): client for kind, client in cores.items()}))
         for client in cores.values():
             await stack.enter_async_context(client)
-        name = config.worker_name or (role if config.is_embedded else f"{platform.node()}:{role}")
+        name = stack.enter_context(held_name(config, ports, role))
         transfers = Transfers(
             bursar.ledger,
             cores,
@@ -110,6 +117,7 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
             alarms=alarms(config),
             worker=name,
         )
+        transfers.unchecked.update(cores)
         await transfers.prepare()
         deposits = Deposits(transfers, confirm_above=config.deposit_confirm_above, waits_s=config.alert_waiting_s)
         worker = Worker(
@@ -144,10 +152,12 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
         tasks = [runtime.background(name, worker.run) for name, worker in workers.items()]
         beside = [
             runtime.background("bursar-watch", partial(_watch, runtime)),
+            runtime.background("bursar-prune", partial(_prune, runtime)),
             runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
             runtime.background("bursar-forced-calls", partial(keep_asking, runtime.transfers.engine)),
         ]
         try:
+            await first_look(runtime)
             yield runtime
         finally:
             for worker in workers.values():
@@ -157,95 +167,53 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
             await asyncio.gather(*tasks, *beside, return_exceptions=True)
 
 
+async def first_look(runtime: Runtime) -> None:
+    """Compare every core with the ledger before the first transfer is taken. A core that is not this ledger's is
+    refused; one that does not answer is asked again later, and nothing new goes there until then."""
+    with contextlib.suppress(DatabaseUnavailable):  # the watch meets it again at once, and says so
+        await look_at_cores(runtime.transfers, runtime.cores)
+    for kind, client in runtime.cores.items():
+        if client.trouble.startswith(NOT_OURS):
+            raise CoreUnusable(f"core {rail_name(kind)}: {client.trouble}")
+
+
 async def _watch(runtime: Runtime) -> None:
     """See all the time that nothing is lost or made; what can't be asked just now is asked next time."""
-    interval_s = runtime.config.audit_interval_s
-    while interval_s:
-        await runtime.ports.sleep(interval_s)
+    transfers, interval_s = runtime.transfers, runtime.config.audit_interval_s
+    monotonic = runtime.ports.monotonic
+    due = monotonic() + interval_s
+    while interval_s or transfers.unchecked:
+        wait_s = min(due - monotonic(), UNCHECKED_S) if transfers.unchecked else due - monotonic()
+        await runtime.ports.sleep(max(0.0, wait_s) if interval_s else UNCHECKED_S)
         try:
-            await watch(runtime.transfers, runtime.cores)
+            if interval_s and monotonic() >= due:
+                due = monotonic() + interval_s
+                await watch(transfers, runtime.cores)
+            elif transfers.unchecked:
+                await look_at_cores(transfers, {kind: runtime.cores[kind] for kind in sorted(transfers.unchecked)})
         except DatabaseUnavailable as error:  # it is away for everybody, and comes back
-            log.error("the audit failed, the next one comes in %s s: %s", interval_s, error)
+            log.error("the audit failed, the next one comes in %s s: %s", interval_s or UNCHECKED_S, error)
 
 
-class Marks:
-    """The highest sequence that was ever heard from each core, in a file per core (T33).
-
-    A core that was restored from an old disk would tell us that what it acknowledged never happened. It is shown the
-    mark when we connect, and refuses to serve if it is behind. A mark that is a little old is only a weaker one, so it
-    is written now and then, and nobody waits for it.
-    """
-
-    def __init__(self, ports: Ports, folder: str) -> None:
-        self._ports = ports
-        self._folder = folder
-        self._written: dict[str, int] = {}
-
-    async def seen(self, kind: str) -> int:
-        """What was heard before."""
-        return await self._on_lane(lambda: self._read(kind))
-
-    @asynccontextmanager
-    async def kept(self, clients: dict[str, TradingClient]) -> AsyncIterator[None]:
-        """Keep them fresh, and write them once more at the end."""
-        work = supervise("bursar-marks", partial(self._keep, clients), self._ports)
-        task = asyncio.create_task(work, name="bursar-marks")
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await self._write(clients)
-
-    async def _keep(self, clients: dict[str, TradingClient]) -> None:
-        while True:
-            await self._ports.sleep(MARKS_S)
-            await self._write(clients)
-
-    async def _write(self, clients: dict[str, TradingClient]) -> None:
-        new = {k: c.sequence for k, c in clients.items() if c.sequence > self._written.get(k, 0)}
-        if not new:
-            return
-        try:
-            await self._on_lane(lambda: self._put(new))
-        except OSError as error:
-            log.error("how far the cores are can't be written to %s: %s", self._folder, error)
-
-    async def _on_lane(self, work: Callable[[], T]) -> T:
-        lane = self._ports.lane("marks")
-        try:
-            return await lane.run(work)
-        finally:
-            lane.close()
-
-    def _read(self, kind: str) -> int:
-        files = self._ports.files()
-        files.make_folder(self._folder)
-        if f"{kind}.seen" not in files.names(self._folder):
-            return 0
-        text = files.read(f"{self._folder}/{kind}.seen").decode("ascii", "replace").strip()
-        if not (text.isascii() and text.isdigit()):
-            raise ConfigRefused(f"{self._folder}/{kind}.seen is damaged: {text[:40]!r} is no sequence")
-        self._written[kind] = int(text)
-        return int(text)
-
-    def _put(self, new: dict[str, int]) -> None:
-        files = self._ports.files()
-        for kind, sequence in new.items():
-            path = f"{self._folder}/{kind}.seen"
-            file = files.create(f"{path}.new")
-            file.write(f"{sequence}\n".encode())
-            file.sync()
-            file.close()
-            files.rename(f"{path}.new", path)
-            self._written[kind] = sequence
+async def _prune(runtime: Runtime) -> None:
+    """Let cores set room free and forget, as time goes on (T32)."""
+    while runtime.config.prune_interval_s:
+        await runtime.ports.sleep(runtime.config.prune_interval_s)
+        for result in await prune_cores(runtime):
+            log.info("core %s: floors %s, %s kept %s", result.rail, result.floors, result.kept, result.note)
 
 
-def client_of(config: Config, ports: Ports, kind: str, seen: int = 0) -> TradingClient:
+async def prune_cores(runtime: Runtime) -> list[Pruned]:
+    """Raise the floors of all cores as far as they go."""
+    store = runtime.bursar.store
+    cores = {rail_name(kind): client for kind, client in runtime.cores.items()}
+    return [await prune(store, rail, client, runtime.horizons) for rail, client in cores.items()]
+
+
+def client_of(config: Config, ports: Ports, kind: str, link: CoreLink | None = None) -> TradingClient:
     """A client of one core, not started yet."""
     key = secret(config.core_secret_file(kind), f"core_{kind}_secret_file", CORE_SECRET_BYTES_MIN)
     timeout_s = config.core_timeout_ms / 1000
-    link = FixedLink(Known(seen=seen))
     return TradingClient(ports, config.core_address(kind), name=kind, secret=key, link=link, timeout_s=timeout_s)
 
 

@@ -85,7 +85,7 @@ def test_migrate_on_postgresql(empty: Shell, fresh_postgres: str) -> None:
     assert shell.json("migrate") == {"version": len(MIGRATIONS), "applied": MIGRATIONS}
     assert shell.json("migrate")["applied"] == []
     assert shell.json("recover") == {"finished": 0, "abandoned": 0, "broken": 0, "alive": 0}
-    assert shell.json("recover", "--restored") == {"epoch": 2}
+    assert shell.json("recover", "--restored") == {"epoch": 2, "paused": False, "cores": []}
     assert shell.json("asset", "create", "EUR", "--precision", "2")["code"] == "EUR"
     assert [f["ok"] for f in shell.json("audit")] == [True] * 6
 
@@ -275,7 +275,7 @@ def test_audit_recover_and_rebuild(shell: Shell) -> None:
     assert shell.json("recover") == {"finished": 0, "abandoned": 0, "broken": 0, "alive": 0}
     assert shell.json("rebuild") == {"live_postings": 2}
     assert "abandoned" in shell.ok("recover")
-    assert shell.json("recover", "--restored") == {"epoch": 1}
+    assert shell.json("recover", "--restored") == {"epoch": 1, "paused": False, "cores": []}
 
 
 def test_json_may_also_follow_the_command(shell: Shell) -> None:

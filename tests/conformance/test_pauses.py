@@ -11,7 +11,7 @@ from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, exchange
 
 from bursar.engine import Lift, lift_pause, set_pause
 from bursar.flows.transfers import AccountType, Code
-from bursar.flows.transfers.conservation import watch
+from bursar.flows.transfers.watch import watch
 from bursar.model.errors import InvalidName, NotPossible
 from bursar.store import Store
 

@@ -26,10 +26,11 @@ from bursar import Bursar
 from bursar.audit import audit
 from bursar.engine import Answer, Item, Lift, Operators, Worker
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
-from bursar.flows.transfers.conservation import conservation, watch
+from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.flow import ALARMS
 from bursar.flows.transfers.rails import FundingRail
 from bursar.flows.transfers.transfers import ASSETS_S
+from bursar.flows.transfers.watch import watch
 from bursar.model.errors import AccountNotEmpty, Conflict, InvalidName
 from bursar.model.outcome import UNKNOWNS, Outcome
 from bursar.model.records import Alert

@@ -37,7 +37,10 @@ COMMANDS = {
     "rebuild": ("bursar.cli.commands.database:rebuild", "Make the disposable tables anew from the value tables."),
     "serve": ("bursar.cli.commands.serve:serve", "Run the API, a worker and, where none is named, the core."),
     "worker": ("bursar.cli.commands.serve:worker", "Drive transfers that are due, beside any number of serves."),
-    "transfer": ("bursar.cli.commands.transfer:transfer", "Transfers: create, list, show, retry, force; alerts."),
+    "transfer": (
+        "bursar.cli.commands.transfer_cores:transfer",
+        "Transfers: create, list, show, retry, force; alerts; cores.",
+    ),
     "token": ("bursar.cli.commands.serve:token", "Make a token for trying the API out."),
     "openapi": ("bursar.cli.commands.serve:openapi", "Print the OpenAPI description of the API."),
     "core": ("bursar.cli.commands.core:core", "The trading core: run it, or inspect its log and snapshots."),

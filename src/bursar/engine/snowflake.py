@@ -15,6 +15,16 @@ NODE_BITS, COUNT_BITS = 10, 12
 LEASE_S = 60.0
 
 
+def first_id_at(us: int) -> int:
+    """The smallest id that can be made at a moment or later."""
+    return max(1, (max(0, us - EPOCH_US) // 1000) << (NODE_BITS + COUNT_BITS))
+
+
+def made_at_us(id_: int) -> int:
+    """The moment that an id carries."""
+    return (id_ >> (NODE_BITS + COUNT_BITS)) * 1000 + EPOCH_US
+
+
 class Snowflakes:
     """One per process."""
 

@@ -124,6 +124,15 @@ class Database:
         self._home.execute(f"PRAGMA schema_version = {self._schema}")
         return True
 
+    def restore(self, image: bytes) -> None:
+        """What an earlier image says, instead of what is there."""
+        for connection in self.connections.values():
+            connection.let_go()
+        backup = DiskConnection(":memory:", isolation_level=None)
+        backup.deserialize(image)
+        backup.backup(self._home)
+        backup.unplug()
+
     def unplug(self) -> None:
         """Free the memory."""
         for connection in (*self.connections.values(), self._home):
@@ -221,6 +230,10 @@ class SimDisk:
         if any(connection.in_transaction for connection in database.connections.values()):
             raise ValueError(f"{path} has an open transaction")
         return database.connect(self._process).serialize()
+
+    def restore(self, path: str, image: bytes) -> None:
+        """Put an `image` back in the place of a database, as people do with a backup when no process has it open."""
+        self._databases[path].restore(image)
 
     def held(self) -> bool:
         """Whether another process has a transaction open, so that a call would have to wait."""

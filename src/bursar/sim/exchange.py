@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bursar.flows.transfers import MACHINE, Request, View
+from bursar.flows.transfers.link import StoreLink
 from bursar.flows.transfers.request import funding_account
 from bursar.flows.transfers.transfers import OPEN
 from bursar.ledger import Ledger
@@ -75,7 +76,8 @@ class Ambush(TradingClient):
     """A client in whose calls now and then the target is frozen: it was looked at before, and refuses now."""
 
     def __init__(self, process: Process, ledger: Ledger, strikes: Callable[[], bool]) -> None:
-        super().__init__(process.ports, ADDRESS, name="spot", secret=SECRET, timeout_s=CALL_S)
+        link = StoreLink(ledger.store, "spot")
+        super().__init__(process.ports, ADDRESS, name="spot", secret=SECRET, link=link, timeout_s=CALL_S)
         self._strikes = strikes
         self._process = process
         self._ledger = ledger

@@ -14,6 +14,7 @@ nothing is in transit, and the ledger's side of the core is what the core says (
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from contextvars import Context
@@ -23,7 +24,9 @@ from bursar.audit import audit
 from bursar.engine import Operators, Worker, keep_asking
 from bursar.flows.transfers import MACHINE, AccountType, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.checks import Code
+from bursar.flows.transfers.pruning import Horizons, prune
 from bursar.flows.transfers.request import funding_account
+from bursar.flows.transfers.watch import look_at_cores
 from bursar.ledger import Ledger
 from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome as Said
@@ -68,6 +71,9 @@ FREEZES = 4
 FREEZE_S_MAX = 0.03
 AMBUSHES = 0.1  # of the calls find that the target has been frozen in that moment
 RETRY = Retry(first_s=0.05, cap_s=0.5)
+PRUNES = 6
+PRUNE_S_MAX = 0.8
+HORIZONS = Horizons(room_after_s=1.0, forget_after_s=3.0)  # longer than any process is paused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +113,7 @@ class Scenario:
         self.oracle: TransferOracle | None = None  # from when there is something to look at
         self.asking: set[Process] = set()  # whose callers have not all been answered
         self.healed = False
+        self.prunes = kernel.seed % 4 == 2
         self.early = 0  # transfers that were begun by then
         self.over = False
         self.finished: asyncio.Future[None] = kernel.loop.create_future()
@@ -139,7 +146,7 @@ class Scenario:
             return
         host = self.hosts[name]
         process = self.kernel.start(name, disk=host)
-        if not self.healed and self.rng.random() < JUMP_SHARE:
+        if not self.healed and not self.prunes and self.rng.random() < JUMP_SHARE:
             self.ahead_us[host] += self.rng.choice(JUMPS_S) * 1_000_000
             self.net.happened["clock jumps"] += 1
         for each in self.kernel.processes.values():
@@ -219,6 +226,7 @@ class Scenario:
                 rides=self.kernel.seed % 2 == 0,  # half of the seeds call the ledger's end like any other (ADR 14)
             )
             transfers.engine.lease_us = int(LEASE_S * 1e6)
+            transfers.unchecked.add(AccountType.SPOT)
             if process.name == SERVERS[0]:
                 await furnish(ledger, transfers)
             worker, watching = Worker(transfers.engine, scan_s=0.1), None
@@ -226,6 +234,7 @@ class Scenario:
                 driving = group.create_task(worker.run(), name="worker")
                 if self.kernel.seed % 3 == 0:  # operators force some of them
                     watching = group.create_task(keep_asking(transfers.engine), name="forced-calls")
+                await self.compare(process, transfers, client)
                 await self.ask(process, transfers, client)
                 if process.name != SERVERS[0]:
                     await driving  # for ever: the other one ends the run
@@ -238,6 +247,29 @@ class Scenario:
             self.over = True
             self.kernel.processes[SERVERS[1]].crash()
             await self.judge(ledger, transfers, client, process)
+
+    async def compare(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
+        """As at every start: no new transfer before core and ledger were compared."""
+        found: list[str] = []
+        while transfers.unchecked:
+            with contextlib.suppress(BursarError):
+                findings = await look_at_cores(transfers, {AccountType.SPOT: client})
+                found = [text for finding in findings for text in finding.broken]
+            await process.ports.sleep(0.02)
+        await self.compared(process, transfers, client, found)
+
+    async def compared(self, process: Process, transfers: Transfers, client: TradingClient, broken: list[str]) -> None:
+        """They must agree: nothing was restored."""
+        if broken:
+            raise Violation(f"core and ledger do not agree: {broken}")
+
+    async def prune(self, transfers: Transfers, client: TradingClient, process: Process) -> None:
+        """The core sets room free and forgets, in the middle of everything; on seeds on which no clock jumps."""
+        for _ in range(PRUNES):
+            await process.ports.sleep(self.rng.random() * PRUNE_S_MAX)
+            with contextlib.suppress(BursarError):
+                found = await prune(transfers.ledger.store, "spot", client, HORIZONS)
+                self.net.happened["pruned"] += not found.note
 
     async def ask(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
         """Let all callers ask; the second server is asked for some of it, at the same time."""
@@ -252,6 +284,8 @@ class Scenario:
                 asking.create_task(self.freeze(transfers.ledger, client, process), name="freezer")
                 if self.kernel.seed % 3 == 0:
                     asking.create_task(self.force(transfers, process), name="operators")
+                if self.prunes:
+                    asking.create_task(self.prune(transfers, client, process), name="pruner")
                 if self.kernel.seed % 5 == 1:
                     asking.create_task(self.switch(transfers, process), name="operator")
         self.asking.discard(process)
@@ -366,13 +400,17 @@ class Scenario:
                 await self.call(caller, transfers, process)
             await process.ports.sleep(0.3)
 
-    async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
-        """Everything that was told is true, and nothing else happened."""
+    async def settled(self, process: Process) -> None:
+        """Wait until no transaction is open: a server thaws an account, or tells of an alert."""
         deadline, machine = self.kernel.loop.now + HEALED_S, self.hosts["server"]
-        while machine.held() or machine.open(PATH).in_transaction:  # somebody thaws an account, or tells of an alert
+        while machine.held() or machine.open(PATH).in_transaction:
             if self.kernel.loop.now > deadline:
                 raise Violation("healed, but somebody's transaction stays open")
             await process.ports.sleep(0.01)
+
+    async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
+        """Everything that was told is true, and nothing else happened."""
+        await self.settled(process)
         oracle = self.look()
         assert oracle is not None
         oracle.everything(every_column=True)

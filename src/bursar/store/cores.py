@@ -16,6 +16,7 @@ class CoreRow(msgspec.Struct, frozen=True):
     identity: str
     room: int  # floors that it was asked for, or is about to be (T32)
     forget: int
+    compared: int  # the sequence of its log up to which every operation has its record here
     bound_us: int
     pruned_us: int | None  # when the core last took them
     sequence: int  # the highest of its log that anything here relies on (T33)
@@ -60,14 +61,14 @@ class Cores(Table):
         """The highest sequence of a core's log that anything here relies on (T33)."""
         return int(await self._one("high_water", rail))
 
-    async def raise_high_water(self, rail: str, worker: str, sequence: int) -> None:
+    async def compared_to(self, rail: str, sequence: int) -> None:
         """All of a core's operations up to a sequence have their records here."""
-        await self._s.rows("raise_high_water", rail, worker, sequence)
+        await self._s.rows("compared_to", rail, sequence)
 
-    async def oldest_open(self, flow: str, prefix: str) -> int | None:
-        """The smallest number among the ids of open records."""
-        found = await self._one("oldest_open_id", flow, prefix)
-        return None if found is None else int(found)
+    async def oldest_open(self, flow: str, prefix: str) -> tuple[int | None, int]:
+        """The smallest number among the ids of open records, and the time in microseconds by the database's clock."""
+        oldest, now_us = (await self._s.rows("oldest_open_id", flow, prefix))[0]
+        return None if oldest is None else int(oldest), now_us
 
     async def forced(self, flow: str) -> list[str]:
         """The ids of records that people have forced, or wanted to."""

@@ -51,6 +51,10 @@ class Records(Table):
         rows = await self._s.rows("record_by_number", number)
         return record_of(rows[0]) if rows else None
 
+    async def by_numbers(self, numbers: Sequence[int]) -> Sequence[Record]:
+        """Several records, by number."""
+        return [record_of(row) for row in await self._s.rows("records_by_number", list(numbers))]
+
     async def list(
         self, flow: str, *, owner: str = "", states: tuple[str, ...] = (), before: int = NEWEST, limit: int = 100
     ) -> Sequence[Record]:

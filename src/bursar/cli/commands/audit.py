@@ -86,7 +86,7 @@ def audit(
     async def work() -> int:
         async with (
             open_database(state.database if config is None else config.database_url) as b,
-            _asked(config if asks else None) as clients,
+            _asked(b, config if asks else None) as clients,
         ):
             look = _looking(b, clients, only)
             return await _audit(out, look if watch is None else _patient(b, look), watch)
@@ -106,17 +106,21 @@ async def _audit(out: Output, look: Look, watch: float | None) -> int:
 
 
 @asynccontextmanager
-async def _asked(config: Config | None) -> AsyncIterator[dict[AccountType, TradingClient]]:
+async def _asked(b: Bursar, config: Config | None) -> AsyncIterator[dict[AccountType, TradingClient]]:
     """Clients of the cores, if there is a configuration that names them."""
     if config is None:
         yield {}
         return
     from bursar.flows.transfers import AccountType
+    from bursar.flows.transfers.link import StoreLink
     from bursar.ports import SystemPorts
     from bursar.runtime import client_of
 
     ports = SystemPorts()
-    clients = {AccountType(kind.upper()): client_of(config, ports, kind) for kind in config.cores}
+    clients = {
+        AccountType(kind.upper()): client_of(config, ports, kind, StoreLink(b.store, kind, binds=False))
+        for kind in config.cores
+    }
     async with AsyncExitStack() as stack:
         for client in clients.values():
             await stack.enter_async_context(client)

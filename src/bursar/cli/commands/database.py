@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.cli.output import Output, table
+from bursar.cli.commands.serve import config_option, configured, data_option
+from bursar.cli.output import Output, shown, table
 from bursar.cli.place import check_place, on_postgres, open_database, sqlite_path
 from bursar.cli.state import Command, State, on_database
 from bursar.model.errors import DatabaseOlder
 
 if TYPE_CHECKING:
+    from bursar.config import Config
     from bursar.instance import Bursar
 
 RECOVERED = {
@@ -106,20 +108,34 @@ async def _migrate_postgres(url: str) -> list[int]:
     """,
 )
 @click.option("--restored", is_flag=True, help="The database was restored from a backup or a dump.")
-@click.pass_obj
-def recover(state: State, restored: bool) -> int:
+@config_option
+@data_option
+@click.pass_context
+def recover(ctx: click.Context, restored: bool, file: str | None, data: str | None) -> int:
     """Finish or cleanly abandon what a crash left half done. Safe at any time; a second time finds nothing to do.
 
     A ledger that commits in transactions (the default) never has anything half done. After the database was restored
     from a backup or a dump, run it once with --restored: events written from then on come after every cursor that a
-    reader may have kept, which would skip them otherwise.
+    reader may have kept, which would skip them otherwise. If the ledger has trading cores, new transfers are paused
+    until two people allow them, because the cores may know what this database has forgotten; with --config or --data
+    the cores that run are asked, and what they know is shown.
     """
+    state = ctx.ensure_object(State)
     output = Output(as_json=state.json)
+    config = configured(ctx, file, data=data) if file or data else None
+    database = state.database if config is None or state.database_given else config.database_url
     if restored:
-        epoch = asyncio.run(_raise_epoch(state.database))
-        output.show({"epoch": epoch}, lambda: f"events written from now on belong to epoch {epoch}")
+        epoch = asyncio.run(_raise_epoch(database))
+        paused, ahead = asyncio.run(_pause_restored(database, config))
+        lines = [f"events written from now on belong to epoch {epoch}", *ahead]
+        if paused:
+            lines.append(
+                "new transfers are paused; docs/how-to/restore.md says how to go on: bursar transfer reconcile"
+            )
+        facts = {"epoch": epoch, "paused": paused, "cores": ahead}
+        output.show(facts, lambda: "\n".join(shown(line) for line in lines))
         return 0
-    found = asyncio.run(_recover(state.database))
+    found = asyncio.run(_recover(database))
     rows = [(name, found.get(name, 0), text) for name, text in RECOVERED.items()]
     output.show(found, lambda: table("outcome", "commits", "meaning", rows=rows, right=("commits",)))
     if found.get("broken"):
@@ -130,6 +146,32 @@ def recover(state: State, restored: bool) -> int:
 async def _recover(url: str) -> dict[str, int]:
     async with open_database(url) as b:
         return await b.ledger.recover()
+
+
+async def _pause_restored(url: str, config: Config | None) -> tuple[bool, list[str]]:
+    """Pause the intake of transfers, if there are cores; whether it is, and what the cores say that can be asked."""
+    from bursar.engine import set_pause
+    from bursar.flows.transfers.request import NEW_TRANSFERS
+
+    async with open_database(url) as b:
+        if not await b.store.read.cores.identity():
+            return False, []
+        await set_pause(b.store, *NEW_TRANSFERS, actor="recover", reason="the database was restored", two_people=True)
+        return True, [] if config is None else await _ahead(b, config)
+
+
+async def _ahead(b: Bursar, config: Config) -> list[str]:
+    from bursar.flows.transfers import behind
+    from bursar.flows.transfers.link import StoreLink
+    from bursar.ports import SystemPorts
+    from bursar.runtime import client_of
+
+    lines = []
+    for kind in config.cores:
+        async with client_of(config, SystemPorts(), kind, StoreLink(b.store, kind, binds=False)) as client:
+            found = await behind.look(b.store, kind, client)
+        lines += [found.note] if found.note else found.texts() or [f"core {kind} knows nothing that is not here"]
+    return lines
 
 
 async def _raise_epoch(url: str) -> int:

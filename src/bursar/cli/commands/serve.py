@@ -22,7 +22,7 @@ import click
 
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown
-from bursar.cli.place import make_folder, quiet_pool
+from bursar.cli.place import make_folder, quiet_pool, sqlite_path
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 2_048
 LOCK = "serve.lock"
+LOCK_SUFFIX = "-serve.lock"  # beside the database
 DAY_S = 86_400
 
 config_option = click.option(
@@ -213,21 +214,29 @@ def _until_told() -> asyncio.Event:
 
 @contextlib.contextmanager
 def _alone(config: Config, ports: Ports, kinds: list[str]) -> Iterator[None]:
-    """One `bursar serve` per data folder: two would start the same child core."""
+    """One `bursar serve` with child cores per database, and per data folder.
+
+    Two on one database, each with a data folder of its own, would start two cores for the same money; two on one data
+    folder would start the same core twice.
+    """
     if not kinds:
         yield
         return
-    try:
-        unlock = ports.files().lock(f"{config.data}/{LOCK}")
-    except BlockingIOError:
-        why = f"another `bursar serve` runs on {config.data}; use that one, or name another folder with --data"
-        raise Unusable(why) from None
-    except OSError as error:
-        raise Unusable(f"can't write to {config.data}/{LOCK}: {error.strerror}; see who may write there") from error
-    try:
+    database = Path(sqlite_path(config.database_url) or "").resolve()
+    places = {
+        f"{database}{LOCK_SUFFIX}": f"another `bursar serve` runs on the database {database} with cores of its own",
+        f"{Path(config.data).absolute()}/{LOCK}": f"another `bursar serve` runs on {config.data}",
+    }
+    with contextlib.ExitStack() as held:
+        for path, taken in places.items():
+            try:
+                held.callback(ports.files().lock(path))
+            except BlockingIOError:
+                why = "use that one, or name another --database and another --data"
+                raise Unusable(f"{taken}; {why}") from None
+            except OSError as error:
+                raise Unusable(f"can't write to {path}: {error.strerror}; see who may write there") from error
         yield
-    finally:
-        unlock()
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def _on_database(ctx: click.Context, work: Callable[[Transfers, Output], Awaitab
     asyncio.run(body())
 
 
-def _run(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]]) -> None:
+def on_runtime(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]]) -> None:
     """For what calls a core."""
     from bursar.cli.place import check_place, quiet_pool
     from bursar.ports import SystemPorts
@@ -99,7 +99,7 @@ def create(ctx: click.Context, user: int, source: str, target: str, order: str, 
         text = f"{view.req_id} is {view.fsm_state} {shown(view.error)}".rstrip()
         out.show(view, lambda: text)
 
-    _run(ctx, work)
+    on_runtime(ctx, work)
 
 
 @transfer.command("list", examples="bursar transfer list --user 1001 --state TARGET_PENDING")
@@ -197,7 +197,7 @@ def force(ctx: click.Context, req_id: str, event: str, actor: str, reason: str) 
             what = "not decided: the core did not answer, and will be asked again; repeat this when it is back"
         _told(out, record, what)
 
-    _run(ctx, work)
+    on_runtime(ctx, work)
 
 
 @transfer.command(examples="bursar transfer alerts")
@@ -260,7 +260,7 @@ def pause(ctx: click.Context, kind: str, name: str, actor: str, reason: str) -> 
         words = f"{kind} {name} is paused" if was_on else f"{kind} {name} was paused before"
         out.show({"paused": was_on}, lambda: words)
 
-    _run(ctx, work)
+    on_runtime(ctx, work)
 
 
 @transfer.command(examples='bursar transfer resume rail spot --actor anna --reason "the core is back"')
@@ -278,7 +278,7 @@ def resume(ctx: click.Context, kind: str, name: str, actor: str, reason: str) ->
         lift = await Operators(runtime.transfers.engine).resume(kind, name, actor=actor, reason=reason)
         _lifted(out, lift, f"{kind} {name}", "is resumed", key="resumed")
 
-    _run(ctx, work)
+    on_runtime(ctx, work)
 
 
 @transfer.command(
@@ -341,13 +341,29 @@ def stop(ctx: click.Context, actor: str, reason: str) -> None:
 def allow(ctx: click.Context, actor: str, reason: str) -> None:
     """Start new transfers again, after `stop` or after the audit found something broken and it was mended.
 
-    After broken conservation two people are needed: the first one proposes, another one agrees.
+    After broken conservation, or after a restore, two people are needed (the first one proposes, another one agrees),
+    and every core must hold what the ledger says.
     """
+    what = ("starting new transfers", "is allowed")
+    needs_two: list[bool] = []
 
-    async def work(transfers: Transfers, out: Output) -> None:
-        _lifted(out, await transfers.allow_new(actor, reason), "starting new transfers", "is allowed", key="allowed")
+    async def alone(transfers: Transfers, out: Output) -> None:
+        from bursar.flows.transfers.request import NEW_TRANSFERS
 
-    _on_database(ctx, work)
+        pauses = await transfers.ledger.store.read.pauses.list()
+        needs_two.append(any(pause.two_people for pause in pauses if (pause.kind, pause.name) == NEW_TRANSFERS))
+        if not needs_two[0]:
+            _lifted(out, await transfers.allow_new(actor, reason), *what, key="allowed")
+
+    async def compared(runtime: Runtime, out: Output) -> None:
+        from bursar.flows.transfers.watch import resume_intake
+
+        lift = await resume_intake(runtime.transfers, runtime.cores, actor=actor, reason=reason)
+        _lifted(out, lift, *what, key="allowed")
+
+    _on_database(ctx, alone)
+    if needs_two[0]:
+        on_runtime(ctx, compared)
 
 
 def _lifted(out: Output, lift: Lift, what: str, done: str, *, key: str) -> None:

@@ -1,9 +1,10 @@
 """I5: what a trading core holds is what the ledger says it holds, while both go on working.
 
-The core's total is of one moment of its log (a sequence S), the ledger's of a snapshot a little later. Between the two
-lie operations that one side has seen and the other has not: those up to S that no transition has booked yet, and those
-after S that one has. Both belong to transfers that were open before the core was asked, or were started since; their
-sequences tell on which side of S they are. So, per asset:
+First, whether the database has forgotten something that the core knows (`behind`): then it was restored, and money
+would be in two places. Then the sums. The core's total is of one moment of its log (a sequence S), the ledger's of a
+snapshot a little later. Between the two lie operations that one side has seen and the other has not: those up to S that
+no transition has booked yet, and those after S that one has. Both belong to transfers that were open before the core
+was asked, or were started since; their sequences tell on which side of S they are. So, per asset:
 
     total at S = booked in `trading:{core}` - booked operations after S + operations up to S that are not booked
 
@@ -17,16 +18,16 @@ either, the record is named and counted as not judged, and all others are judged
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 
-from bursar.audit import UNREADABLE, Finding, audit, said
+from bursar.audit import UNREADABLE, Finding, said
 from bursar.engine.flow import storable
 from bursar.engine.late import LATE
-from bursar.flows.transfers.flow import SCOPE
+from bursar.flows.transfers import behind
+from bursar.flows.transfers.flow import SCOPE, rail_name
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.request import AccountType, Transfer, core_account
 from bursar.flows.transfers.transfers import Transfers
@@ -38,52 +39,11 @@ from bursar.store.tables import Tables
 
 PAGE = 1_000
 LOOKS = 3  # at which a difference must have been the same
-CONSERVED = ("I1", "I4")  # beside I5, and cheap enough to be looked at all the time
 SIGNS = {Op.WITHDRAW: -1, Op.REFUND: 1, Op.DEPOSIT: 1}  # what a transfer may do at a core, and in which direction
 STATES = frozenset(state.name for state in MACHINE.states)
 CALLS = tuple(state.name for state in MACHINE.calls)
 NAMED_MAX = 5  # unreadable records that a note names
 ASKED_MAX = 1_000  # unreadable records that a core is asked about, one by one
-
-log = logging.getLogger("bursar.transfers")
-
-
-async def watch(transfers: Transfers, cores: Mapping[AccountType, TradingClient]) -> list[Finding]:
-    """Check what must be conserved. If it is not: an alert is raised, and no new transfers are started until operators
-    resume; those under way go on, and so do refunds. What can't be judged raises an alert too, and hides nothing else.
-    """
-    try:
-        findings = await audit(transfers.ledger.store, only=CONSERVED)
-    except UNREADABLE as error:  # damage to what every invariant needs: the cores are still compared
-        findings = [_not_judged(name, said(error)) for name in CONSERVED]
-    for finding in findings:
-        await _tell(transfers, finding)
-    for kind, client in cores.items():
-        try:
-            finding = await conservation(transfers, kind, client)
-        except Exception as error:  # whatever it is: the other cores are still compared
-            log.exception("core %s could not be compared with the ledger", kind)
-            finding = _not_judged("I5", f"core {kind} could not be compared: {type(error).__name__}: {error}")
-        await _tell(transfers, finding)
-        findings.append(finding)
-    return findings
-
-
-async def _tell(transfers: Transfers, finding: Finding) -> None:
-    """Raise an alert for what is broken, and for what nobody can judge although everybody answers."""
-    if finding.not_judged:
-        reason = f"{finding.invariant} can't be judged"
-        await transfers.engine.alert(None, reason, "critical", f"{finding.meaning}: {finding.note}")
-    if not finding.ok:
-        message = f"{finding.meaning}: {'; '.join(finding.broken[:3])}"
-        await transfers.engine.alert(None, f"{finding.invariant} is broken", "critical", message)
-        await transfers.stop_new("audit", f"{finding.invariant} is broken", two_people=True)
-
-
-def _not_judged(invariant: str, note: str) -> Finding:
-    return Finding(
-        invariant=invariant, ok=True, checked=0, broken=[], seconds=0.0, judged=False, not_judged=1, note=storable(note)
-    )
 
 
 async def cores_hold(transfers: Transfers, cores: Mapping[AccountType, TradingClient]) -> Finding:
@@ -101,10 +61,16 @@ async def cores_hold(transfers: Transfers, cores: Mapping[AccountType, TradingCl
     )
 
 
-async def conservation(transfers: Transfers, kind: AccountType, client: TradingClient) -> Finding:
-    """Compare a core with the ledger. Not judged if the core does not answer, or as far as records can't be read."""
+async def conservation(
+    transfers: Transfers, kind: AccountType, client: TradingClient, *, notes: bool = False
+) -> Finding:
+    """Compare a core with the ledger. Not judged if the core does not answer, or as far as records can't be read.
+
+    With `notes` it also writes down how far the core's log was compared, so that the next look begins there.
+    """
     monotonic = transfers.ledger.store.ports.monotonic
     started = monotonic()
+    known = await behind.look(transfers.ledger.store, rail_name(kind), client)
     look = await _look(transfers, kind, client)
     for _ in range(LOOKS - 1):
         if look.away or not look.differs:
@@ -112,16 +78,19 @@ async def conservation(transfers: Transfers, kind: AccountType, client: TradingC
         again = await _look(transfers, kind, client)
         again.differs = {asset: by for asset, by in again.differs.items() if look.differs.get(asset) == by}
         look = again
-    broken = [look.texts[asset] for asset in sorted(look.differs)]
+    broken = [*known.texts(), *(look.texts[asset] for asset in sorted(look.differs))]
+    away = known.note or look.away
+    if notes and not broken and not away:
+        await transfers.ledger.store.single().cores.compared_to(rail_name(kind), known.complete_to)
     return Finding(
         invariant="I5",
         ok=not broken,
         checked=look.checked,
         broken=broken,
         seconds=monotonic() - started,
-        judged=not look.away and not look.not_judged,
+        judged=not away and not look.not_judged,
         not_judged=len(look.not_judged),
-        note=storable(look.away or _named(kind, look)),
+        note=storable(away or _named(kind, look)),
     )
 
 
@@ -269,15 +238,17 @@ async def _booked_by(tables: Tables, record: Record, path: str) -> Counter[str]:
 
 async def _records(tables: Tables, numbers: list[int], look: _Look) -> list[Record]:
     """Records by number; a row that can't be read at all is noted."""
-    found = []
-    for number in numbers:
+    found: list[Record] = []
+    for start in range(0, len(numbers), PAGE):
+        page = numbers[start : start + PAGE]
         try:
-            record = await tables.records.by_number(number)
-        except UNREADABLE as error:
-            look.not_judged.append(f"record {number} can't be read ({said(error)})")
-            continue
-        if record is not None:
-            found.append(record)
+            found += await tables.records.by_numbers(page)
+        except UNREADABLE:  # one of them, or several: which?
+            for number in page:
+                try:
+                    found += await tables.records.by_numbers([number])
+                except UNREADABLE as error:
+                    look.not_judged.append(f"record {number} can't be read ({said(error)})")
     return found
 
 

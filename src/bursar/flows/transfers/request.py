@@ -65,6 +65,7 @@ def core_account(kind: AccountType) -> str:
     return f"trading:{kind.value.lower()}"
 
 
+NEW_TRANSFERS = ("flow", "new transfers")  # as a pause: none are started, those under way go on
 TRANSIT = "transit:transfers"  # money that has left one side and not arrived at the other
 SUSPENSE = "suspense:transfers"  # what a core did and nobody decided: below zero, users have it twice; above, we owe it
 EXTERNAL = "external:deposits"  # where deposits come from

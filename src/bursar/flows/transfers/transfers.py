@@ -32,6 +32,7 @@ from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
+    NEW_TRANSFERS,
     SUSPENSE,
     TRANSIT,
     AccountType,
@@ -61,7 +62,6 @@ COUNT_MAX = 2**62
 NEWEST = 2**63 - 1
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 CREATE = "create"
-NEW_TRANSFERS = ("flow", "new transfers")  # as a pause: none are started, those under way go on
 PENDING = "PENDING"
 OPEN = tuple(state.name for state in MACHINE.states if state.kind is not Kind.TERMINAL)
 TERMINAL = {state.name for state in MACHINE.states if state.kind is Kind.TERMINAL}
@@ -151,6 +151,9 @@ class Transfers:
         self._assets_read = float("-inf")
         self._paused: frozenset[tuple[str, str]] = frozenset()
         self._reading: asyncio.Task[None] | None = None
+        # Cores that nobody has compared with the ledger yet since the start (watch): nothing new goes there. Empty
+        # unless whoever runs a watch fills it.
+        self.unchecked: set[AccountType] = set()
 
     async def prepare(self) -> None:
         """The accounts of ours that transfers need. Twice is once."""
@@ -159,6 +162,8 @@ class Transfers:
         for path, policy in wanted.items():
             with contextlib.suppress(AlreadyExists):
                 await self.ledger.create_account(path, policy=policy)
+        # Before there is any money: every backup with something in it knows who this ledger is.
+        await self.ledger.store.single().cores.make_identity(self.ledger.store.ports.token())
 
     async def fund(self, user: int, asset: str, amount: Amount, *, reference: str) -> Receipt:
         """A deposit from outside, known by its reference; the first one makes the user's funding account."""
@@ -190,6 +195,9 @@ class Transfers:
         for name in (rail_name(transfer.source), rail_name(transfer.target)):
             if ("rail", name) in self._paused:  # it would be taken at one end, and wait for the other
                 raise TransferRefused(Code.TRANSFERS_PAUSED, f"no new transfers from or to {name} for now")
+        for kind in (transfer.source, transfer.target):
+            if kind in self.unchecked:
+                raise ConnectionError(f"core {rail_name(kind)} was not compared with the ledger yet; try again later")
         started = await self._at_once(request, transfer)
         if started is None:
             ends = (self.rails[transfer.source], self.rails[transfer.target])

@@ -10,7 +10,7 @@ INSERT INTO bursar.ledger_identity (id, identity) VALUES (1, $1) ON CONFLICT DO 
 
 -- name: core
 -- The core behind a rail, its floors, and the highest sequence known of it.
-SELECT c.rail, c.identity, c.room, c.forget, (extract(epoch FROM c.bound_at) * 1000000)::bigint,
+SELECT c.rail, c.identity, c.room, c.forget, c.compared, (extract(epoch FROM c.bound_at) * 1000000)::bigint,
     (extract(epoch FROM c.pruned_at) * 1000000)::bigint,
     (SELECT coalesce(max(h.sequence), 0) FROM bursar.core_high_water h WHERE h.rail = c.rail)
 FROM bursar.cores c WHERE c.rail = $1
@@ -25,7 +25,7 @@ DELETE FROM bursar.core_high_water WHERE rail = $1
 
 -- name: rebind_core
 -- People have decided that another core stands behind a rail now.
-UPDATE bursar.cores SET identity = $2, room = 0, forget = 0, bound_at = now(), pruned_at = NULL
+UPDATE bursar.cores SET identity = $2, room = 1, forget = 1, compared = 0, bound_at = now(), pruned_at = NULL
 WHERE rail = $1 AND identity = $3 RETURNING rail
 
 -- name: high_water
@@ -41,13 +41,14 @@ RETURNING room, forget
 -- The core has taken them.
 UPDATE bursar.cores SET pruned_at = now() WHERE rail = $1
 
--- name: raise_high_water
+-- name: compared_to
 -- All operations of a core up to a sequence have their records here.
-SELECT bursar.raise_high_water_1(ARRAY[$1::text], ARRAY[$2::text], ARRAY[$3::bigint])
+UPDATE bursar.cores SET compared = greatest(compared, $2) WHERE rail = $1
 
 -- name: oldest_open_id
--- The smallest number among the ids of a flow's open records, which begin with a prefix. Arguments: flow, prefix.
-SELECT min(substr(id, length($2) + 1)::numeric)::text FROM bursar.records
+-- The smallest number among the ids of a flow's open records, which begin with a prefix; and the time, by the database's
+-- clock. Arguments: flow, prefix.
+SELECT min(substr(id, length($2) + 1)::numeric)::text, (extract(epoch FROM now()) * 1000000)::bigint FROM bursar.records
 WHERE due IS NOT NULL AND flow || '' = $1 AND starts_with(id, $2) AND substr(id, length($2) + 1) ~ '^[0-9]{1,19}$'
 
 -- name: forced_ids

@@ -95,6 +95,13 @@ SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch
     (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
 FROM bursar.records WHERE number = $1
 
+-- name: records_by_number
+-- Several records.
+SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
+    worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
+    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+FROM bursar.records WHERE number = ANY ($1::text::bigint[]) ORDER BY number
+
 -- name: transitions_of
 -- A record's history.
 SELECT record, version, source, event, target, attempt, actor, evidence::text,

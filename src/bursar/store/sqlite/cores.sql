@@ -16,7 +16,7 @@ INSERT INTO ledger_identity (id, identity, at) VALUES (1, ?, now_us()) ON CONFLI
 
 -- name: core
 -- The core behind a rail, its floors, and the highest sequence known of it.
-SELECT c.rail, c.identity, c.room, c.forget, c.bound_at, c.pruned_at,
+SELECT c.rail, c.identity, c.room, c.forget, c.compared, c.bound_at, c.pruned_at,
     (SELECT coalesce(max(h.sequence), 0) FROM core_high_water h WHERE h.rail = c.rail)
 FROM cores c WHERE c.rail = ?
 
@@ -30,7 +30,7 @@ DELETE FROM core_high_water WHERE rail = ?
 
 -- name: rebind_core
 -- People have decided that another core stands behind a rail now.
-UPDATE cores SET identity = ?2, room = 0, forget = 0, bound_at = now_us(), pruned_at = NULL
+UPDATE cores SET identity = ?2, room = 1, forget = 1, compared = 0, bound_at = now_us(), pruned_at = NULL
 WHERE rail = ?1 AND identity = ?3 RETURNING rail
 
 -- name: high_water
@@ -45,15 +45,14 @@ UPDATE cores SET room = max(room, ?2), forget = max(forget, ?3) WHERE rail = ?1 
 -- The core has taken them.
 UPDATE cores SET pruned_at = now_us() WHERE rail = ?
 
--- name: raise_high_water
+-- name: compared_to
 -- All operations of a core up to a sequence have their records here.
-INSERT INTO core_high_water (rail, worker, sequence, at) VALUES (?1, ?2, ?3, now_us())
-ON CONFLICT (rail, worker) DO UPDATE SET sequence = excluded.sequence, at = excluded.at
-WHERE excluded.sequence > sequence
+UPDATE cores SET compared = max(compared, ?2) WHERE rail = ?1
 
 -- name: oldest_open_id
--- The smallest number among the ids of a flow's open records, which begin with a prefix. Arguments: flow, prefix.
-SELECT min(CAST(substr(id, length(?2) + 1) AS INTEGER)) FROM records INDEXED BY records_due
+-- The smallest number among the ids of a flow's open records, which begin with a prefix; and the time, by the database's
+-- clock. Arguments: flow, prefix.
+SELECT min(CAST(substr(id, length(?2) + 1) AS INTEGER)), now_us() FROM records INDEXED BY records_due
 WHERE due IS NOT NULL AND +flow = ?1 AND substr(id, 1, length(?2)) = ?2
   AND substr(id, length(?2) + 1) NOT GLOB '*[^0-9]*' AND length(id) BETWEEN length(?2) + 1 AND length(?2) + 19
 

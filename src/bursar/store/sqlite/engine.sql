@@ -66,6 +66,12 @@ SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(s
     transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
 FROM records WHERE number = ?
 
+-- name: records_by_number
+-- Several records.
+SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+FROM records WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number
+
 -- name: transitions_of
 -- A record's history.
 SELECT record, version, source, event, target, attempt, actor, evidence, at FROM transitions WHERE record = ?

@@ -12,8 +12,9 @@ CREATE TABLE bursar.ledger_identity (
 CREATE TABLE bursar.cores (
     rail     text COLLATE "C" PRIMARY KEY,
     identity text COLLATE "C" NOT NULL UNIQUE,  -- of the core: one core is never two rails
-    room     bigint NOT NULL DEFAULT 0,         -- floors, written here before the core is asked to raise its own (T32)
-    forget   bigint NOT NULL DEFAULT 0,
+    room     bigint NOT NULL DEFAULT 1,         -- floors, written here before the core is asked to raise its own (T32)
+    forget   bigint NOT NULL DEFAULT 1,
+    compared bigint NOT NULL DEFAULT 0,         -- the sequence of its log up to which every operation has its record here
     bound_at timestamptz NOT NULL DEFAULT now(),
     pruned_at timestamptz                       -- when the core last took these floors
 );

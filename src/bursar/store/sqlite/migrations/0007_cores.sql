@@ -11,8 +11,9 @@ CREATE TABLE ledger_identity (
 CREATE TABLE cores (
     rail     TEXT PRIMARY KEY,
     identity TEXT NOT NULL UNIQUE,          -- of the core: one core is never two rails
-    room     INTEGER NOT NULL DEFAULT 0,    -- floors, written here before the core is asked to raise its own (T32)
-    forget   INTEGER NOT NULL DEFAULT 0,
+    room     INTEGER NOT NULL DEFAULT 1,    -- floors, written here before the core is asked to raise its own (T32)
+    forget   INTEGER NOT NULL DEFAULT 1,
+    compared INTEGER NOT NULL DEFAULT 0,    -- the sequence of its log up to which every operation has its record here
     bound_at INTEGER NOT NULL,
     pruned_at INTEGER                       -- when the core last took these floors
 ) STRICT, WITHOUT ROWID;

@@ -1,0 +1,181 @@
+"""`bursar transfer cores`, `prune`, `reconcile`, `rebind`: the cores behind transfers, as the ledger knows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.commands.transfer import actor_option, on_runtime, reason_option, transfer
+from bursar.cli.errors import Unusable
+from bursar.cli.output import Output, shown, table
+from bursar.model.views import moment
+
+if TYPE_CHECKING:
+    from bursar.flows.transfers.reconcile import Report
+    from bursar.runtime import Runtime
+
+
+@transfer.command(examples="bursar transfer cores")
+@click.pass_context
+def cores(ctx: click.Context) -> None:
+    """The core behind each rail: its identity, how far its log is known here, what it may forget, how much it holds.
+
+    Floors are the ids below which a core reserves no room for refunds any more (room) and remembers nothing (forget).
+    """
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        found = [await _core(runtime, kind.value.lower(), client) for kind, client in runtime.cores.items()]
+        headings = (
+            "rail",
+            "core",
+            "known to",
+            "core at",
+            "room below",
+            "forgets below",
+            "remembers",
+            "pruned (UTC)",
+            "",
+        )
+        rows = [tuple(shown(str(value)) for value in one.values()) for one in found]
+        numbers = ("known to", "core at", "room below", "forgets below", "remembers")
+        out.show(found, lambda: table(*headings, rows=rows, right=numbers, whole=("rail", "core")))
+
+    on_runtime(ctx, work)
+
+
+async def _core(runtime: Runtime, rail: str, client: Any) -> dict[str, Any]:
+    from bursar.flows.transfers import behind
+    from bursar.model.outcome import Outcome
+
+    known = await runtime.bursar.store.read.cores.get(rail)
+    there = await client.describe()
+    answers = there.outcome is Outcome.SUCCESS
+    state = client.trouble or there.code
+    if answers:
+        state = "ahead of this database" if (await behind.look(runtime.bursar.store, rail, client)).is_behind else "ok"
+    return {
+        "rail": rail,
+        "core": "not bound yet" if known is None else known.identity,
+        "known_to": "" if known is None else known.sequence,
+        "core_at": there.sequence if answers else "",
+        "room": there.floors.room if answers else "",
+        "forget": there.floors.forget if answers else "",
+        "remembered": there.remembered if answers else "",
+        "pruned_at": "" if known is None or known.pruned_us is None else moment(known.pruned_us),
+        "state": state,
+    }
+
+
+@transfer.command(examples="bursar transfer prune")
+@click.pass_context
+def prune(ctx: click.Context) -> None:
+    """Let the cores set room free and forget what is old enough, now. `bursar serve` and `worker` do it by
+    themselves."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.runtime import prune_cores
+
+        found = await prune_cores(runtime)
+        rows = [
+            (one.rail, *((one.floors.room, one.floors.forget) if one.floors else ("", "")), one.kept, one.note)
+            for one in found
+        ]
+        headings = ("rail", "room below", "forgets below", "kept", "note")
+        out.show(found, lambda: table(*headings, rows=rows, right=headings[1:4], whole=("rail",)))
+
+    on_runtime(ctx, work)
+
+
+@transfer.command(
+    examples="""
+    bursar transfer reconcile
+    bursar transfer reconcile --book --actor anna --reason "restored last night's backup, ticket 17"
+    """
+)
+@click.option("--book", is_flag=True, help="Write them down. Without it they are only shown.")
+@click.option("--actor", metavar="NAME", help="Who you are; it is written down.")
+@click.option("--reason", metavar="TEXT", help="Why; it is written down.")
+@click.pass_context
+def reconcile(ctx: click.Context, book: bool, actor: str | None, reason: str | None) -> None:
+    """After the database was restored: what the cores have done since the backup, and this database has forgotten.
+
+    With --book each such transfer gets its record again, at its end, and the ledger books what the core holds because
+    of it. What a user's account does not have comes out of suspense:transfers. docs/how-to/restore.md says what comes
+    before and after.
+    """
+    if book and not (actor and reason):
+        raise click.UsageError("--book needs --actor and --reason", ctx)
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.flows.transfers import reconcile as reconciling
+
+        ledger, clients = runtime.bursar.ledger, runtime.cores
+        if not book:
+            _show(out, await reconciling.survey(ledger, clients), booked=False)
+            return
+        report = await reconciling.reconcile(ledger, clients, actor=actor or "", reason=reason or "")
+        _show(out, report, booked=True)
+
+    on_runtime(ctx, work)
+
+
+def _show(out: Output, report: Report, *, booked: bool) -> None:
+    facts: dict[str, Any] = {
+        "missing": sum(len(one.missing) for one in report.found),
+        "transfers": [plan.text() for plan in report.plans],
+        "booked": [one.text for one in report.done],
+        "suspense": [one.id for one in report.done if one.suspense],
+    }
+    lines = [line for one in report.found for line in one.texts()]
+    lines += [
+        f"{'booked' if booked else 'to be booked'}: {text}" for text in facts["booked" if booked else "transfers"]
+    ]
+    if not lines:
+        lines = ["the cores and this database know the same"]
+    elif not booked:
+        lines.append("→ bursar transfer reconcile --book --actor YOU --reason WHY")
+    else:
+        lines.append("→ bursar audit --cores; when I5 holds, two people run `bursar transfer allow`")
+    out.show(facts, lambda: "\n".join(shown(line) for line in lines))
+
+
+@transfer.command(examples='bursar transfer rebind spot --actor anna --reason "disk of the core is lost, ticket 17"')
+@click.argument("rail")
+@actor_option
+@reason_option
+@click.pass_context
+def rebind(ctx: click.Context, rail: str, actor: str, reason: str) -> None:
+    """Put the core that answers now behind a rail whose core is lost for good.
+
+    What the old core held is not in the new one: the intake of transfers is paused with it, and two people resume it
+    once core and ledger agree again (docs/how-to/restore.md).
+    """
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.model.outcome import Outcome
+        from bursar.runtime import client_of
+
+        store = runtime.bursar.store
+        if rail not in runtime.config.cores:
+            raise Unusable(f"no core is configured for the rail {shown(rail)}")
+        known, identity = await store.read.cores.get(rail), await store.read.cores.identity()
+        async with client_of(runtime.config, runtime.ports, rail) as client:
+            there = await client.describe()
+        if there.outcome is not Outcome.SUCCESS:
+            raise Unusable(f"core {rail} does not answer: {there.code}; start the one that is to be bound")
+        if known is None or there.core == known.identity:
+            raise Unusable(f"rail {rail} is bound to no other core than the one that answers")
+        if there.ledger not in ("", identity):
+            raise Unusable(
+                f"core {there.core} is another ledger's ({there.ledger}); start one with an empty data folder"
+            )
+        await runtime.transfers.stop_new(actor, f"core {rail} was replaced: {reason}", two_people=True)
+        async with store.unit() as tables:
+            done = await tables.cores.rebind(rail, there.core, known.identity)
+        facts = {"rail": rail, "core": there.core, "was": known.identity, "rebound": done}
+        out.show(
+            facts, lambda: f"rail {rail} is bound to core {there.core}; no new transfers until two people allow them"
+        )
+
+    on_runtime(ctx, work)

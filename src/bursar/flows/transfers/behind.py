@@ -1,0 +1,78 @@
+"""Is this database behind a core? It is if it was restored from a backup, and then money would exist twice.
+
+Every transfer is written here before a core hears of it. So each operation in a core's log has a record here, unless
+the database has lost it. How far that was seen to be true is written down (`cores.compared`): only what comes behind it
+has to be compared, and a backup that contains the mark contains the records below it. (The high-water mark of T33 would
+not do: after a restore, a transfer of old goes on and raises it above operations that are missing.) The same is true of
+floors: they are written here before the core is asked (T32). Nobody has to say that there was a restore: the core's own
+log shows it, at the first look.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bursar.flows.transfers.machine import MACHINE
+from bursar.model.outcome import Outcome
+from bursar.rails.trading import OperationRow, TradingClient
+from bursar.rails.trading.words import PREFIX, Code
+from bursar.store import Store
+
+SHOWN_MAX = 20
+OK = Code.OK.name
+
+
+class Behind(msgspec.Struct, kw_only=True):
+    """What a core knows and this database does not."""
+
+    rail: str
+    note: str = ""  # why that can't be said
+    missing: list[OperationRow] = []  # operations of the core whose transfer has no record here
+    floors: str = ""  # what the core's floors say, if they are higher than the ones here
+    complete_to: int = 0  # the sequence up to which the core's log was compared
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this database has forgotten something."""
+        return bool(self.missing or self.floors)
+
+    def texts(self) -> list[str]:
+        """The same for people, each a line."""
+        found = [f"core {self.rail} is ahead of this database: {line(row)}" for row in self.missing[:SHOWN_MAX]]
+        if len(self.missing) > SHOWN_MAX:
+            found.append(f"core {self.rail}: and {len(self.missing) - SHOWN_MAX} more operations without a record here")
+        return found + ([self.floors] if self.floors else [])
+
+
+def line(row: OperationRow) -> str:
+    """An operation of a core, for people."""
+    what = f"{PREFIX}{row.id} {row.op.name} of {row.amount} {row.asset} for user {row.user}"
+    said = "" if row.code == OK else f", refused: {row.code}"
+    return f"{what} (sequence {row.sequence}{said}) has no record here"
+
+
+async def look(store: Store, rail: str, client: TradingClient) -> Behind:
+    """Compare a core's log, as far as it was not compared before, with the records here."""
+    known = await store.read.cores.get(rail)
+    found = Behind(rail=rail, missing=[])
+    after, end = 0 if known is None else known.compared, -1
+    while end < 0 or after < end:
+        listed = await client.operations(after)
+        if listed.outcome is not Outcome.SUCCESS:
+            return Behind(rail=rail, note=f"core {rail} does not answer: {listed.code}")
+        end = listed.sequence if end < 0 else end  # what comes later has its record, or will be seen next time
+        # Read after the core has answered: whatever it did by then had its record before.
+        ids = sorted({f"{PREFIX}{row.id}" for row in listed.items})
+        here = await store.read.cores.known(MACHINE.name, ids) if ids else set()
+        found.missing += [row for row in listed.items if f"{PREFIX}{row.id}" not in here]
+        if listed.complete_to <= after:
+            break
+        after = listed.complete_to
+    found.complete_to = after
+    there = client.floors
+    if known is not None and (there.room > known.room or there.forget > known.forget):
+        found.floors = (
+            f"core {rail} has forgotten more than this database allowed: its floors are {there.room} and "
+            f"{there.forget}, here they are {known.room} and {known.forget}"
+        )
+    return found

@@ -1,0 +1,149 @@
+"""The restored scenario: as the transfers scenario, but in the middle of it the database goes back to a backup.
+
+The core goes on and knows what the database has forgotten. No server may take a new transfer before that was noticed;
+then people reconcile and resume, and everything goes on and breaks as before. Transfers move money between accounts of
+one user, so in the end each user must have what he had in the beginning, whatever was forgotten: on both sides
+together, and booked on both sides alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from contextvars import Context
+
+from bursar.audit import audit
+from bursar.flows.transfers import AccountType, Transfers
+from bursar.flows.transfers.conservation import conservation
+from bursar.flows.transfers.reconcile import reconcile
+from bursar.flows.transfers.request import NEW_TRANSFERS, SUSPENSE, funding_account
+from bursar.flows.transfers.watch import resume_intake
+from bursar.ledger import Ledger
+from bursar.model.errors import BursarError
+from bursar.model.outcome import Outcome as Said
+from bursar.rails.trading import TradingClient
+from bursar.sim.exchange import USERS
+from bursar.sim.kernel import CrashAt, Kernel, Run, run
+from bursar.sim.oracle import Violation
+from bursar.sim.process import Process
+from bursar.sim.transfers import FUNDS, PATH, SERVERS, Outcome, Scenario, Size, crash_points
+
+BACKUP_S_MAX = 0.6  # when the backup is made
+RESTORE_S_MAX = 1.2  # how much later it is put back
+AGAIN_S = 0.003
+
+
+class Restored(Scenario):
+    """One run."""
+
+    image: bytes = b""
+    restored = False
+    made_after = 0  # operations that the core did after the backup
+
+    def trouble(self) -> None:
+        """A backup at some time, and back to it later; beside everything else."""
+        super().trouble()
+        loop = self.kernel.loop
+        loop.call_later(self.rng.random() * BACKUP_S_MAX, self.back_up, context=Context())
+
+    def back_up(self) -> None:
+        """Take a copy of the database as it is between two transactions, once there is something in it."""
+        host, loop = self.hosts["server"], self.kernel.loop
+        db = host.open(PATH)
+        busy = host.held() or db.in_transaction
+        if self.healed:
+            return
+        if busy or not self.is_furnished():
+            loop.call_later(AGAIN_S, self.back_up, context=Context())
+            return
+        self.image = host.image(PATH)
+        loop.call_later(self.rng.random() * RESTORE_S_MAX, self.restore, context=Context())
+
+    def is_furnished(self) -> bool:
+        """Whether every user has money: before that there is nothing to lose."""
+        db = self.hosts["server"].open(PATH)
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone():
+            return False
+        (entries,) = db.execute("SELECT count(*) FROM envelopes").fetchone()
+        return bool(entries >= USERS)
+
+    def restore(self) -> None:
+        """All servers are stopped, and yesterday is put back. What callers were told since then is nobody's promise."""
+        if self.healed:
+            return
+        self.restored = True
+        self.net.happened["restored"] += 1
+        for name in SERVERS:
+            process = self.kernel.processes[name]
+            if process.alive:
+                process.crash()
+        self.hosts["server"].restore(PATH, self.image)
+        self.oracle = None
+        for caller in self.callers:
+            caller.wishes = [wish for wish in caller.wishes if wish.client_order_id not in caller.named]
+            for known in (caller.told, caller.named):
+                known.clear()
+            caller.refused.clear()
+
+    async def compared(self, process: Process, transfers: Transfers, client: TradingClient, broken: list[str]) -> None:
+        """People: reconcile, see that core and ledger agree, and let new transfers in. At the first server."""
+        if not self.restored:
+            await super().compared(process, transfers, client, broken)
+        self.net.happened["noticed"] += bool(broken)
+        cores = {AccountType.SPOT: client}
+        while process.name == SERVERS[0] and await is_paused(transfers):
+            with contextlib.suppress(BursarError):  # the core could not be asked
+                await reconcile(transfers.ledger, cores, actor="ann", reason="restored")
+                for person in ("ann", "bob"):
+                    await resume_intake(transfers, cores, actor=person, reason="reconciled")
+            await process.ports.sleep(0.05)
+
+    async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
+        """Nobody has more or less than in the beginning, and both sides say the same."""
+        await self.settled(process)
+        oracle = self.look()
+        if oracle is not None:
+            oracle.everything(every_column=True)
+            oracle.ended()
+        broken = [text for finding in await audit(ledger.store) for text in finding.broken]
+        finding = await conservation(transfers, AccountType.SPOT, client)
+        if broken or not finding.ok or not finding.judged:
+            raise Violation(f"audit: {broken} {finding}")
+        owed = (await ledger.balance(SUSPENSE, "USD")).minor  # below zero: what a user's account could not pay then
+        self.net.happened["suspense"] += owed != 0
+        total = 0
+        for user in range(1, USERS + 1):
+            while (found := await client.balances(user)).outcome is not Said.SUCCESS:
+                await process.ports.sleep(0.1)
+            held = found.balances.get("USD")
+            there = 0 if held is None else held.available
+            here = (await ledger.balance(funding_account(user), "USD")).minor
+            total += here + there
+            if not owed and here + there != FUNDS * 100:
+                raise Violation(f"user {user} has {here} and {there}, and had {FUNDS * 100} in the beginning")
+        if total + owed != USERS * FUNDS * 100:
+            raise Violation(f"all users together have {total}, and {owed} is in suspense")
+
+
+async def is_paused(transfers: Transfers) -> bool:
+    """Whether no new transfers are taken."""
+    return NEW_TRANSFERS in {(pause.kind, pause.name) for pause in await transfers.ledger.store.read.pauses.list()}
+
+
+def play(
+    seed: int,
+    *,
+    crashes: list[CrashAt] | None = None,
+    split: bool | None = None,
+    size: Size | None = None,
+    verbose: bool = False,
+) -> Run[Outcome]:
+    """Run one seed, as `transfers.play`."""
+    if split:
+        raise ValueError("records need a store with real transactions; there is no split mode here")
+    points = crash_points(random.Random(f"{seed} shape")) if crashes is None else crashes
+
+    async def main(kernel: Kernel) -> Outcome:
+        return await Restored(kernel, size or Size()).play()
+
+    return run(main, seed, crashes=points, verbose=verbose)

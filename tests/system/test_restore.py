@@ -1,0 +1,152 @@
+"""A database that goes back to a backup beside a core that goes on; two servers on one database; a core that is not
+ours.
+
+All with the real programs: no money is in two places, nobody is told that all is well, and people can put it right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.system.test_serve import COMMAND, TRANSFERS, WAIT_S, Serve, serve, until
+
+
+def command(here: Serve, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command on the same folder, however it ends."""
+    return subprocess.run(
+        [*COMMAND, *words], env=here.environ, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+@contextlib.contextmanager
+def traded(folder: Path, **environ: str) -> Iterator[Serve]:
+    """A server whose user has 1,000 in funding and 100 at the core."""
+    with serve(folder, BURSAR_AUDIT_INTERVAL_S="0", **environ) as here:
+        fact = here.start()
+        here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
+        here.fund("1100", "wire-1")
+        assert here.transfer("FUNDING", "SPOT", "100", "early").json()["state"] == "COMMITTED"
+        yield here
+
+
+def back_up(folder: Path) -> Path:
+    copy = folder.parent / "backup.db"
+    with (
+        contextlib.closing(sqlite3.connect(folder / "bursar.db")) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+    return copy
+
+
+def put_back(folder: Path, copy: Path) -> None:
+    for name in ("bursar.db-wal", "bursar.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.copyfile(copy, folder / "bursar.db")
+
+
+def test_a_restored_database_takes_no_transfer_before_it_was_reconciled(tmp_path: Path) -> None:
+    """575 went to the core after the backup: it is not moved a second time, and not there twice."""
+    folder = tmp_path / "data"
+    with traded(folder) as here:
+        copy = back_up(folder)
+        assert here.transfer("FUNDING", "SPOT", "575", "late").json()["state"] == "COMMITTED"
+        here.stop()
+        put_back(folder, copy)
+
+        here.start()  # nobody has said that it was restored
+        answer = here.transfer("FUNDING", "SPOT", "575", "late")
+        assert (answer.status_code, answer.json()["code"]) == (503, "TRANSFERS_PAUSED")
+        audited = command(here, "audit", "--data", str(folder))
+        assert audited.returncode == 1
+        assert "is ahead of this database" in audited.stdout
+        assert "DEPOSIT of 575000000 USDT for user 1001" in audited.stdout.replace("\n", " ")
+        alone = command(here, "transfer", "allow", "--actor", "anna", "--reason", "looks fine")
+        assert (alone.returncode, "I5 is broken" in alone.stderr) == (1, True)
+        assert here.transfer("FUNDING", "SPOT", "1", "other").status_code == 503
+
+        seen = command(here, "transfer", "reconcile")
+        assert "575000000 USDT of user 1001, COMMITTED" in seen.stdout.replace("\n", " ")
+        booked = command(here, "transfer", "reconcile", "--book", "--actor", "anna", "--reason", "ticket 17")
+        assert booked.returncode == 0, booked.stderr
+        assert command(here, "audit", "--data", str(folder)).returncode == 0
+        again = command(here, "transfer", "reconcile")
+        assert "know the same" in again.stdout
+
+        for person in ("anna", "ben"):
+            assert command(here, "transfer", "allow", "--actor", person, "--reason", "reconciled").returncode == 0
+        until(lambda: here.transfer("SPOT", "FUNDING", "675", "back").json().get("state") == "COMMITTED")
+        assert command(here, "audit", "--data", str(folder)).returncode == 0
+        everything = here.transfer("FUNDING", "SPOT", "1100", "all").json()
+        assert everything["state"] == "COMMITTED", "all of it is there, once"
+
+
+def test_recover_says_it_too_and_pauses(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with traded(folder) as here:
+        copy = back_up(folder)
+        here.stop()
+        put_back(folder, copy)
+        said = command(here, "recover", "--restored", "--data", str(folder))
+        assert said.returncode == 0, said.stderr
+        assert "paused" in said.stdout
+        assert "core spot does not answer" in said.stdout
+        here.start()
+        assert here.transfer("FUNDING", "SPOT", "1", "a").json()["code"] == "TRANSFERS_PAUSED"
+        for person in ("anna", "ben"):
+            assert command(here, "transfer", "allow", "--actor", person, "--reason", "compared").returncode == 0
+        until(lambda: here.transfer("FUNDING", "SPOT", "1", "b").json().get("state") == "COMMITTED")
+
+
+def test_two_servers_on_one_database_are_not_two_cores(tmp_path: Path) -> None:
+    """The second one, with a data folder of its own, is refused while the first runs, and afterwards too: its core is a
+    new one, and the ledger is bound to the old one."""
+    folder, other = tmp_path / "data", tmp_path / "other" / "data"
+    other.mkdir(parents=True)
+    with traded(folder) as here, serve(other, BURSAR_DATABASE=f"sqlite:///{folder}/bursar.db") as second:
+        refused = second.refused()
+        assert refused.returncode == 4
+        assert "another `bursar serve` runs on the database" in refused.stderr
+        here.stop()
+        empty = second.refused()
+        assert empty.returncode == 4, empty.stderr
+        assert "this ledger is bound to the core with identity" in empty.stderr
+        here.start()
+        assert here.transfer("SPOT", "FUNDING", "100", "back").json()["state"] == "COMMITTED"
+
+
+def test_a_core_of_another_ledger_is_refused(tmp_path: Path) -> None:
+    """The data folder is right, and the database is a new one: the core says whose it is."""
+    folder = tmp_path / "data"
+    with traded(folder) as here:
+        here.stop()
+        here.environ |= {"BURSAR_DATABASE": f"sqlite:///{tmp_path}/new.db"}
+        refused = here.refused()
+        assert refused.returncode == 4, refused.stderr
+        assert "this core is bound to the ledger" in refused.stderr
+
+
+def test_a_core_that_does_not_answer_refuses_its_own_rail_only(tmp_path: Path) -> None:
+    """FUTURE is away from the beginning: SPOT works, and FUTURE as soon as it was compared."""
+    folder = tmp_path / "data"
+    away = f"unix:{tmp_path}/future.sock"
+    secret = tmp_path / "future.secret"
+    secret.write_text("0" * 32)
+    secret.chmod(0o600)
+    more = {"BURSAR_CORE_FUTURE": away, "BURSAR_CORE_FUTURE_SECRET_FILE": str(secret), "BURSAR_CORE_TIMEOUT_MS": "500"}
+    with traded(folder, **more) as here:
+        body = {"from": "FUNDING", "to": "FUTURE", "asset": "USDT", "amount": "1", "client_order_id": "f"}
+        answer = here.send("POST", TRANSFERS, body)
+        assert (answer.status_code, answer.json()["code"]) == (503, "CORE_UNAVAILABLE")
+        words = ["core", "--data", str(tmp_path / "future"), "--listen", away, "--secret-file", str(secret)]
+        core = subprocess.Popen([*COMMAND, *words, "--name", "future"], env=here.environ, stdout=subprocess.PIPE)
+        try:
+            until(lambda: here.send("POST", TRANSFERS, body).json().get("state") == "COMMITTED")
+        finally:
+            core.terminate()
+            core.communicate()
