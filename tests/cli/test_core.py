@@ -112,6 +112,18 @@ def test_inspect_of_an_empty_folder_exits_with_1(empty: Shell, tmp_path: Path) -
     assert "neither a log nor a snapshot" in ran.out
 
 
+def test_inspect_of_two_cores_files_in_one_folder_exits_with_1(empty: Shell, tmp_path: Path) -> None:
+    fill(tmp_path / "spot")
+    fill(tmp_path / "other")
+    next((tmp_path / "spot").glob("snap-*")).unlink()
+    snapshot = next((tmp_path / "other").glob("snap-*"))
+    snapshot.rename(tmp_path / "spot" / snapshot.name)
+    ran = empty("core", "inspect", str(tmp_path / "spot"), "--json")
+    assert (ran.code, "several cores are mixed" in ran.json["why"]) == (1, True)
+    started = empty(*options(tmp_path, data=str(tmp_path / "spot")))
+    assert (started.code, "CORE_DAMAGED" in started.err) == (4, True)
+
+
 def options(tmp_path: Path, **changed: str) -> list[str]:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)

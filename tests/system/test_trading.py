@@ -217,6 +217,26 @@ def test_the_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert os.access(tmp_path / "data", os.W_OK)
 
 
+def test_a_running_core_says_who_it_is(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with client_of(tmp_path) as client:
+            assert (await client.deposit(41, 1, "USDT", 1)).outcome is Outcome.SUCCESS
+
+    def describe(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from bursar.cli import main; main()", "--json", "core", "describe", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+    words = ["--at", f"unix:{tmp_path}/s", "--secret-file", f"{tmp_path}/secret", "--name", "spot"]
+    with core(tmp_path):
+        asyncio.run(ask())
+        said = json.loads(describe(*words).stdout)
+        assert (len(said["core"]), said["ledger"], said["sequence"]) == (32, "", 1)
+        assert (said["highest_id"], said["remembered"], said["accounts"]) == (41, 1, 1)
+        assert said["floors"] == {"room": 1, "forget": 1}
+        wrong = describe(*words[:-1], "margin")
+        assert (wrong.returncode, "this is the core 'spot'" in wrong.stdout + wrong.stderr) == (4, True)
+
+
 def silent(folder: Path, count: int) -> list[socket.socket]:
     """Connections that never say anything."""
     made = []

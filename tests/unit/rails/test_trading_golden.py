@@ -134,6 +134,18 @@ def replayed(data: bytes) -> Book:
     return book
 
 
+def test_an_empty_log_of_format_1_is_taken_over() -> None:
+    """A core that was started and never used: the new segment takes its place."""
+    ports, path = MemoryPorts(), f"{FOLDER}/{segment_name(1)}"
+    file = ports.disk.create(path)
+    file.write(bytes.fromhex(FORMAT_1["segment"])[:84])
+    file.sync()
+    first = open_and_close(ports)
+    assert (first.book.sequence, len(first.identity)) == (0, 32)
+    assert open_and_close(ports).identity == first.identity
+    assert frames.read_segment_header(ports.disk.read(path)).core == first.identity
+
+
 @pytest.mark.parametrize("kind", ["segment", "snapshot", "both"])
 def test_a_folder_of_format_1_is_read_and_given_an_identity(kind: str) -> None:
     """Balances, remembered operations and the floor are as they were; from then on the files are of format 2."""

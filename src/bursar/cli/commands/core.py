@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown, table
@@ -21,7 +22,7 @@ from bursar.cli.state import Group, State
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bursar.rails.trading import Loading, Recovery, Server
+    from bursar.rails.trading import DescribeReply, Loading, Recovery, Server
     from bursar.rails.trading.inspection import Inspection
 
 DAMAGED = 1
@@ -39,6 +40,7 @@ Examples:
   head -c 32 /dev/urandom > core.secret && chmod 600 core.secret
   bursar core --data /var/lib/bursar/spot --listen unix:/run/bursar/spot.sock --secret-file core.secret --name spot
   bursar core inspect /var/lib/bursar/spot
+  bursar core describe --at unix:/run/bursar/spot.sock --secret-file core.secret --name spot
 """
 
 
@@ -75,7 +77,7 @@ def core(
         raise click.UsageError(f"a core needs {', '.join(missing)}", ctx)
     assert data and listen and secret_file and name
     secret = _secret(secret_file)
-    _check_address(listen)
+    _check_address(listen, "--listen")
     if until_eof and not _has_an_end():
         raise click.UsageError("--until-eof needs a pipe or a terminal as standard input", ctx)
     out = Output(as_json=ctx.ensure_object(State).json)
@@ -105,13 +107,13 @@ def _has_an_end() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0)
 
 
-def _check_address(listen: str) -> None:
+def _check_address(address: str, option: str) -> None:
     from bursar.ports import split_address
 
     try:
-        split_address(listen)
+        split_address(address)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--listen") from error
+        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 async def _run(
@@ -249,6 +251,39 @@ def inspect(ctx: click.Context, path: str) -> int:
         raise click.BadParameter(str(error), param_hint="DIR|FILE") from error
     out.show(found, lambda: draw(found))
     return 0 if found.whole else DAMAGED
+
+
+@core.command(
+    examples="bursar core describe --at unix:/run/bursar/spot.sock --secret-file core.secret --name spot",
+)
+@click.option("--at", "address", metavar="ADDRESS", required=True, help="Where it listens: unix:PATH or tcp:HOST:PORT.")
+@click.option("--secret-file", metavar="FILE", type=click.Path(dir_okay=False), required=True, help="Its secret.")
+@click.option("--name", metavar="NAME", required=True, help="Which core it should be, such as spot.")
+@click.pass_context
+def describe(ctx: click.Context, address: str, secret_file: str, name: str) -> int:
+    """Ask a running core who it is: identity, ledger, sequence, floors, and how much it remembers.
+
+    Exit code 4: it can't be reached, or is not that core.
+    """
+    secret = _secret(secret_file)
+    _check_address(address, "--at")
+    found = asyncio.run(_described(address, secret, name))
+    if found.code != "OK":
+        raise Unusable(f"the core at {address} does not say who it is: {found.code}: {found.detail}")
+    fact = msgspec.to_builtins(found)
+    out = Output(as_json=ctx.ensure_object(State).json)
+    rows = [(key, str(fact[key])) for key in ("core", "ledger", "sequence", "highest_id", "remembered", "accounts")]
+    rows += [(f"floor: {key}", str(height)) for key, height in fact["floors"].items()]
+    out.show(fact, lambda: table("", name, rows=rows))
+    return 0
+
+
+async def _described(address: str, secret: bytes, name: str) -> DescribeReply:
+    from bursar.ports import SystemPorts
+    from bursar.rails.trading import TradingClient
+
+    async with TradingClient(SystemPorts(), address, name=name, secret=secret) as client:
+        return await client.describe()
 
 
 def draw(found: Inspection) -> RenderableType:

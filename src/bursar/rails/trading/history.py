@@ -30,6 +30,7 @@ STEP_BLOCKS: Final = 16  # that one step of a floor touches: some milliseconds, 
 LISTED_ROWS_MAX: Final = 16_384  # that are looked at for one request of a list
 SMALL_ROWS: Final = 64  # what a block costs there at least, as small as it may be
 META_BYTES: Final = 4
+WITHDRAW: Final = int(Op.WITHDRAW)  # an enumeration is looked up too slowly for every row
 
 _HEAD: Final = Struct("<QI")  # sequence of its first row, number of rows
 _META: Final = Struct("<I")
@@ -92,7 +93,7 @@ class Block:
     @classmethod
     def of(cls, sequence: int, metas: bytes, items: Sequence[Item], encoded: bytes) -> Self:
         """A block of these rows."""
-        moved = [item[1] for item in items if item[0] <= Op.WITHDRAW]
+        moved = [item[1] for item in items if item[0] <= WITHDRAW]
         if not moved:
             return cls(sequence, len(items), metas, encoded, min(item[1] for item in items), 0, 0)
         low = min(moved)
@@ -239,11 +240,11 @@ class History:
 
     def withdrawn(self, low: int, high: int) -> Iterator[Row]:
         """Withdraws with ids from `low` to below `high` that have succeeded and were not refunded."""
-        refunded, wanted = self.where[Op.REFUND], int(Op.WITHDRAW)
+        refunded = self.where[Op.REFUND]
         for block in self.blocks:
             if block.moved_low < high and block.moved_high >= low:
                 for place, (op, id_, user, _, amount, other) in enumerate(_decode(block.items)):
-                    if op == wanted and low <= id_ < high and id_ not in refunded:
+                    if op == WITHDRAW and low <= id_ < high and id_ not in refunded:
                         meta = block.meta(place)
                         if not meta & 0xFF:
                             yield Row(block.sequence + place, id_, user, amount, other, meta)

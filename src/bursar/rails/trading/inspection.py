@@ -81,6 +81,10 @@ def _folder(files: Files, folder: str) -> Inspection:
     if not reports:
         found.why = "there is neither a log nor a snapshot here"
         return found
+    identities = {report.identity for report in reports} - {""}
+    if len(identities) > 1:
+        found.whole, found.why = False, f"files of several cores are mixed here: {', '.join(sorted(identities))}"
+        return found
     try:
         book = _book(files, folder, reports)
     except (CoreDamaged, WrongCore, ValueError, OverflowError) as error:

@@ -282,6 +282,7 @@ class Server:
         """Decide it now; its answer leaves when all that it rests on is on disk."""
         self._check_bound(connection, request)
         if isinstance(request, protocol.Prune):
+            size += requests.SMALL_BYTES
             connection.waiting_bytes += size
             self._prunes.append((connection, request, size))
             if self._pruning is None or self._pruning.done():
