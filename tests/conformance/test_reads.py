@@ -366,6 +366,15 @@ async def test_envelopes_of_an_unknown_book(ledger: Ledger) -> None:
 
 
 @scenario
+async def test_pages_go_on_only_from_an_envelope_that_is_there(ledger: Ledger) -> None:
+    """After a restore the follower's last envelope may be gone: to go on from nowhere would skip what is there."""
+    with pytest.raises(UnknownEnvelope):
+        await ledger.envelopes(after=10**9)
+    with pytest.raises(UnknownEnvelope):
+        await ledger.history("alice", before=10**9)
+
+
+@scenario
 async def test_postings_live_or_all_in_pages(ledger: Ledger) -> None:
     await seed(ledger, "alice", "1", "2", "3")
     await ledger.commit(pay("alice", "bob", "USDT", "3"))

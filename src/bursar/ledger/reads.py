@@ -19,7 +19,7 @@ from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Event, StoredEnvelope, StoredPosting
 from bursar.model.views import EnvelopeView, HistoryLine, MovementView, PostingView, microseconds, moment
 from bursar.store.rows import parse_cursor
-from bursar.store.value import FOREVER_US
+from bursar.store.value import FIRST_PLACE, FOREVER_US, LAST_PLACE, Place
 
 WIDE = 1_000  # live postings of one asset from which an account's balance is kept in the cache
 PAGE = 500
@@ -87,11 +87,16 @@ class Reads(RuleBook):
         until: datetime | None = None,
         limit: int = 100,
     ) -> list[HistoryLine]:
-        """Envelopes an account took part in, newest first; `before` is the last number of the page before."""
+        """Envelopes an account took part in, newest first; `before` is the last envelope of the page before.
+
+        The order is that of the events, so it never changes. While a transaction is open elsewhere, what it will add
+        can still come below lines that are here already: to see every entry once, follow `envelopes` or `events`.
+        """
         head = await self.account(account)
         rows = await self.store.read.envelopes.of_account(
             head.id,
             before=SEQ_MAX if before is None else _number(before),
+            place=LAST_PLACE if before is None else await self._place(before),
             since_us=0 if since is None else microseconds(since),
             until_us=FOREVER_US if until is None else microseconds(until),
             limit=check_limit(limit),
@@ -118,13 +123,24 @@ class Reads(RuleBook):
         return await self.envelope(taken[scope, key].seq)
 
     async def envelopes(self, *, after: int = 0, book: str | None = None, limit: int = 100) -> list[EnvelopeView]:
-        """Envelopes in order of creation; of one book if given."""
+        """Envelopes in the order of events; of one book if given. Whoever goes on `after` the last one seen skips none.
+
+        An envelope is here once no transaction that is still open can come before it (decision 5).
+        """
         books = await self.books()
         if book is not None and (not isinstance(book, str) or book not in books):
             raise UnknownBook(str(book))
         number = 0 if book is None else books[book].id
-        rows = await self.store.read.envelopes.after(_number(after), book=number, limit=check_limit(limit))
+        place = await self._place(after) if _number(after) else FIRST_PLACE
+        rows = await self.store.read.envelopes.after_place(place, book=number, limit=check_limit(limit))
         return [await self.envelope(row.seq) for row in rows]
+
+    async def _place(self, envelope: int) -> Place:
+        """Where an envelope stands in the order of events. One that is not there has no place to go on from."""
+        place = await self.store.read.envelopes.place(_number(envelope))
+        if place is None:
+            raise UnknownEnvelope(str(envelope))
+        return place
 
     async def _seq(self, envelope: int | str) -> int:
         if type(envelope) is int:

@@ -102,20 +102,47 @@ SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata
 FROM bursar.envelopes WHERE seq = ANY ($1::text::bigint[]) ORDER BY seq
 
 -- name: envelopes_range
--- Whole envelopes after a number, of one book (0: any), in order of creation.
+-- Whole envelopes after a number, of one book (0: any), by number: what audit walks over.
 SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata::text,
        (extract(epoch FROM at) * 1000000)::bigint
 FROM bursar.envelopes WHERE seq > $1 AND ($2::integer = 0 OR book = $2) ORDER BY seq LIMIT $3
 
--- name: envelopes_of_account
--- Whole envelopes that an account took part in, newest first, below a number, within a span of time.
+-- name: place_of_envelope
+-- Where an envelope stands in the order of events.
+SELECT epoch, xid::text::bigint, seq FROM bursar.events WHERE subject = $1 AND kind = 1 AND version = 0
+
+-- name: envelopes_after
+-- Whole envelopes after a place in the order of events, of one book (0: any); none that a transaction still open could
+-- come before (decision 5).
 SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata::text,
        (extract(epoch FROM e.at) * 1000000)::bigint
-FROM bursar.involved i JOIN bursar.envelopes e ON e.seq = i.envelope
-WHERE i.account = $1 AND i.envelope < $2
-  AND e.at >= to_timestamp(0) + $3::bigint * interval '1 microsecond'
-  AND e.at < to_timestamp(0) + $4::bigint * interval '1 microsecond'
-ORDER BY i.envelope DESC LIMIT $5
+FROM bursar.events v JOIN bursar.envelopes e ON e.seq = v.subject
+WHERE v.kind = 1 AND (v.epoch, v.xid, v.seq) > ($1::integer, $2::bigint::text::xid8, $3::bigint)
+  AND (v.epoch < (SELECT epoch FROM bursar.clock_epoch) OR v.xid < pg_snapshot_xmin(pg_current_snapshot()))
+  AND ($4::integer = 0 OR e.book = $4)
+ORDER BY v.epoch, v.xid, v.seq LIMIT $5
+
+-- name: envelopes_of_account
+-- Whole envelopes that an account took part in, newest first in the order of events, before a place in it, within a span
+-- of time. The index is by number, which is nearly that order: so many lines on each side of the place are looked at.
+WITH lines AS MATERIALIZED (
+    (SELECT envelope FROM bursar.involved WHERE account = $1 AND envelope > $5 ORDER BY envelope LIMIT $9)
+    UNION ALL
+    (SELECT i.envelope FROM bursar.involved i JOIN bursar.envelopes e ON e.seq = i.envelope
+     WHERE i.account = $1 AND i.envelope <= $5
+       AND e.at >= to_timestamp(0) + $6::bigint * interval '1 microsecond'
+       AND e.at < to_timestamp(0) + $7::bigint * interval '1 microsecond'
+     ORDER BY i.envelope DESC LIMIT $8 + $9))
+SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata::text,
+       (extract(epoch FROM e.at) * 1000000)::bigint
+FROM lines l
+CROSS JOIN LATERAL (
+    SELECT epoch, xid, seq FROM bursar.events WHERE subject = l.envelope AND kind = 1 AND version = 0 LIMIT 1) v
+JOIN bursar.envelopes e ON e.seq = l.envelope
+WHERE (v.epoch, v.xid, v.seq) < ($2::integer, $3::bigint::text::xid8, $4::bigint)
+  AND e.at >= to_timestamp(0) + $6::bigint * interval '1 microsecond'
+  AND e.at < to_timestamp(0) + $7::bigint * interval '1 microsecond'
+ORDER BY v.epoch DESC, v.xid DESC, v.seq DESC LIMIT $8
 
 -- name: envelope_by_hash
 -- A scan: hashes have no index, because it would double the write-ahead volume.

@@ -110,15 +110,35 @@ SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, 
 FROM json_each(?) AS w JOIN envelopes e ON e.seq = w.value ORDER BY e.seq
 
 -- name: envelopes_range
--- Whole envelopes after a number, of one book (0: any), in order of creation.
+-- Whole envelopes after a number, of one book (0: any), by number: what audit walks over.
 SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at FROM envelopes
 WHERE seq > ?1 AND (?2 = 0 OR book = ?2) ORDER BY seq LIMIT ?3
 
--- name: envelopes_of_account
--- Whole envelopes that an account took part in, newest first, below a number, within a span of time.
+-- name: place_of_envelope
+-- Where an envelope stands in the order of events (epoch and xid are for PostgreSQL: here their numbers are the order).
+SELECT 0, 0, seq FROM events WHERE subject = ? AND kind = 1 AND version = 0
+
+-- name: envelopes_after
+-- Whole envelopes after a place in the order of events, of one book (0: any).
 SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata, e.at
-FROM involved i JOIN envelopes e ON e.seq = i.envelope
-WHERE i.account = ?1 AND i.envelope < ?2 AND e.at >= ?3 AND e.at < ?4 ORDER BY i.envelope DESC LIMIT ?5
+FROM events v CROSS JOIN envelopes e ON e.seq = v.subject
+WHERE ?1 = ?1 AND ?2 = ?2 AND v.kind = 1 AND v.seq > ?3 AND (?4 = 0 OR e.book = ?4) ORDER BY v.seq LIMIT ?5
+
+-- name: envelopes_of_account
+-- Whole envelopes that an account took part in, newest first in the order of events, before a place in it, within a span
+-- of time. The index is by number, which is nearly that order (in split mode two programs take numbers ahead): so many
+-- lines on each side of the place are looked at.
+WITH lines AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT envelope FROM involved WHERE account = ?1 AND envelope > ?5 ORDER BY envelope LIMIT ?9)
+    UNION ALL
+    SELECT * FROM (
+        SELECT i.envelope FROM involved i JOIN envelopes e ON e.seq = i.envelope
+        WHERE i.account = ?1 AND i.envelope <= ?5 AND e.at >= ?6 AND e.at < ?7 ORDER BY i.envelope DESC LIMIT ?8 + ?9))
+SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata, e.at
+FROM lines l CROSS JOIN events v ON v.subject = l.envelope AND v.kind = 1 AND v.version = 0
+CROSS JOIN envelopes e ON e.seq = l.envelope
+WHERE ?2 = ?2 AND ?3 = ?3 AND v.seq < ?4 AND e.at >= ?6 AND e.at < ?7 ORDER BY v.seq DESC LIMIT ?8
 
 -- name: envelope_by_hash
 -- A scan: hashes have no index, because it would double the write-ahead volume.
