@@ -31,8 +31,8 @@ from bursar.model.entries import Entry
 from bursar.model.envelope import Receipt
 from bursar.model.errors import BursarError, Refusal
 from bursar.model.money import Amount, Asset, AssetStatus, Money
-from bursar.model.records import Event, Hold, StoredVersion
-from bursar.model.views import EnvelopeView, HistoryLine, PostingView
+from bursar.model.records import Event, StoredVersion
+from bursar.model.views import EnvelopeView, HistoryLine, Hold, PostingView
 
 T = TypeVar("T")
 
@@ -192,14 +192,11 @@ class Ledger:
         *,
         key: str | None = None,
         expires_in: timedelta | None = None,
-        owner: str = "",
         metadata: dict[str, Any] | None = None,
     ) -> Hold:
         """Set money aside."""
         return self._loop.call(
-            self._inner.authorize(
-                account, asset, amount, key=key, expires_in=expires_in, owner=owner, metadata=metadata
-            )
+            self._inner.authorize(account, asset, amount, key=key, expires_in=expires_in, metadata=metadata)
         )
 
     def confirm(

@@ -245,7 +245,9 @@ def test_holds(shell: Shell) -> None:
     hold = shell.json("hold", "authorize", "user:1", "USDT", "30", "--key", "h1", "--expires-in", "30m")
     assert (hold["account"], hold["state"], hold["remaining"]["amount"]) == ("user:1", "open", "30.000000")
     number = str(hold["id"])
-    assert shell.json("hold", "authorize", "user:1", "USDT", "30", "--key", "h1")["id"] == hold["id"]
+    again = ("hold", "authorize", "user:1", "USDT", "30", "--key", "h1")
+    assert shell.json(*again, "--expires-in", "30m")["id"] == hold["id"]
+    assert shell(*again).code == 1  # for ever is another request
     shell.ok("hold", "confirm", number, "shop", "10", "--key", "c1")
     assert shell.json("hold", "list", "user:1")[0]["remaining"]["amount"] == "20.000000"
     assert "20.000000" in shell.ok("hold", "list", "user:1")

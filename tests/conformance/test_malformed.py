@@ -150,11 +150,6 @@ async def test_one_malformed_entry_of_many_is_an_error_in_its_place(ledger: Ledg
 
 
 ODD_CALLS: dict[str, Call] = {
-    "owner None": lambda b: b.authorize("alice", "USDT", "1", owner=None),  # type: ignore[arg-type]
-    "owner 5": lambda b: b.authorize("alice", "USDT", "1", owner=5),  # type: ignore[arg-type]
-    "owner NUL": lambda b: b.authorize("alice", "USDT", "1", owner="\x00"),
-    "owner separator": lambda b: b.authorize("alice", "USDT", "1", owner="\x1f"),
-    "owner surrogate": lambda b: b.authorize("alice", "USDT", "1", owner="\ud800"),
     "expiry 5": lambda b: b.authorize("alice", "USDT", "1", expires_in=5),  # type: ignore[arg-type]
     "expiry nothing": lambda b: b.authorize("alice", "USDT", "1", expires_in=timedelta(0)),
     "hold of a list": lambda b: b.authorize("alice", ["USDT"], "1"),  # type: ignore[arg-type]

@@ -396,6 +396,16 @@ class HoldClosed(Refusal):
 
 
 @dataclass(eq=False)
+class HoldOwned(Refusal):
+    """The hold belongs to a record, and only that record's own moves confirm or void it."""
+
+    hold: int
+    owner: str
+    code = "HOLD_OWNED"
+    text = "hold {hold} belongs to {owner}, and only that record's own moves settle it; act on the record instead"
+
+
+@dataclass(eq=False)
 class HoldTooSmall(Refusal):
     """More was confirmed than is held."""
 

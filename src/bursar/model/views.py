@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.entries import Kind
+from bursar.model.entries import HoldState, Kind
 from bursar.model.errors import InvalidName
 from bursar.model.money import Money
 from bursar.model.postings import PostingState
@@ -61,6 +61,18 @@ class EnvelopeView(msgspec.Struct, frozen=True, kw_only=True):
     movements: tuple[MovementView, ...]
     consumes: tuple[PostingView, ...]
     creates: tuple[PostingView, ...]
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """Money set aside: authorized, not yet spent."""
+
+    id: int
+    account: str
+    amount: Money
+    remaining: Money
+    state: HoldState
+    owner: str  # the record that it belongs to, as flow/id; "": nobody's
+    expires: datetime | None
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,7 +155,7 @@ class Holds(Table):
     """Holds as they stand."""
 
     def _hold(self, row: Row) -> HoldRow:
-        id_, account, asset, amount, remaining, posting, state, owner, expires_us = row[:9]
+        id_, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us = row[:10]
         return HoldRow(
             id=id_,
             account=account,
@@ -166,6 +166,7 @@ class Holds(Table):
             state=HoldState(state),
             owner=owner,
             expires_us=expires_us,
+            lasts_us=lasts_us,
         )
 
     async def put(self, hold: HoldRow) -> int:
@@ -174,7 +175,7 @@ class Holds(Table):
 
     async def get(self, ids: Iterable[int]) -> list[tuple[HoldRow, Account]]:
         """Holds by number, each with its account."""
-        return [(self._hold(row), account_of(row[9:])) for row in await self._s.rows("holds_by_id", list(ids))]
+        return [(self._hold(row), account_of(row[10:])) for row in await self._s.rows("holds_by_id", list(ids))]
 
     async def open_of(self, account: int) -> list[HoldRow]:
         """Open holds of an account."""
@@ -212,6 +213,11 @@ class Checks(Table):
         """(hold, asset, remaining, posting, account, amount) of open holds, by number, after one."""
         rows = await self._s.rows("open_holds", after, limit)
         return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4], self._s.minor(r[5])) for r in rows]
+
+    async def owned_holds(self, after: int, limit: int) -> list[tuple[int, int, int, int, str]]:
+        """(hold, asset, remaining, posting, owner) of open holds that records own, by number, after one."""
+        rows = await self._s.rows("owned_holds", after, limit)
+        return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4]) for r in rows]
 
     async def involved(self, accounts: Iterable[int], first: int, last: int) -> set[tuple[int, int]]:
         """What stands in the histories of accounts between two envelopes: (account, envelope)."""

@@ -10,8 +10,7 @@ from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
 from bursar.cli.types import LIMIT, POLICIES, floor_options, policy_of
 from bursar.model.accounts import HELD, TRANSIT, Account, CappedOverdraft
-from bursar.model.records import Hold
-from bursar.model.views import moment
+from bursar.model.views import Hold, moment
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,7 +110,7 @@ def hold_table(holds: list[Hold], title: str | None = None) -> RenderableType:
             h.amount,
             h.remaining,
             h.state,
-            "never" if h.expires_us is None else moment(h.expires_us),
+            "never" if h.expires is None else h.expires,
             h.owner,
         )
         for h in holds

@@ -292,7 +292,7 @@ FROM unnest($11::text::bigint[], $12::text::integer[]) WITH ORDINALITY AS w (acc
 JOIN bursar.account_heads h ON h.account = w.account AND h.asset = w.asset
 
 -- name: group_write
--- One group of commits, whole or not at all (see the migration); and numbers for the next one.
+-- One group of commits, whole or not at all (see the migrations), its holds after it; and numbers for the next one.
 SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
     (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
     $7::text::smallint[], $8::text::bigint[], $9::text::bytea[], $10::text::bytea[], $11::text::bytea[],
@@ -300,7 +300,9 @@ SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM
     $15::text::integer[], $16::text::text[], $17::text::boolean[], $18::text::bigint[],
     $19::text::bigint[], $20::text::bigint[], $21::text::bigint[],
     $22::text::bigint[], $23::text::bigint[], $24::text::integer[], $25::text::bigint[], $26::text::text[],
-    $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], $31::text::bigint[],
-    $32::text::bigint[], $33::text::integer[], $34::text::text[], $35::text::text[], $36::text::bigint[],
-    (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[]),
-    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $40::bigint))
+    $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], '{}', '{}', '{}', '{}', '{}',
+    '{}', '{}', '{}', '{}'),
+    bursar.write_holds_1($31::text::bigint[], $32::text::bigint[], $33::text::integer[], $34::text::text[],
+    $35::text::text[], $36::text::bigint[], (string_to_array($37::text, E'\x1f'))[2:],
+    (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[], $40::text::bigint[]),
+    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $41::bigint))
