@@ -23,6 +23,7 @@ from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.conservation import watch
 from bursar.flows.transfers.flow import ALARMS
 from bursar.instance import Bursar
+from bursar.ledger import REAP
 from bursar.model.errors import BursarError
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
@@ -134,6 +135,7 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
         tasks = [asyncio.create_task(worker.run(), name=name) for name, worker in workers.items()]
         beside = [
             asyncio.create_task(_watch(runtime), name="bursar-watch"),
+            asyncio.create_task(_expire_holds(runtime), name="bursar-holds"),
             asyncio.create_task(Bell(runtime.bursar.store, told).run(), name="bursar-alerts"),
         ]
         try:
@@ -154,6 +156,17 @@ async def _watch(runtime: Runtime) -> None:
             await watch(runtime.transfers, runtime.cores)
         except BursarError as error:
             log.error("the audit failed, the next one comes in %s s: %s", runtime.config.audit_interval_s, error)
+
+
+async def _expire_holds(runtime: Runtime) -> None:
+    """Give back what remains of holds whose time is up. What goes wrong is met again, and told, at the next look."""
+    while True:
+        await runtime.ports.sleep(runtime.config.hold_expiry_interval_ms / 1000)
+        try:
+            while len(await runtime.bursar.ledger.expire_holds()) == REAP:
+                continue  # there may be more
+        except Exception:  # whatever it is, it must not end this task: nobody would notice
+            log.exception("holds whose time is up can't be given back; the next try comes by itself")
 
 
 class Marks:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from bursar.ledger.reads import Reads
+from bursar.ledger.rules import check_limit
 from bursar.model.accounts import HELD, MAIN_BOOK, Account, check_open_path
 from bursar.model.entries import USER_SCOPE, HoldChange, HoldState, Intent, Kind, Leg, check_key, encode_metadata
 from bursar.model.envelope import Receipt
@@ -26,6 +27,7 @@ from bursar.model.errors import (
     InvalidName,
     KeyReused,
     PostingNotLive,
+    Refusal,
     StalePin,
     UnknownHold,
 )
@@ -39,7 +41,7 @@ from bursar.store.value import FOREVER_US
 from bursar.writer import Change, Writer
 
 TRIES = 12
-REAP = 100
+REAP = 100  # holds that are given back by one call, unless it says otherwise
 
 
 class Holds(Reads):
@@ -168,12 +170,17 @@ class Holds(Reads):
 
     async def expire_holds(self, limit: int = REAP) -> list[Receipt]:
         """Give back what remains of holds whose time is up. `serve` and `worker` do it by themselves."""
-        receipts = []
-        for row in await self.store.read.holds.due(limit):
+        receipts: list[Receipt] = []
+        refused: Refusal | None = None
+        for row in await self.store.read.holds.due(check_limit(limit)):
             try:
                 receipts.append(await self._give_back(row.id, HoldState.EXPIRED))
-            except HoldClosed:
-                continue  # somebody was faster; that ends it too
+            except (HoldClosed, Conflict):
+                continue  # somebody was faster, which ends it too; or will be seen to at the next call
+            except Refusal as refusal:  # it must not stand in the way of the others
+                refused = refused or refusal
+        if refused is not None:
+            raise refused
         return receipts
 
     async def _give_back(self, hold: int, state: HoldState) -> Receipt:
