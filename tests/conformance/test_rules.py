@@ -215,6 +215,20 @@ async def test_a_policy_that_forbids_owing_is_refused_while_the_account_owes(led
     await ledger.change_policy("alice", policy)
 
 
+@scenario
+async def test_a_policy_that_forbids_owing_counts_the_sum_not_the_postings(ledger: Ledger) -> None:
+    """What came in and what was paid stand side by side in a system account; it owes nothing."""
+    await seed(ledger, "fees", "5", "2", "1")
+    await ledger.commit(pay("fees", "bob", "USDT", "7"))
+    assert min(p.amount.minor for p in await ledger.postings("fees")) < 0
+
+    await ledger.change_policy("fees", NoOverdraft())
+
+    assert await balance(ledger, "fees") == "1.000000"
+    with pytest.raises(InsufficientFunds):
+        await ledger.commit(pay("fees", "bob", "USDT", "1.000001"))
+
+
 @pytest.mark.parametrize("policy", [SystemAccount(), ExternalAccount()])
 @scenario
 async def test_an_account_that_stops_selecting_keeps_its_balance(ledger: Ledger, policy: Policy) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bursar.ledger.holds import TRIES, Holds
-from bursar.model.accounts import HELD, MAIN_BOOK, TRANSIT, Account, check_path
+from bursar.model.accounts import HELD, MAIN_BOOK, Account, Policy, by_number, check_path, check_policy
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
@@ -158,7 +158,7 @@ class Ledger(Holds):
     async def compact(self, account: str, *, most: int = 1_000_000) -> int:
         """Merge the postings of an account, so that it can pay large amounts. Returns how many were merged."""
         head = await self.account(account)
-        if head.path == HELD or head.path.partition(":")[0] == TRANSIT:
+        if by_number(head.path):
             raise InvalidName("account to compact", account, "its postings are consumed by number (T36)")
         merged = 0
         for asset, (_, count) in (await self.store.read.balances.of(head.id)).items():
@@ -193,11 +193,28 @@ class Ledger(Holds):
     async def close(self, path: str) -> Account:
         """Close an account for good. It must be empty, after its positive and negative postings are netted (L7)."""
         path = check_path(path)
-        if path == HELD or path.partition(":")[0] == TRANSIT:
+        if by_number(path):
             raise InvalidName("account to close", path, "it belongs to holds or flows")
         if any((await self.store.read.balances.of((await self.account(path)).id)).values()):
             await self.compact(path)
         return await self.close_empty(path)
+
+    async def change_policy(self, path: str, policy: Policy) -> Account:
+        """A new policy. One that forbids owing is refused while the account owes."""
+        if await self._owes_nothing(await self.account(path), policy):
+            await self.compact(path)  # its negative postings are covered by others: what counts is their sum (L7)
+        return await super().change_policy(path, policy)
+
+    async def _owes_nothing(self, head: Account, policy: Policy) -> bool:
+        """Whether it has negative postings which the policy forbids, but no balance below zero."""
+        new = Account(id=head.id, path=head.path, policy=check_policy(policy))
+        read = self.store.read
+        sums = await read.balances.of(head.id)
+        kinds = (await self.assets()).values()
+        forbidden = [asset.id for asset in kinds if asset.id in sums and not new.may_owe(asset)]
+        if by_number(head.path) or any(sums[asset][0] < 0 for asset in forbidden):
+            return False
+        return any([await read.postings.candidates("most_negative", head.id, asset, 1) for asset in forbidden])
 
     async def recover(self) -> dict[str, int]:
         """Finish or cleanly abandon what a crash left half done. Safe at any time; a second call does nothing."""

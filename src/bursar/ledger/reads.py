@@ -33,6 +33,8 @@ class Reads(RuleBook):
         self, account: str | None = None, asset: str = "", *, prefix: str | None = None, at: datetime | None = None
     ) -> Money:
         """What an account has of an asset; with `prefix`, an account and all below it; with `at`, what it had then."""
+        if asset == "":
+            raise InvalidName("asset code", "", "say of which asset; `balances` has all of them")
         kind = await self.asset(asset)
         if (account is None) == (prefix is None):
             raise InvalidName("question", f"{account}, {prefix}", "give either an account or a prefix")

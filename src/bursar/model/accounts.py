@@ -194,11 +194,23 @@ def check_open_path(path: str) -> str:
     return path
 
 
+def by_number(path: str) -> bool:
+    """Whether its postings are each consumed by number, so that nobody may merge them (T36)."""
+    return path == HELD or path.partition(":")[0] == TRANSIT
+
+
 def plain_text(what: str, value: object) -> str:
-    """A text of exactly that type (databases know no other), or a refusal."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    raise InvalidName(what, str(value)[:NAME_LENGTH_MAX], "text is expected")
+    """A text of exactly that type that databases can store (they know no other), or a refusal."""
+    if not isinstance(value, str):
+        raise InvalidName(what, str(value)[:NAME_LENGTH_MAX], "text is expected")
+    text = str.__str__(value)
+    if "\x00" in text:
+        raise InvalidName(what, ascii(text)[:NAME_LENGTH_MAX], "it contains a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidName(what, ascii(text)[:NAME_LENGTH_MAX], "it is not valid Unicode text") from None
+    return text
 
 
 @lru_cache(maxsize=16_384)

@@ -124,9 +124,14 @@ class KeyReused(Refusal):
 
     scope: str
     key: str
-    envelope: int
+    envelope: int  # 0: none was written, the key is used twice in what is refused here
     code = "DUPLICATE_REQUEST"
     text = "key {key!r} was used for a different entry (envelope {envelope}); use a new key for a new intent"
+
+    def __str__(self) -> str:
+        if self.envelope:
+            return super().__str__()
+        return f"key {self.key!r} is used for two different entries of one request; nothing was written"
 
 
 # --- what is not there, or there already --------------------------------------------------------------------

@@ -251,12 +251,13 @@ class Decision:
         self.numbers = iter(known.numbers)
         self.steps: list[Step] = []
         self.records = RecordDecision(known.found)
+        self._mark = 0  # where the steps of the change under way begin
         self.doubts = False
         self.refused = False  # anybody, also where that is an answer
 
     def change(self, change: Change) -> Outcome:
         """All of a change, or a refusal and no trace; but an operation's refusal may itself be what it remembers."""
-        mark = len(self.steps)
+        mark = self._mark = len(self.steps)
         remember = change.remember
         try:
             if change.plain:
@@ -283,9 +284,10 @@ class Decision:
         """A record moves with its entries, or neither happens."""
         if not change.moves:
             return
+        ours = {step.plan.envelope.seq for step in self.steps[mark:]}
         for receipt, intent in zip(receipts, change.intents, strict=True):
             if receipt.replayed:  # the record has not moved, so that entry was not this one: money would be lost
-                raise KeyReused(intent.scope, intent.key, receipt.envelope)
+                raise KeyReused(intent.scope, intent.key, 0 if receipt.envelope in ours else receipt.envelope)
             if intent.hold is None and any(HELD in (leg.source, leg.target) for leg in intent.legs):
                 raise InvalidEntry("it moves held money, and does not say what becomes of the hold")
         for move in change.moves:
@@ -337,7 +339,7 @@ class Decision:
         if key in self.taken:
             return replay(intent, self.taken[key], ground)
         if key in self.fresh:
-            return replay(intent, self.fresh[key].taken(), ground)
+            return self._again(intent, self.fresh[key])
         envelope = resolve(intent, ground, next(self.numbers))
         plan = validate_and_plan(envelope, ground, intent.pins)
         hold = None if intent.hold is None else hold_row(intent.hold, plan, ground, moves)
@@ -345,6 +347,15 @@ class Decision:
         step = self.fresh[key] = Step(plan, envelope_row(envelope, plan.id), hold)
         self.steps.append(step)
         return Receipt(envelope=envelope.seq, id=plan.id.hex(), key=intent.key)
+
+    def _again(self, intent: Intent, first: Step) -> Receipt:
+        """The same key as of an entry before it in this group; or in this very change, which then is refused whole."""
+        try:
+            return replay(intent, first.taken(), self.ground)
+        except KeyReused as refusal:
+            if all(step is not first for step in self.steps[self._mark :]):
+                raise
+            raise KeyReused(refusal.scope, refusal.key, 0) from None
 
     def rows(self, wide: set[int]) -> Rows:
         """What all that was accepted writes."""

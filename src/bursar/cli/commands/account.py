@@ -9,7 +9,7 @@ import click
 from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
 from bursar.cli.types import LIMIT, POLICIES, floor_options, policy_of
-from bursar.model.accounts import HELD, TRANSIT, Account, CappedOverdraft
+from bursar.model.accounts import Account, CappedOverdraft, by_number
 from bursar.model.views import Hold, moment
 
 if TYPE_CHECKING:
@@ -140,8 +140,7 @@ async def unfreeze(b: Bursar, out: Output, path: str) -> None:
 async def close(b: Bursar, out: Output, path: str) -> None:
     """Close an account for good. It must be empty and have no open holds."""
     # What is held or in transit is not netted first, which would be refused: let closing itself say what is wrong.
-    by_number = path == HELD or path.partition(":")[0] == TRANSIT
-    _changed(out, await (b.ledger.close_empty(path) if by_number else b.ledger.close(path)))
+    _changed(out, await (b.ledger.close_empty(path) if by_number(path) else b.ledger.close(path)))
 
 
 @account.command(
