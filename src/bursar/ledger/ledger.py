@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bursar.ledger.holds import TRIES, Holds
+from bursar.ledger.reads import REVERSE
 from bursar.model.accounts import HELD, MAIN_BOOK, Account, Policy, by_number, check_path, check_policy
 from bursar.model.entries import (
     USER_SCOPE,
@@ -34,7 +35,7 @@ from bursar.model.errors import (
 from bursar.model.postings import PostingState
 from bursar.writer import Change
 
-REVERSIBLE = (USER_SCOPE, "reverse", "sequence")  # scopes of entries that are whole in themselves
+REVERSIBLE = (USER_SCOPE, REVERSE, "sequence")  # scopes of entries that are whole in themselves
 COMPACT_MAX = 1_000  # postings merged by one envelope
 MANY_MAX = 10_000  # entries of commit_many that wait at once
 
@@ -123,7 +124,7 @@ class Ledger(Holds):
         for _ in range(TRIES):
             created = await self.store.read.postings.of_envelopes(seq, seq)
             intent = Intent(
-                scope="reverse",
+                scope=REVERSE,
                 key=str(seq),
                 legs=legs,
                 book=book,

@@ -152,6 +152,13 @@ def check_policy(policy: Policy) -> Policy:
     return policy
 
 
+def same_policy(one: Policy, other: Policy) -> bool:
+    """Whether they allow the same, however a floor is written ("-5" is "-5.00")."""
+    if isinstance(one, CappedOverdraft) and isinstance(other, CappedOverdraft):
+        return one.asset == other.asset and Decimal(one.floor) == Decimal(other.floor)
+    return one == other
+
+
 def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
     """The floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
     return _floor_minor(policy.floor, asset.code, asset.precision)

@@ -188,8 +188,9 @@ class AlreadyExists(Refusal):
 
     what: str
     name: str
+    why: str  # what is different, and what to do instead
     code = "ALREADY_EXISTS"
-    text = "{what} {name} already exists with other properties"
+    text = "{what} {name} already exists with other properties: {why}"
 
 
 # --- what the rules forbid -----------------------------------------------------------------------------------

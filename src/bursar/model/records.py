@@ -30,6 +30,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: EventKind
     subject: int
     version: int
+    name: str = ""  # of the account, asset or book; an envelope has none but its number
 
 
 class StoredEnvelope(msgspec.Struct, frozen=True, kw_only=True):

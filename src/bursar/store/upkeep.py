@@ -28,10 +28,9 @@ class Balances(Table):
         rows = await self._s.rows("balances_by_prefix", prefix, prefix + ":", prefix + ":" + LAST_PATH)
         return {row[0]: int(row[1]) for row in rows}
 
-    async def at(self, account: int, asset: int, at_us: int) -> int:
-        """The sum as it was at a moment."""
-        found = await self._one("balance_at", account, asset, at_us)
-        return 0 if found is None else int(found)
+    async def at(self, accounts: Sequence[int], at_us: int) -> dict[int, int]:
+        """asset → sum over these accounts as it was at a moment."""
+        return {row[0]: int(row[1]) for row in await self._s.rows("balances_at", list(accounts), at_us)}
 
     async def wide(self) -> set[int]:
         """Accounts that have been given a cache."""
@@ -108,7 +107,12 @@ class Events(Table):
         """Events after a cursor, in order; never one that another could still come before."""
         epoch, xid, seq = parse_cursor(cursor)
         rows = await self._s.rows("events_since", epoch, xid, seq, limit)
-        return [Event(cursor=f"{r[0]}.{r[1]}.{r[2]}", kind=EventKind(r[3]), subject=r[4], version=r[5]) for r in rows]
+        return [
+            Event(
+                cursor=f"{epoch}.{xid}.{seq}", kind=EventKind(kind), subject=subject, version=version, name=name or ""
+            )
+            for epoch, xid, seq, kind, subject, version, name in rows
+        ]
 
 
 class Sagas(Table):

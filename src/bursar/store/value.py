@@ -107,9 +107,13 @@ class Accounts(Table):
         return [StoredVersion(account=account_of(row), at_us=row[6]) for row in rows]
 
     async def list(self, prefix: str = "", after: str = "", limit: int = 100) -> list[Account]:
-        """Heads by path, from those that start with `prefix`, after a path."""
-        rows = await self._s.rows("list_accounts", after, prefix, prefix + LAST_PATH, limit)
-        return [account_of(row) for row in rows]
+        """Heads by path, after one; with `prefix`, of an account and all below it."""
+        found: list[Account] = []
+        if prefix and after < prefix and limit:
+            found = list((await self.heads([prefix])).values())
+        below = prefix and prefix + ":"
+        rows = await self._s.rows("list_accounts", after, below, below + LAST_PATH, limit - len(found))
+        return found + [account_of(row) for row in rows]
 
 
 class Postings(Table):

@@ -10,7 +10,7 @@ from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
 from bursar.cli.types import LIMIT, POLICIES, floor_options, policy_of
 from bursar.model.accounts import Account, CappedOverdraft, by_number
-from bursar.model.views import Hold, moment
+from bursar.model.views import Hold
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,7 +53,7 @@ async def create(
 @click.option("--limit", type=LIMIT, default=50, show_default=True, help="How many at most.")
 @on_database()
 async def list_(b: Bursar, out: Output, prefix: str, after: str, limit: int) -> None:
-    """Accounts by path, those that begin with PREFIX."""
+    """Accounts by path: all, or PREFIX and everything below it."""
     found = await b.ledger.accounts(prefix, after=after, limit=limit + 1)
     more, found = len(found) > limit, found[:limit]
     rows = [(a.path, _policy(a), a.status, a.book, a.version) for a in found]
@@ -76,7 +76,7 @@ async def show(b: Bursar, out: Output, path: str) -> None:
     holds = await b.ledger.holds(path)
     head = versions[-1].account
     value = _json(head) | {
-        "versions": [_json(v.account) | {"at": moment(v.at_us)} for v in versions],
+        "versions": [_json(v.account) | {"at": v.at} for v in versions],
         "balances": list(balances.values()),
         "holds": holds,
     }
@@ -84,7 +84,7 @@ async def show(b: Bursar, out: Output, path: str) -> None:
     def draw() -> RenderableType:
         from rich.console import Group as Stack
 
-        rows = [(v.account.version, moment(v.at_us), v.account.status, _policy(v.account)) for v in versions]
+        rows = [(v.account.version, v.at, v.account.status, _policy(v.account)) for v in versions]
         columns = ("version", "since (UTC)", "status", "policy")
         sums = [(code, amount) for code, amount in balances.items()]
         book = f", only in book {head.book}" if head.book else ""

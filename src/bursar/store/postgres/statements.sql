@@ -231,14 +231,16 @@ SELECT l.asset, sum(l.amount)::text, count(*) FROM bursar.live_postings l
 JOIN bursar.accounts a ON a.id = l.account AND a.version = 1
 WHERE a.path = $1 OR (a.path >= $2 AND a.path < $3) GROUP BY l.asset ORDER BY l.asset
 
--- name: balance_at
--- What an account had of an asset at a moment: postings created by then and not spent by then.
-SELECT sum(p.amount)::text FROM bursar.involved i
-JOIN bursar.envelopes e ON e.seq = i.envelope AND e.at <= to_timestamp(0) + $3::bigint * interval '1 microsecond'
-JOIN bursar.postings p ON p.id >= i.envelope << 16 AND p.id < (i.envelope + 1) << 16 AND p.account = $1 AND p.asset = $2
-WHERE i.account = $1 AND NOT EXISTS (
+-- name: balances_at
+-- What accounts had at a moment, in sum per asset: postings created by then and not spent by then.
+SELECT p.asset, sum(p.amount)::text FROM unnest($1::text::bigint[]) AS w (account)
+JOIN bursar.involved i ON i.account = w.account
+JOIN bursar.envelopes e ON e.seq = i.envelope AND e.at <= to_timestamp(0) + $2::bigint * interval '1 microsecond'
+JOIN bursar.postings p ON p.id >= i.envelope << 16 AND p.id < (i.envelope + 1) << 16 AND p.account = w.account
+WHERE NOT EXISTS (
     SELECT 1 FROM bursar.spends s JOIN bursar.envelopes x ON x.seq = s.envelope
-    WHERE s.posting = p.id AND x.at <= to_timestamp(0) + $3::bigint * interval '1 microsecond')
+    WHERE s.posting = p.id AND x.at <= to_timestamp(0) + $2::bigint * interval '1 microsecond')
+GROUP BY p.asset ORDER BY p.asset
 
 -- name: insert_event
 -- What happened; a second time is ignored.
@@ -248,8 +250,13 @@ FROM unnest($1::text::smallint[], $2::text::bigint[], $3::text::integer[]) AS e 
 ON CONFLICT DO NOTHING
 
 -- name: events_since
--- Events after a cursor, so many, and none that a transaction still open could come before.
-SELECT epoch, xid::text::bigint, seq, kind, subject, version FROM bursar.events
+-- Events after a cursor, so many, and none that a transaction still open could come before; each with the name of what it
+-- is about.
+SELECT epoch, xid::text::bigint, seq, kind, subject, version,
+       CASE WHEN kind IN (2, 3) THEN (SELECT path FROM bursar.accounts a WHERE a.id = subject AND a.version = 1)
+            WHEN kind IN (4, 5) THEN (SELECT code FROM bursar.assets WHERE id = subject)
+            WHEN kind = 6 THEN (SELECT name FROM bursar.books WHERE id = subject) END
+FROM bursar.events
 WHERE (epoch, xid, seq) > ($1::integer, $2::bigint::text::xid8, $3::bigint)
   AND (epoch < (SELECT epoch FROM bursar.clock_epoch) OR xid < pg_snapshot_xmin(pg_current_snapshot()))
 ORDER BY epoch, xid, seq LIMIT $4

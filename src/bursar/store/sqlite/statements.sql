@@ -261,13 +261,14 @@ SELECT l.asset, sum_amounts(l.amount), count(*) FROM live_postings l
 JOIN accounts a ON a.id = l.account AND a.version = 1
 WHERE a.path = ?1 OR (a.path >= ?2 AND a.path < ?3) GROUP BY l.asset ORDER BY l.asset
 
--- name: balance_at
--- What an account had of an asset at a moment: postings created by then and not spent by then.
-SELECT sum_amounts(p.amount) FROM involved i
-JOIN envelopes e ON e.seq = i.envelope AND e.at <= ?3
-JOIN postings p ON p.id >= i.envelope << 16 AND p.id < (i.envelope + 1) << 16 AND p.account = ?1 AND p.asset = ?2
-WHERE i.account = ?1 AND NOT EXISTS (
-    SELECT 1 FROM spends s JOIN envelopes x ON x.seq = s.envelope WHERE s.posting = p.id AND x.at <= ?3)
+-- name: balances_at
+-- What accounts had at a moment, in sum per asset: postings created by then and not spent by then.
+SELECT p.asset, sum_amounts(p.amount) FROM json_each(?1) AS w CROSS JOIN involved i ON i.account = w.value
+JOIN envelopes e ON e.seq = i.envelope AND e.at <= ?2
+JOIN postings p ON p.id >= i.envelope << 16 AND p.id < (i.envelope + 1) << 16 AND p.account = w.value
+WHERE NOT EXISTS (
+    SELECT 1 FROM spends s JOIN envelopes x ON x.seq = s.envelope WHERE s.posting = p.id AND x.at <= ?2)
+GROUP BY p.asset ORDER BY p.asset
 
 -- name: insert_spend
 -- A spend within a unit; a second one of the same posting is an error.
@@ -290,8 +291,13 @@ INSERT INTO events (kind, subject, version) VALUES (?, ?, ?) ON CONFLICT DO NOTH
 INSERT OR FAIL INTO events (kind, subject, version) SELECT 1, seq, 0 FROM envelopes WHERE seq >= ? ORDER BY seq
 
 -- name: events_since
--- Events after a cursor (xid is for PostgreSQL), so many. A cursor of an older epoch may be past the end of that one.
-SELECT (SELECT max(epoch) FROM epochs WHERE after < e.seq), 0, seq, kind, subject, version FROM events e
+-- Events after a cursor (xid is for PostgreSQL), so many, each with the name of what it is about. A cursor of an older
+-- epoch may be past the end of that one.
+SELECT (SELECT max(epoch) FROM epochs WHERE after < e.seq), 0, seq, kind, subject, version,
+       CASE WHEN kind IN (2, 3) THEN (SELECT path FROM accounts a WHERE a.id = subject AND a.version = 1)
+            WHEN kind IN (4, 5) THEN (SELECT code FROM assets WHERE id = subject)
+            WHEN kind = 6 THEN (SELECT name FROM books WHERE id = subject) END
+FROM events e
 WHERE ?2 = ?2 AND seq > min(?3, ifnull((SELECT min(after) FROM epochs WHERE epoch > ?1), ?3)) ORDER BY seq LIMIT ?4
 
 -- name: raise_epoch
