@@ -24,7 +24,8 @@ from bursar.model.entries import Entry, Movement, deposit, pay, withdraw
 from bursar.model.envelope import Receipt
 from bursar.model.errors import BursarError, Conflict, InsufficientFunds, OutcomeUnknown, Refusal, StoreError
 from bursar.model.money import Asset, AssetStatus, Money
-from bursar.model.records import Event, EventKind, Hold
+from bursar.model.records import Event, EventKind
+from bursar.model.views import Hold
 
 __version__ = "0.1.0"
 __all__ = [

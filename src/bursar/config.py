@@ -261,6 +261,9 @@ class Config:
     audit_interval_s: int = setting(
         60, _whole(0, 86_400), "Between two looks at what must be conserved; 0: none. If it is not, no new transfers."
     )
+    hold_expiry_interval_ms: int = setting(
+        5_000, _whole(10, 60 * MINUTE_MS), "Between two looks for holds whose time is up; they are given back."
+    )
     driven_max: int = setting(512, _whole(1, 100_000), "Transfers that the worker drives at once.")
 
     @property

@@ -25,6 +25,7 @@ from bursar.flows.transfers.link import CoreUnusable, StoreLink
 from bursar.flows.transfers.pruning import Horizons, Pruned, prune
 from bursar.flows.transfers.watch import look_at_cores, watch
 from bursar.instance import Bursar
+from bursar.ledger import REAP
 from bursar.model.errors import DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
@@ -155,6 +156,7 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
             runtime.background("bursar-prune", partial(_prune, runtime)),
             runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
             runtime.background("bursar-forced-calls", partial(keep_asking, runtime.transfers.engine)),
+            runtime.background("bursar-holds", partial(_expire_holds, runtime)),
         ]
         try:
             await first_look(runtime)
@@ -199,8 +201,22 @@ async def _prune(runtime: Runtime) -> None:
     """Let cores set room free and forget, as time goes on (T32)."""
     while runtime.config.prune_interval_s:
         await runtime.ports.sleep(runtime.config.prune_interval_s)
-        for result in await prune_cores(runtime):
-            log.info("core %s: floors %s, %s kept %s", result.rail, result.floors, result.kept, result.note)
+        try:
+            for result in await prune_cores(runtime):
+                log.info("core %s: floors %s, %s kept %s", result.rail, result.floors, result.kept, result.note)
+        except DatabaseUnavailable as error:  # it is away for everybody, and comes back
+            log.error("the cores are pruned later: %s", error)
+
+
+async def _expire_holds(runtime: Runtime) -> None:
+    """Give back what remains of holds whose time is up."""
+    while True:
+        await runtime.ports.sleep(runtime.config.hold_expiry_interval_ms / 1000)
+        try:
+            while len(await runtime.bursar.ledger.expire_holds()) == REAP:
+                continue  # there may be more
+        except DatabaseUnavailable as error:  # it is away for everybody, and comes back
+            log.error("holds whose time is up are given back later: %s", error)
 
 
 async def prune_cores(runtime: Runtime) -> list[Pruned]:

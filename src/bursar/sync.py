@@ -31,8 +31,8 @@ from bursar.model.entries import Entry
 from bursar.model.envelope import Receipt
 from bursar.model.errors import BursarError, Refusal
 from bursar.model.money import Amount, Asset, AssetStatus, Money
-from bursar.model.records import Event, Hold, StoredVersion
-from bursar.model.views import EnvelopeView, HistoryLine, PostingView
+from bursar.model.records import Event
+from bursar.model.views import AccountVersion, EnvelopeView, HistoryLine, Hold, PostingView
 
 T = TypeVar("T")
 
@@ -192,14 +192,11 @@ class Ledger:
         *,
         key: str | None = None,
         expires_in: timedelta | None = None,
-        owner: str = "",
         metadata: dict[str, Any] | None = None,
     ) -> Hold:
         """Set money aside."""
         return self._loop.call(
-            self._inner.authorize(
-                account, asset, amount, key=key, expires_in=expires_in, owner=owner, metadata=metadata
-            )
+            self._inner.authorize(account, asset, amount, key=key, expires_in=expires_in, metadata=metadata)
         )
 
     def confirm(
@@ -239,7 +236,7 @@ class Ledger:
         *,
         min_transfer: Amount | None = None,
         max_transfer: Amount | None = None,
-        internal_transfer_enabled: bool = True,
+        internal_transfer_enabled: bool | None = None,
     ) -> Asset:
         """Create an asset."""
         return self._loop.call(
@@ -297,10 +294,10 @@ class Ledger:
         return self._loop.call(self._inner.account(path))
 
     def accounts(self, prefix: str = "", *, after: str = "", limit: int = 100) -> list[Account]:
-        """Accounts by path."""
+        """Accounts by path; with `prefix`, an account and all below it."""
         return self._loop.call(self._inner.accounts(prefix, after=after, limit=limit))
 
-    def account_history(self, path: str) -> list[StoredVersion]:
+    def account_history(self, path: str) -> list[AccountVersion]:
         """Every version of an account, oldest first."""
         return self._loop.call(self._inner.account_history(path))
 
@@ -328,9 +325,11 @@ class Ledger:
         """What an account (or a prefix) has of an asset, now or then."""
         return self._loop.call(self._inner.balance(account, asset, prefix=prefix, at=at))
 
-    def balances(self, account: str) -> dict[str, Money]:
-        """What an account has, by asset code."""
-        return self._loop.call(self._inner.balances(account))
+    def balances(
+        self, account: str | None = None, *, prefix: str | None = None, at: datetime | None = None
+    ) -> dict[str, Money]:
+        """What an account (or a prefix) has, now or then, by asset code."""
+        return self._loop.call(self._inner.balances(account, prefix=prefix, at=at))
 
     def history(
         self,
@@ -353,7 +352,7 @@ class Ledger:
         return self._loop.call(self._inner.envelope_by_key(key, scope=scope))
 
     def envelopes(self, *, after: int = 0, book: str | None = None, limit: int = 100) -> list[EnvelopeView]:
-        """Envelopes in order of creation."""
+        """Envelopes in the order of events, after one."""
         return self._loop.call(self._inner.envelopes(after=after, book=book, limit=limit))
 
     def postings(

@@ -59,6 +59,9 @@ async def test_beyond_the_limit_it_is_503_at_once_and_health_still_answers(url: 
             assert int(answer.headers["retry-after"]) >= 1
         assert (await here.get("/healthz")).json() == {"status": "ok"}
         assert (await here.get("/readyz")).status_code == 200
+        for path in ("/healthz", "/readyz"):  # as many load balancers ask
+            answer = await here.send("HEAD", path)
+            assert (answer.status_code, answer.content) == (200, b"")
         go.set()
         assert [answer.json()["state"] for answer in await asyncio.gather(*held)] == ["COMMITTED"] * 5
         assert (await here.transfer(ALICE, F, S, "1")).status_code == 200
@@ -137,6 +140,7 @@ async def test_a_database_that_is_away(fresh_postgres: str, tmp_path: Path) -> N
                 assert refusal(answer) == (503, "DATABASE_UNAVAILABLE")
                 assert int(answer.headers["retry-after"]) >= 1
             assert (await here.get("/readyz")).status_code == 503
+            assert (await here.send("HEAD", "/readyz")).status_code == 503
             assert "bursar_database_up 0" in (await here.get("/metrics")).text
             assert (await here.get("/healthz")).status_code == 200
         finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Shell
@@ -99,6 +101,7 @@ def test_assets(shell: Shell) -> None:
         "min_transfer": "0.01",
         "max_transfer": "50.00",
         "internal_transfer_enabled": True,
+        "core_max": "184467440737095516.15",
     }
     assert [a["code"] for a in shell.json("asset", "list")] == ["EUR", "USDT"]
     assert "EUR" in shell.ok("asset", "list")
@@ -245,7 +248,9 @@ def test_holds(shell: Shell) -> None:
     hold = shell.json("hold", "authorize", "user:1", "USDT", "30", "--key", "h1", "--expires-in", "30m")
     assert (hold["account"], hold["state"], hold["remaining"]["amount"]) == ("user:1", "open", "30.000000")
     number = str(hold["id"])
-    assert shell.json("hold", "authorize", "user:1", "USDT", "30", "--key", "h1")["id"] == hold["id"]
+    again = ("hold", "authorize", "user:1", "USDT", "30", "--key", "h1")
+    assert shell.json(*again, "--expires-in", "30m")["id"] == hold["id"]
+    assert shell(*again).code == 1  # for ever is another request
     shell.ok("hold", "confirm", number, "shop", "10", "--key", "c1")
     assert shell.json("hold", "list", "user:1")[0]["remaining"]["amount"] == "20.000000"
     assert "20.000000" in shell.ok("hold", "list", "user:1")
@@ -280,3 +285,100 @@ def test_audit_recover_and_rebuild(shell: Shell) -> None:
 
 def test_json_may_also_follow_the_command(shell: Shell) -> None:
     assert shell.ok("asset", "list", "--json") == shell.ok("--json", "asset", "list")
+
+
+def test_an_asset_says_what_fits_into_a_core(shell: Shell) -> None:
+    out = shell.ok("asset", "create", "ETH", "--precision", "18")
+    assert "at most 18.446744073709551615 ETH" in out
+
+
+def test_an_asset_is_changed_later_and_not_by_creating_it_again(shell: Shell) -> None:
+    create = ("asset", "create", "EUR", "--precision", "2")
+    shell.ok(*create, "--max-transfer", "50", "--no-transfers")
+    again = shell(*create, "--max-transfer", "60")
+    assert (again.code, "bursar asset change EUR" in again.err) == (1, True)
+    changed = shell.json("asset", "change", "EUR", "--min-transfer", "1", "--max-transfer", "60", "--transfers")
+    assert (changed["min_transfer"], changed["max_transfer"]) == ("1.00", "60.00")
+    assert changed["internal_transfer_enabled"] is True
+    assert shell.json("asset", "change", "EUR", "--max-transfer", "none")["max_transfer"] is None
+    assert "users can't transfer it" in shell.ok("asset", "change", "EUR", "--no-transfers")
+    assert "no" in shell.ok("asset", "list")
+    assert shell("asset", "change", "EUR", "--min-transfer", "0").code == 1
+    assert shell("asset", "change", "EUR").code == 2
+    assert shell("asset", "change", "NONE", "--transfers").code == 1
+    assert "asset EUR" in shell.ok("ledger", "events", "--limit", "100")
+
+
+ORDER: dict[str, Any] = {
+    "key": "order-7",
+    "metadata": {"order": 7},
+    "movements": [
+        {"source": "user:1", "target": "shop", "asset": "USDT", "amount": "10"},
+        {"source": "shop", "target": "user:2", "asset": "USDT", "amount": "1.5"},
+    ],
+}
+
+
+def test_an_entry_of_several_movements_is_committed_from_a_file(shell: Shell, tmp_path: Path) -> None:
+    shell.ok("account", "create", "user:2")
+    file = tmp_path / "order.json"
+    file.write_text(json.dumps(ORDER))
+    receipt = shell.json("ledger", "commit", "--file", str(file))
+    assert (receipt["key"], receipt["replayed"]) == ("order-7", False)
+    assert "was there already" in shell.ok("ledger", "commit", "--file", str(file))
+    shown = shell.json("ledger", "show", str(receipt["envelope"]))
+    assert shown["metadata"] == {"order": 7}
+    assert [(m["source"], m["target"], m["amount"]["amount"]) for m in shown["movements"]] == [
+        ("user:1", "shop", "10.000000"),
+        ("shop", "user:2", "1.500000"),
+    ]
+    assert shell.json("ledger", "balance", "user:2", "USDT")[0]["amount"] == "1.500000"
+
+
+def test_entries_of_a_file_are_committed_together_or_not_at_all(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "orders.json"
+    more = {"movements": [{"source": "user:1", "target": "shop", "asset": "USDT", "amount": "1000000"}]}
+    small = {"key": "small", "movements": [{"source": "user:1", "target": "shop", "asset": "USDT", "amount": "1"}]}
+    before = shell.json("ledger", "balance", "user:1")
+    file.write_text(json.dumps([small, more]))
+    refused = shell("--json", "ledger", "commit", "--file", str(file))
+    assert (refused.code, refused.json["code"]) == (1, "INSUFFICIENT_BALANCE")
+    assert shell.json("ledger", "balance", "user:1") == before
+    file.write_text(json.dumps([small, small | {"key": "other"}]))
+    assert [r["key"] for r in shell.json("ledger", "commit", "--file", str(file))] == ["small", "other"]
+    file.write_text("[]")
+    assert shell.json("ledger", "commit", "--file", str(file)) == []
+
+
+WRONG_FILES: dict[str, tuple[str | bytes, str]] = {
+    "nothing": ("", "is not JSON"),
+    "half": ('{"movements": [', "is not JSON"),
+    "not text": (b"\xff\xfe", "is not JSON"),
+    "a number": ("5", "Expected `object`, got `int`"),
+    "no movements": ('{"key": "k"}', "missing required field `movements`"),
+    "a name misspelt": (json.dumps(ORDER | {"Key": "k"}), "unknown field `Key`"),
+    "an amount that is a number": (
+        json.dumps({"movements": [ORDER["movements"][0] | {"amount": 10}]}),
+        "Expected `str`, got `int` - at `$.movements[0].amount`",
+    ),
+    "a movement without its target": (
+        '{"movements": [{"source": "user:1", "asset": "USDT", "amount": "1"}]}',
+        "missing required field `target` - at `$.movements[0]`",
+    ),
+    "the second of a list": (json.dumps([ORDER, {"movements": 5}]), "at `$[1].movements`"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_FILES)
+def test_a_file_that_is_no_entry_says_where(shell: Shell, tmp_path: Path, what: str) -> None:
+    content, said = WRONG_FILES[what]
+    file = tmp_path / "entry.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    ran = shell("ledger", "commit", "--file", str(file))
+    assert ran.code == 2
+    assert said in " ".join(ran.err.split())
+    assert shell("ledger", "show", "--key", "order-7").code == 1
+
+
+def test_a_file_that_is_not_there(shell: Shell) -> None:
+    assert shell("ledger", "commit", "--file", "/nowhere/entry.json").code == 2

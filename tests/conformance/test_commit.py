@@ -35,6 +35,7 @@ from bursar.model.errors import (
     InvalidAmount,
     InvalidEntry,
     InvalidName,
+    KeyReused,
     PostingNotLive,
     PrecisionOverflow,
     Refusal,
@@ -643,6 +644,25 @@ async def test_commit_many_atomic_is_or_nothing(ledger: Ledger) -> None:
 
     assert await written(ledger) == before
     assert not (await ledger.commit(deposit(BANK, "alice", "USDT", "1", key="k"))).replayed
+
+
+@pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
+@scenario
+async def test_a_key_used_twice_in_one_request_names_no_envelope(ledger: Ledger) -> None:
+    """The other entry is refused with it: whoever looked for its number would find nothing, or something else."""
+    await seed(ledger, "bob", "1")
+    with pytest.raises(KeyReused) as refused:
+        await ledger.commit_many(
+            [deposit(BANK, "alice", "USDT", "1", key="k"), deposit(BANK, "alice", "USDT", "2", key="k")], atomic=True
+        )
+    assert (refused.value.envelope, "two different entries of one request" in str(refused.value)) == (0, True)
+    first = await ledger.commit(deposit(BANK, "alice", "USDT", "1", key="k"))
+    with pytest.raises(KeyReused) as refused:
+        await ledger.commit_many(
+            [deposit(BANK, "bob", "USDT", "1"), deposit(BANK, "alice", "USDT", "2", key="k")], atomic=True
+        )
+    assert refused.value.envelope == first.envelope
+    assert f"envelope {first.envelope}" in str(refused.value)
 
 
 @pytest.mark.parametrize("mode", ["split"], indirect=True)

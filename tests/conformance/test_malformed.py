@@ -15,7 +15,7 @@ from tests.builders import BANK, balance, scenario, seed
 
 from bursar import CappedOverdraft, Entry, Money, Movement, NoOverdraft, Receipt, deposit, pay
 from bursar.ledger import Ledger
-from bursar.model.errors import BursarError, InvalidAmount, InvalidEntry, Refusal, UnknownAccount
+from bursar.model.errors import BursarError, InvalidAmount, InvalidEntry, InvalidName, Refusal, UnknownAccount
 
 Call = Callable[[Ledger], Coroutine[Any, Any, Any]]
 POLICIES: list[Any] = [
@@ -150,11 +150,6 @@ async def test_one_malformed_entry_of_many_is_an_error_in_its_place(ledger: Ledg
 
 
 ODD_CALLS: dict[str, Call] = {
-    "owner None": lambda b: b.authorize("alice", "USDT", "1", owner=None),  # type: ignore[arg-type]
-    "owner 5": lambda b: b.authorize("alice", "USDT", "1", owner=5),  # type: ignore[arg-type]
-    "owner NUL": lambda b: b.authorize("alice", "USDT", "1", owner="\x00"),
-    "owner separator": lambda b: b.authorize("alice", "USDT", "1", owner="\x1f"),
-    "owner surrogate": lambda b: b.authorize("alice", "USDT", "1", owner="\ud800"),
     "expiry 5": lambda b: b.authorize("alice", "USDT", "1", expires_in=5),  # type: ignore[arg-type]
     "expiry nothing": lambda b: b.authorize("alice", "USDT", "1", expires_in=timedelta(0)),
     "hold of a list": lambda b: b.authorize("alice", ["USDT"], "1"),  # type: ignore[arg-type]
@@ -180,6 +175,13 @@ ODD_CALLS: dict[str, Call] = {
     "book 0": lambda b: b.create_account("new", book=0),  # type: ignore[arg-type]
     "accounts of a book as one text": lambda b: b.create_book("b", accounts="user"),  # type: ignore[arg-type]
     "path of bytes": lambda b: b.account(b"alice"),  # type: ignore[arg-type]
+    "no asset": lambda b: b.balance("alice"),
+    "prefix of half a character": lambda b: b.accounts("\ud800"),
+    "after half a character": lambda b: b.accounts("", after="a\udfff"),
+    "prefix with NUL": lambda b: b.accounts("user\x00"),
+    "key with NUL": lambda b: b.envelope_by_key("a\x00b"),
+    "key of half a character": lambda b: b.envelope_by_key("\ud800"),
+    "scope with NUL": lambda b: b.envelope_by_key("a", scope="\x00"),
     "moment as text": lambda b: b.balance("alice", "USDT", at="2026-01-01"),  # type: ignore[arg-type]
 }
 
@@ -202,3 +204,9 @@ async def test_a_floor_that_was_created_is_the_same_again(ledger: Ledger) -> Non
     policy = CappedOverdraft("-5.00", "USDT")
     made = await ledger.create_account("credit", policy=policy)
     assert await ledger.create_account("credit", policy=policy) == made
+
+
+@scenario
+async def test_a_balance_without_an_asset_says_what_is_missing(ledger: Ledger) -> None:
+    with pytest.raises(InvalidName, match="say of which asset"):
+        await ledger.balance("alice")

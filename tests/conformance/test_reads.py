@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.builders import BANK, Place, balance, dust, outcome, scenario, seed
 
-from bursar import CappedOverdraft, Entry, Event, EventKind, Movement, UncappedOverdraft, deposit, pay
+from bursar import CappedOverdraft, Entry, Event, EventKind, Money, Movement, UncappedOverdraft, deposit, pay
 from bursar.audit import audit
 from bursar.ledger import Ledger
 from bursar.ledger.reads import WIDE
@@ -366,6 +366,15 @@ async def test_envelopes_of_an_unknown_book(ledger: Ledger) -> None:
 
 
 @scenario
+async def test_pages_go_on_only_from_an_envelope_that_is_there(ledger: Ledger) -> None:
+    """After a restore the follower's last envelope may be gone: to go on from nowhere would skip what is there."""
+    with pytest.raises(UnknownEnvelope):
+        await ledger.envelopes(after=10**9)
+    with pytest.raises(UnknownEnvelope):
+        await ledger.history("alice", before=10**9)
+
+
+@scenario
 async def test_postings_live_or_all_in_pages(ledger: Ledger) -> None:
     await seed(ledger, "alice", "1", "2", "3")
     await ledger.commit(pay("alice", "bob", "USDT", "3"))
@@ -452,3 +461,93 @@ async def test_events_followed(ledger: Ledger) -> None:
 async def test_a_malformed_cursor_is_refused(ledger: Ledger, cursor: str) -> None:
     with pytest.raises(InvalidName, match="cursor"):
         await ledger.events(cursor)
+
+
+# --- names, reversals, sums ------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_events_name_what_they_are_about(ledger: Ledger) -> None:
+    await ledger.create_book("retail")
+    await ledger.create_account("user:7")
+    await ledger.freeze("user:7")
+    await ledger.create_asset("EUR", 2)
+    (receipt,) = await seed(ledger, "alice", "1")
+
+    told = [(event.kind.name, event.name) for event in await ledger.events(limit=1000)][-5:]
+
+    assert told == [
+        ("BOOK_CREATED", "retail"),
+        ("ACCOUNT_CREATED", "user:7"),
+        ("ACCOUNT_CHANGED", "user:7"),
+        ("ASSET_CREATED", "EUR"),
+        ("COMMITTED", ""),
+    ]
+    assert (await ledger.events(limit=1000))[-1].subject == receipt.envelope
+
+
+@scenario
+async def test_an_envelope_says_that_it_was_reversed_and_by_which(ledger: Ledger) -> None:
+    await seed(ledger, "alice", "10")
+    paid = await ledger.commit(pay("alice", "bob", "USDT", "4"))
+    assert (await ledger.envelope(paid.envelope)).reversed_by is None
+
+    back = await ledger.reverse(paid.envelope)
+
+    assert (await ledger.envelope(paid.envelope)).reversed_by == back.envelope
+    assert (await ledger.envelope(back.envelope)).reversed_by is None
+    lines = {line.envelope: (line.reverses, line.reversed_by) for line in await ledger.history("bob")}
+    assert lines == {paid.envelope: (None, back.envelope), back.envelope: (paid.envelope, None)}
+    again = await ledger.reverse(back.envelope)
+    assert (await ledger.envelope(back.envelope)).reversed_by == again.envelope
+
+
+@scenario
+async def test_balances_of_all_assets_at_a_moment_and_below_a_prefix(ledger: Ledger) -> None:
+    for path in ("user:1", "user:1:spot", "user:10"):
+        await ledger.create_account(path)
+    await seed(ledger, "user:1", "1")
+    await seed(ledger, "user:1:spot", "2", asset="BTC")
+    receipt = (await seed(ledger, "user:10", "5"))[0]
+    then = (await ledger.envelope(receipt.envelope)).at
+    await ledger.commit(pay("user:1", "user:10", "USDT", "1"))
+    await seed(ledger, "user:1:spot", "1", asset="BTC")
+
+    def told(found: dict[str, Money]) -> dict[str, str]:
+        return {code: str(money) for code, money in found.items()}
+
+    assert told(await ledger.balances("user:1")) == {}
+    assert told(await ledger.balances("user:1", at=then)) == {"USDT": "1.000000"}
+    assert told(await ledger.balances(prefix="user:1")) == {"BTC": "3.00000000"}
+    assert told(await ledger.balances(prefix="user:1", at=then)) == {"USDT": "1.000000", "BTC": "2.00000000"}
+    assert told(await ledger.balances(prefix="user")) == {"USDT": "6.000000", "BTC": "3.00000000"}
+    assert told(await ledger.balances(prefix="nobody", at=then)) == {}
+    for wrong in (ledger.balances(), ledger.balances("alice", prefix="alice")):
+        with pytest.raises(InvalidName, match="either an account or a prefix"):
+            await wrong
+
+
+@scenario
+async def test_a_prefix_is_an_account_and_all_below_it_everywhere(ledger: Ledger) -> None:
+    for path in ("user:1", "user:1:spot", "user:10"):
+        await ledger.create_account(path)
+    assert [a.path for a in await ledger.accounts("user:1")] == ["user:1", "user:1:spot"]
+    assert [a.path for a in await ledger.accounts("user:1", after="user:1", limit=5)] == ["user:1:spot"]
+    for wrong in ("user:", "us er", ":"):
+        with pytest.raises(InvalidName):
+            await ledger.accounts(wrong)
+
+
+@scenario
+async def test_times_are_datetimes_in_utc(ledger: Ledger) -> None:
+    (receipt,) = await seed(ledger, "alice", "5")
+    hold = await ledger.authorize("alice", "USDT", "1", expires_in=timedelta(hours=1))
+    times = [
+        (await ledger.envelope(receipt.envelope)).at,
+        (await ledger.history("alice"))[0].at,
+        (await ledger.account_history("alice"))[0].at,
+        hold.expires,
+        (await ledger.holds("alice"))[0].expires,
+    ]
+    assert all(isinstance(at, datetime) and at.utcoffset() == timedelta(0) for at in times)
+    assert times[3] == times[4]

@@ -375,17 +375,6 @@ async def test_an_expired_hold_is_not_confirmed_even_before_it_is_reaped(ledger:
         await ledger.confirm(hold.id, "bob")
 
 
-@scenario
-async def test_a_hold_owned_by_a_record_never_expires(ledger: Ledger) -> None:
-    """L21."""
-    await seed(ledger, "alice", "10")
-    await ledger.authorize("alice", "USDT", "4", owner="withdrawal:7")
-
-    assert await ledger.expire_holds() == []
-    with pytest.raises(InvalidName):
-        await ledger.authorize("alice", "USDT", "1", owner="withdrawal:8", expires_in=A_MOMENT)
-
-
 @pytest.mark.parametrize("number", [4711, 2**63, 10**30])
 @scenario
 async def test_unknown_hold(ledger: Ledger, number: int) -> None:
@@ -588,16 +577,6 @@ async def test_a_freeze_that_comes_while_a_hold_is_confirmed_stops_it(ledger: Le
 
 
 @scenario
-async def test_a_hold_that_a_record_owns_is_paid_from_a_frozen_account(ledger: Ledger) -> None:
-    """Its record tells of what has happened outside already (T35)."""
-    await seed(ledger, "alice", "10")
-    hold = await ledger.authorize("alice", "USDT", "5", owner="withdrawal-1")
-    await ledger.freeze("alice")
-    await ledger.confirm(hold.id, "bob")
-    assert await balance(ledger, "bob") == "5.000000"
-
-
-@scenario
 async def test_a_frozen_account_authorizes_nothing(ledger: Ledger) -> None:
     await seed(ledger, "alice", "10")
     await ledger.freeze("alice")
@@ -648,3 +627,98 @@ async def test_a_wide_amount_may_be_held_and_confirmed_in_part(ledger: Ledger) -
     await ledger.confirm(hold.id, "bob", "0.000000000000000001")
 
     assert str((await ledger.hold(hold.id)).remaining) == "99999999999999999999.999999999999999999"
+
+
+# --- reversing what was paid from a hold -----------------------------------------------------------------------------
+
+
+@scenario
+async def test_reverse_a_confirmation_gives_back_to_who_was_held(ledger: Ledger) -> None:
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "5")
+    paid = await ledger.confirm(hold.id, "bob")
+
+    reversal = await ledger.reverse(paid.envelope, metadata={"why": "returned"})
+
+    view = await ledger.envelope(reversal.envelope)
+    assert (view.reverses, view.metadata) == (paid.envelope, {"why": "returned"})
+    assert [(m.source, m.target, str(m.amount)) for m in view.movements] == [("bob", "alice", "5.000000")]
+    assert (await balance(ledger, "alice"), await balance(ledger, "bob")) == ("10.000000", "0.000000")
+    assert (await ledger.hold(hold.id)).state is HoldState.CONFIRMED
+    assert (await ledger.reverse(paid.envelope)).replayed
+
+
+@scenario
+async def test_reverse_a_part_leaves_the_rest_held(ledger: Ledger) -> None:
+    """The same envelope has made the posting that is held still: it is not touched."""
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "5")
+    first = await ledger.confirm(hold.id, "bob", "2")
+    second = await ledger.confirm(hold.id, "bob", "1")
+
+    await ledger.reverse(second.envelope)
+    await ledger.reverse(first.envelope)
+
+    assert str((await ledger.hold(hold.id)).remaining) == "2.000000"
+    await ledger.confirm(hold.id, "carol")
+    found = [await balance(ledger, name) for name in ("alice", "bob", "carol")]
+    assert found == ["8.000000", "0.000000", "2.000000"]
+
+
+@scenario
+async def test_reverse_a_confirmation_of_a_frozen_account(ledger: Ledger) -> None:
+    """What is given back still arrives; who has it may not be frozen."""
+    await seed(ledger, "alice", "5")
+    paid = await ledger.confirm((await ledger.authorize("alice", "USDT", "5")).id, "bob")
+    await ledger.freeze("alice")
+    await ledger.reverse(paid.envelope)
+    assert await balance(ledger, "alice") == "5.000000"
+
+
+@scenario
+async def test_reversals_of_holds_that_make_no_sense_say_what_to_do(ledger: Ledger) -> None:
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "5")
+    with pytest.raises(InvalidName, match=f"void hold {hold.id}"):
+        await ledger.reverse(hold.id)
+    back = await ledger.confirm(hold.id, "alice", "1")
+    with pytest.raises(InvalidName, match="back to alice itself"):
+        await ledger.reverse(back.envelope)
+    given_back = await ledger.void(hold.id)
+    with pytest.raises(InvalidName, match="authorize it again"):
+        await ledger.reverse(given_back.envelope)
+
+
+# --- a key stands for one request ------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_authorize_again_is_the_same_hold_as_it_is_by_now(ledger: Ledger) -> None:
+    await seed(ledger, "alice", "10")
+    hour = timedelta(hours=1)
+    first = await ledger.authorize("alice", "USDT", "5", key="k", expires_in=hour)
+    await ledger.confirm(first.id, "bob", "2")
+
+    again = await ledger.authorize("alice", "USDT", "5", key="k", expires_in=hour)
+
+    assert (again.id, again.expires, str(again.remaining)) == (first.id, first.expires, "3.000000")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(timedelta(hours=1), timedelta(hours=1, microseconds=1)), (None, timedelta(hours=1)), (timedelta(days=1), None)],
+    ids=["longer", "expires", "for ever"],
+)
+@scenario
+async def test_authorize_with_another_duration_is_another_request(
+    ledger: Ledger, first: timedelta | None, second: timedelta | None
+) -> None:
+    """The caller believes that the money is held until then. It is not."""
+    await seed(ledger, "alice", "10")
+    hold = await ledger.authorize("alice", "USDT", "5", key="k", expires_in=first)
+
+    with pytest.raises(KeyReused):
+        await ledger.authorize("alice", "USDT", "5", key="k", expires_in=second)
+
+    assert (await ledger.hold(hold.id)).expires == hold.expires
+    assert await balance(ledger, "alice") == "5.000000"

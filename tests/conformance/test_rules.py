@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.builders import BANK, Place, balance, scenario, seed
 
@@ -215,6 +217,20 @@ async def test_a_policy_that_forbids_owing_is_refused_while_the_account_owes(led
     await ledger.change_policy("alice", policy)
 
 
+@scenario
+async def test_a_policy_that_forbids_owing_counts_the_sum_not_the_postings(ledger: Ledger) -> None:
+    """What came in and what was paid stand side by side in a system account; it owes nothing."""
+    await seed(ledger, "fees", "5", "2", "1")
+    await ledger.commit(pay("fees", "bob", "USDT", "7"))
+    assert min(p.amount.minor for p in await ledger.postings("fees")) < 0
+
+    await ledger.change_policy("fees", NoOverdraft())
+
+    assert await balance(ledger, "fees") == "1.000000"
+    with pytest.raises(InsufficientFunds):
+        await ledger.commit(pay("fees", "bob", "USDT", "1.000001"))
+
+
 @pytest.mark.parametrize("policy", [SystemAccount(), ExternalAccount()])
 @scenario
 async def test_an_account_that_stops_selecting_keeps_its_balance(ledger: Ledger, policy: Policy) -> None:
@@ -369,3 +385,67 @@ async def test_a_refused_change_leaves_no_version(ledger: Ledger) -> None:
 
     history = await ledger.account_history("alice")
     assert [type(found.account) for found in history] == [Account]
+
+
+# --- what is asked for again -----------------------------------------------------------------------------------------
+
+
+OTHER_ASSETS: dict[str, dict[str, Any]] = {
+    "precision": {"precision": 3},
+    "min_transfer": {"min_transfer": "0.02"},
+    "max_transfer": {"max_transfer": "50.01"},
+    "internal_transfer_enabled": {"internal_transfer_enabled": False},
+}
+
+
+@pytest.mark.parametrize("what", OTHER_ASSETS)
+@scenario
+async def test_an_asset_created_again_with_other_values_is_refused(ledger: Ledger, what: str) -> None:
+    """Ignored, an operator would believe in a bound that nobody keeps."""
+    made = await ledger.create_asset("EUR", 2, min_transfer="0.01", max_transfer="50")
+    before = await ledger.events(limit=1000)
+    asked: dict[str, Any] = {"precision": 2} | OTHER_ASSETS[what]
+
+    with pytest.raises(AlreadyExists, match="EUR already exists with other properties: it") as refused:
+        await ledger.create_asset("EUR", **asked)
+
+    assert ("never changes" if what == "precision" else f"its {what} is") in str(refused.value)
+    assert await ledger.asset("EUR") == made
+    assert await ledger.events(limit=1000) == before
+
+
+@scenario
+async def test_an_asset_created_again_is_the_same_whatever_was_not_said(ledger: Ledger) -> None:
+    made = await ledger.create_asset("EUR", 2, min_transfer="0.01", max_transfer="50", internal_transfer_enabled=False)
+    assert await ledger.create_asset("EUR", 2) == made
+    assert await ledger.create_asset("EUR", 2, max_transfer="50.00") == made
+    changed = await ledger.change_asset("EUR", min_transfer="1", max_transfer="2", internal_transfer_enabled=True)
+    assert (changed.min_transfer, changed.max_transfer, changed.internal_transfer_enabled) == (100, 200, True)
+    assert await ledger.create_asset("EUR", 2) == changed
+    with pytest.raises(InvalidName):
+        await ledger.create_asset("EUR", 2, internal_transfer_enabled=1)  # type: ignore[arg-type]
+
+
+@scenario
+async def test_a_changed_asset_says_so_in_the_events(ledger: Ledger) -> None:
+    await ledger.create_asset("EUR", 2)
+    await ledger.change_asset("EUR", max_transfer="2")
+    await ledger.change_asset("EUR", internal_transfer_enabled=False)
+
+    told = [(e.kind.name, e.name) for e in await ledger.events(limit=1000) if e.name == "EUR"]
+
+    assert told == [("ASSET_CREATED", "EUR"), ("ASSET_CHANGED", "EUR"), ("ASSET_CHANGED", "EUR")]
+
+
+@scenario
+async def test_a_book_and_an_account_asked_for_again_are_compared_by_what_they_mean(ledger: Ledger) -> None:
+    book = await ledger.create_book("retail", assets=("USDT", "BTC"), accounts=("user", "bank"))
+    assert await ledger.create_book("retail", assets=("BTC", "USDT"), accounts=("bank", "user")) == book
+    with pytest.raises(AlreadyExists, match="admits assets USDT, BTC; books never change"):
+        await ledger.create_book("retail", assets=("USDT",), accounts=("user", "bank"))
+    made = await ledger.create_account("credit", policy=CappedOverdraft("-5.00", "USDT"), book="retail")
+    assert await ledger.create_account("credit", policy=CappedOverdraft("-5", "USDT"), book="retail") == made
+    with pytest.raises(AlreadyExists, match=r"its policy is .*-5\.00.*bursar account policy credit"):
+        await ledger.create_account("credit", policy=CappedOverdraft("-6", "USDT"), book="retail")
+    with pytest.raises(AlreadyExists, match="bound to book retail, and that never changes"):
+        await ledger.create_account("credit", policy=CappedOverdraft("-5", "USDT"))

@@ -115,13 +115,21 @@ async def test_exact_versions_stay_readable(store: Store) -> None:
 
 @scenario
 async def test_list_is_by_path_from_a_prefix_in_pages(store: Store) -> None:
-    for path in ("user:2", "user:1:spot", "user:1", "usher", "vault"):
+    """A prefix is an account and all below it: not whatever begins with the same letters."""
+    for path in ("user:2", "user:1:spot", "user:1", "user:10", "user:1-x", "user1", "user-1", "usher", "vault"):
         await create(store, path)
 
-    first = [a.path for a in await store.read.accounts.list("user:", limit=2)]
-    second = [a.path for a in await store.read.accounts.list("user:", after=first[-1], limit=2)]
+    async def paths(prefix: str, after: str = "") -> list[str]:
+        return [a.path for a in await store.read.accounts.list(prefix, after, limit=2)]
 
-    assert (first, second) == (["user:1", "user:1:spot"], ["user:2"])
+    assert await paths("user:1") == ["user:1", "user:1:spot"]
+    assert await paths("user:1", "user:1") == ["user:1:spot"]
+    assert await paths("user:1", "user:1:spot") == []
+    assert await paths("user") == ["user:1", "user:1-x"]
+    assert await paths("user", "user:1-x") == ["user:10", "user:1:spot"]
+    assert await paths("nobody") == []
+    await create(store, "user")
+    assert (await paths("user"))[0] == "user"
 
 
 @scenario

@@ -18,6 +18,7 @@ from bursar.model.money import Asset
 from bursar.model.records import Event, EventKind, Saga, StoredEnvelope
 from bursar.store import Store
 from bursar.store.rows import envelope_of, envelope_row
+from bursar.store.value import FIRST_PLACE
 
 ALICE, BOB = 11, 12
 
@@ -44,6 +45,7 @@ async def put(store: Store, *envelopes: Envelope, accounts: tuple[int, ...] = (A
         for row in envelopes:
             assert await unit.envelopes.store(row, row.id()) == 1
             await unit.envelopes.involve(accounts, row.seq)
+            await unit.events.append(EventKind.COMMITTED, row.seq)
 
 
 def seqs(envelopes: list[StoredEnvelope]) -> list[int]:
@@ -93,9 +95,27 @@ async def test_envelopes_by_account_in_pages(store: Store) -> None:
     await put(store, *[envelope(seq) for seq in range(1, 6)])
 
     first = seqs(await store.read.envelopes.of_account(ALICE, limit=2))
-    second = seqs(await store.read.envelopes.of_account(ALICE, before=first[-1], limit=2))
+    place = await store.read.envelopes.place(first[-1])
+    assert place is not None
+    second = seqs(await store.read.envelopes.of_account(ALICE, before=first[-1], place=place, limit=2))
 
     assert (first, second) == ([5, 4], [3, 2])
+
+
+@scenario
+async def test_envelopes_in_the_order_of_their_events(store: Store) -> None:
+    """Not by number: a lower one may have been committed later."""
+    for seq in (4, 2, 5, 1, 3):
+        await put(store, envelope(seq, book=1 + seq % 2))
+
+    assert seqs(await store.read.envelopes.after_place(FIRST_PLACE)) == [4, 2, 5, 1, 3]
+    place = await store.read.envelopes.place(2)
+    assert place is not None
+    assert seqs(await store.read.envelopes.after_place(place, limit=2)) == [5, 1]
+    assert seqs(await store.read.envelopes.after_place(place, book=2)) == [5, 1, 3]
+    assert seqs(await store.read.envelopes.of_account(ALICE)) == [3, 1, 5, 2, 4]
+    assert seqs(await store.read.envelopes.of_account(ALICE, before=2, place=place)) == [4]
+    assert await store.read.envelopes.place(6) is None
 
 
 @scenario

@@ -220,6 +220,45 @@ async def test_migrations_go_forward_on_populated_tables(own_place: Place, reque
         assert await look.count("notes") == 0
 
 
+HELD_BEFORE = """INSERT INTO holds (id, account, asset, amount, remaining, posting, state, owner, expires_us)
+    VALUES (7, 1, 1, {amount}, {amount}, 3, 'open', 'somebody', NULL),
+           (8, 1, 1, {amount}, {amount}, 4, 'voided', 'somebody', NULL),
+           (9, 1, 1, {amount}, {amount}, 5, 'open', '', 1)"""
+
+
+@scenario
+async def test_holds_with_an_owner_that_a_caller_made_up_can_be_ended_after_the_migration(
+    empty_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a record ends what it owns from then on, and there is none of that name."""
+    with monkeypatch.context() as yesterday:
+        for module in (sqlite, schema):
+            older = [found for found in module.MIGRATIONS if found[0] < _number(module.MIGRATIONS, "holds")]
+            yesterday.setattr(module, "MIGRATIONS", older)
+            yesterday.setattr(module, "VERSION", older[-1][0])
+        store = empty_place.store()
+        await store.open()
+        await store.close()
+        amount = "100" if empty_place.engine == "postgres" else "x'80000000000000000000000000000064'"
+        async with raw(empty_place) as somebody:
+            await somebody.execute(HELD_BEFORE.format(amount=amount))
+
+    store = empty_place.store()
+    await store.open(migrate=True)
+    held = {row.id: (row.owner, row.lasts_us, row.remaining) for row in await store.read.holds.open_of(1)}
+    await store.close()
+
+    assert held == {7: ("", None, 100), 9: ("", None, 100)}
+    async with raw(empty_place) as look:
+        assert await look.count("holds WHERE owner = 'somebody'") == 1
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.PostgresError)):
+            await look.execute("UPDATE holds SET lasts_us = 1")
+
+
+def _number(migrations: list[tuple[int, str, str]], name: str) -> int:
+    return next(number for number, found, _ in migrations if found == name)
+
+
 @scenario
 async def test_a_migration_that_fails_leaves_the_old_schema_whole(
     own_place: Place, monkeypatch: pytest.MonkeyPatch

@@ -10,14 +10,18 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
 from bursar.engine import Answer, Booking, Engine, Item, Worker
 from bursar.engine import engine as engine_module
+from bursar.ledger.holds import Holds
+from bursar.model.entries import HoldChange
 from bursar.model.outcome import Outcome
 from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, orders
 from bursar.sim.oracle import Violation
+from bursar.writer import decide
 
 SEEDS = int(os.environ.get("BURSAR_ENGINE_SEEDS", "120"))
 
@@ -58,6 +62,7 @@ def test_seeds_do_what_they_are_for() -> None:
     assert {crash.process for done in runs for crash in done.crashes} == {"engine", "engine-2"}
     assert all(done.value.calls > done.value.orders for done in runs)
     assert all(done.value.checks > done.value.orders for done in runs)
+    assert sum(done.value.meddled for done in runs) > 5
 
 
 def test_a_planned_crash_happens_where_it_was_planned() -> None:
@@ -107,6 +112,32 @@ def test_a_posting_that_nobody_owns_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(orders, "book", book)
     assert any("I4" in error for error in broken(2))
+
+
+def test_a_hold_that_its_record_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W34: refused, and the money stays set aside for ever."""
+    real = orders.book
+
+    def book(item: Item[orders.Order], event: str, answer: Answer) -> Booking:
+        found = real(item, event, answer)
+        forgets = item.record.state == "CHARGING" and answer.outcome is Outcome.EXPLICIT_FAIL
+        return Booking(drops=True) if forgets else found
+
+    monkeypatch.setattr(orders, "book", book)
+    assert any("void" in error and "not booked with it" in error for error in broken())
+
+
+def test_a_hold_that_anybody_can_settle_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger's guard and the writer's are gone; the row's own compares the owner, which is the right one here."""
+    monkeypatch.setattr(Holds, "_settleable", Holds._hold_row)
+    real = decide.hold_row
+
+    def unguarded(hold: HoldChange, plan: Any, ground: Any, _moves: Any = ()) -> Any:
+        made = real(msgspec.structs.replace(hold, owner=""), plan, ground)
+        return msgspec.structs.replace(made, owner=hold.owner)
+
+    monkeypatch.setattr(decide, "hold_row", unguarded)
+    assert any("W34" in error for error in broken())
 
 
 def test_a_rail_that_does_things_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

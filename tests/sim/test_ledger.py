@@ -107,7 +107,7 @@ TAMPERING = {
     "cached": "UPDATE balance_cache SET amount = '1' WHERE asset = 1",
     "not cached": "DELETE FROM balance_cache",
     "guarded": "INSERT INTO account_heads VALUES (3, 1, '1', 0, NULL)",
-    "held": "INSERT INTO holds VALUES (9, 4, 1, zeroblob(16), zeroblob(16), 1, 'open', '', NULL)",
+    "held": "INSERT INTO holds VALUES (9, 4, 1, zeroblob(16), zeroblob(16), 1, 'open', '', NULL, NULL)",
 }
 
 

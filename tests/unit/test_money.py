@@ -222,3 +222,11 @@ def test_an_asset_code_is_admitted(code: str) -> None:
 def test_a_malformed_asset_is_refused(code: Any, precision: Any) -> None:
     with pytest.raises(InvalidName):
         check_asset(code, precision)
+
+
+def test_money_of_another_precision_is_refused_for_its_decimals() -> None:
+    """Kept from another database, or from before: it is the same asset, and says another amount."""
+    with pytest.raises(InvalidAmount, match=r"it has 2 decimals, and USDT has 6 here"):
+        USDT.minor(Money("USDT", 2, 100))
+    with pytest.raises(InvalidAmount, match=r"it is in EUR, not in USDT"):
+        USDT.minor(Money("EUR", 6, 100))

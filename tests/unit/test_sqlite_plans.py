@@ -21,6 +21,9 @@ PLANS = {
     "standings": ("l", "(account=? AND asset=?)"),
     "group_live": ("postings", "(rowid>?)"),
     "group_events": ("envelopes", "(rowid>?)"),
+    "place_of_envelope": ("events", "(subject=? AND kind=? AND version=?)"),
+    "envelopes_after": ("v", "(rowid>?)"),
+    "envelopes_of_account": ("v", "(subject=? AND kind=? AND version=? AND rowid<?)"),
     "outcome": ("outcomes", "(scope=? AND id=? AND op=?)"),
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Request, Response, get, head
 
 from bursar.api.documented import also
 from bursar.api.gate import Traffic, family
@@ -29,6 +29,11 @@ async def healthz() -> Health:
     return Health(status="ok")
 
 
+@head("/healthz", include_in_schema=False)
+async def healthz_head() -> None:
+    """The same without a body, as many load balancers ask."""
+
+
 @get(
     "/readyz",
     summary="Whether it can work: database and cores",
@@ -38,14 +43,25 @@ async def healthz() -> Health:
 )
 async def readyz(request: Asked) -> Response[Readiness]:
     """503 while something is missing."""
-    runtime: Runtime = request.app.state["runtime"]
+    found = await _readiness(request.app.state["runtime"])
+    return Response(found, status_code=200 if found.ready else 503)
+
+
+@head("/readyz", include_in_schema=False)
+async def readyz_head(request: Asked) -> Response[None]:
+    """The same without a body."""
+    found = await _readiness(request.app.state["runtime"])
+    return Response(None, status_code=200 if found.ready else 503)
+
+
+async def _readiness(runtime: Runtime) -> Readiness:
     database = await _database(runtime)
     cores = {
         kind.value: "ok" if client.is_connected else client.trouble or "no connection yet"
         for kind, client in runtime.cores.items()
     }
     ready = database == "ok" and set(cores.values()) <= {"ok"}
-    return Response(Readiness(ready=ready, database=database, cores=cores), status_code=200 if ready else 503)
+    return Readiness(ready=ready, database=database, cores=cores)
 
 
 @get("/metrics", summary="Prometheus' text format", media_type=TEXT, security=[{}], tags=["health"])

@@ -9,12 +9,16 @@ from __future__ import annotations
 from bursar.audit.checks import Check
 from bursar.audit.finding import EVIDENCE_MAX
 from bursar.audit.walk import PAGE_MAX
+from bursar.model.records import owner_name
 
 Owner = tuple[str, str, str, bool]  # flow, id, state, whether somebody drives it
 
 
 class Transit(Check):
-    """I4: all that is in transit belongs to an open record, and all that records own in transit is there."""
+    """I4: all that is in transit belongs to an open record, and all that records own in transit is there.
+
+    The same of holds that belong to records (W34): the posting that is held is the one that its record keeps.
+    """
 
     invariant = "I4"
 
@@ -33,7 +37,22 @@ class Transit(Check):
                     self.evidence.add(f"{what} was made by {scope} {key}, and belongs to nobody")
                 elif owner is not None and not owner[3]:
                     self.evidence.add(f"{what} belongs to {owner[0]} {owner[1]}, which is {owner[2]} and moves no more")
+        await self._holds(missing)
         await self._spent(missing)
+
+    async def _holds(self, missing: dict[int, Owner]) -> None:
+        """Every open hold that a record owns is the hold of a record that is open, and knows of it."""
+        after = 0
+        while page := await self.scene.tables.checks.owned_holds(after, PAGE_MAX):
+            after = page[-1][0]
+            for hold, asset, minor, posting, name in page:
+                self.checked += 1
+                owner = missing.pop(posting, None)
+                what = f"hold {hold} ({self.scene.money(asset, minor)} left)"
+                if owner is None or owner_name(owner[0], owner[1]) != name:
+                    self.evidence.add(f"{what} belongs to {name}, which does not know of it")
+                elif not owner[3]:
+                    self.evidence.add(f"{what} belongs to {name}, which is {owner[2]} and moves no more")
 
     async def _owners(self) -> dict[int, Owner]:
         owners: dict[int, Owner] = {}

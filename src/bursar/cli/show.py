@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from bursar.cli.output import Output, shown, time_text
 from bursar.model.entries import Kind
 from bursar.model.envelope import Receipt
 from bursar.model.postings import PostingState
 from bursar.model.records import Event, EventKind
 from bursar.model.views import EnvelopeView, PostingView
-
-if TYPE_CHECKING:
-    from bursar.instance import Bursar
 
 POSTINGS_SHOWN = 20  # on each side of the graph
 INDENT = 2
@@ -22,35 +17,31 @@ WHY = {Kind.ENTRY: "entry", Kind.RETURN: "gives back", Kind.COMPACT: "merges pos
 
 def show_receipt(out: Output, receipt: Receipt) -> None:
     """Say what was committed, and whether it was there already."""
+    out.show(receipt, lambda: _receipt(receipt))
+
+
+def show_receipts(out: Output, receipts: list[Receipt]) -> None:
+    """The same of several."""
+    out.show(receipts, lambda: "\n".join(map(_receipt, receipts)) if receipts else "there were no entries in it")
+
+
+def _receipt(receipt: Receipt) -> str:
     again = "was there already; nothing happened now" if receipt.replayed else "is committed"
-    out.show(receipt, lambda: f"envelope {receipt.envelope} {again} (key {shown(receipt.key)})\n{receipt.id}")
+    return f"envelope {receipt.envelope} {again} (key {shown(receipt.key)})\n{receipt.id}"
 
 
-class EventNames:
-    """Says what an event is about, with names instead of numbers."""
-
-    def __init__(self, b: Bursar) -> None:
-        self._b = b
-        self._assets: dict[int, str] = {}
-        self._books: dict[int, str] = {}
-
-    async def subject(self, event: Event) -> str:
-        """What the event is about."""
-        match event.kind:
-            case EventKind.COMMITTED:
-                return f"envelope {event.subject}"
-            case EventKind.ACCOUNT_CREATED | EventKind.ACCOUNT_CHANGED:
-                heads = await self._b.store.read.accounts.heads_by_id([event.subject])
-                path = heads[event.subject].path if event.subject in heads else f"#{event.subject}"
-                return f"account {path} version {event.version}"
-            case EventKind.ASSET_CREATED | EventKind.ASSET_CHANGED:
-                if event.subject not in self._assets:
-                    self._assets = {a.id: a.code for a in (await self._b.ledger.assets()).values()}
-                return f"asset {self._assets.get(event.subject, event.subject)}"
-            case EventKind.BOOK_CREATED:
-                if event.subject not in self._books:
-                    self._books = {book.id: book.name for book in (await self._b.ledger.books()).values()}
-                return f"book {self._books.get(event.subject, event.subject)}"
+def event_subject(event: Event) -> str:
+    """What an event is about."""
+    name = event.name or f"#{event.subject}"
+    match event.kind:
+        case EventKind.COMMITTED:
+            return f"envelope {event.subject}"
+        case EventKind.ACCOUNT_CREATED | EventKind.ACCOUNT_CHANGED:
+            return f"account {name} version {event.version}"
+        case EventKind.ASSET_CREATED | EventKind.ASSET_CHANGED:
+            return f"asset {name}"
+        case EventKind.BOOK_CREATED:
+            return f"book {name}"
 
 
 def draw_envelope(view: EnvelopeView, width: int) -> str:
@@ -74,6 +65,8 @@ def _heading(view: EnvelopeView) -> list[str]:
     ]
     if view.reverses is not None:
         lines.append(f"reverses envelope {view.reverses}")
+    if view.reversed_by is not None:
+        lines.append(f"was reversed by envelope {view.reversed_by}")
     if view.metadata:
         lines.append("meta " + ", ".join(shown(f"{name}={value}") for name, value in view.metadata.items()))
     amounts = [str(m.amount) for m in view.movements[:POSTINGS_SHOWN]]

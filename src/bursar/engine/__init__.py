@@ -1,5 +1,6 @@
 """Durable state machines: any flow, driven, recovered, watched."""
 
+from bursar.engine import holds
 from bursar.engine.alerts import Bell, Notice, Sink, to_log
 from bursar.engine.engine import Engine, Started
 from bursar.engine.flow import SUCCESS, Answer, Booking, Dispute, Flow, FlowRefused, Item, Ride
@@ -31,6 +32,7 @@ __all__ = [
     "Started",
     "Webhook",
     "Worker",
+    "holds",
     "keep_asking",
     "lift_pause",
     "set_pause",

@@ -124,7 +124,8 @@ class Engine:
         )
         passages = (Passage("", CREATED, record.state), *onward(driven, Item(record, body), record.state))
         there = Item(msgspec.structs.replace(record, state=passages[-1].target), body)
-        ride = await self._ride(driven, there, NOTHING)
+        booking = driven.book_start(there)
+        ride = await self._ride(driven, there, booking)
         if ride is not None:
             move = self._move(
                 record, (*passages, *ridden(driven, there, ride)), actor, body=text, keeps=ride.booking.keeps
@@ -137,9 +138,9 @@ class Engine:
                     raise
         elif riding:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
-        move = self._move(record, passages, actor, body=text)
+        move = self._move(record, passages, actor, body=text, keeps=booking.keeps)
         try:
-            change = Change(moves=(move,), remember=remember, limits=limits, active=active)
+            change = Change(booking.intents, (move,), remember, limits, active=active)
             return await self._started(record, move, change)
         except RecordMoved:
             if id is not None:

@@ -119,6 +119,10 @@ def _rides_nothing(_item: Item[Any], _booking: Booking) -> Ride | None:
     return None
 
 
+def _starts_with_nothing(_item: Item[Any]) -> Booking:
+    return NOTHING
+
+
 def _books_nothing(_item: Item[Any], _event: str, _answer: Answer) -> Booking:
     return NOTHING
 
@@ -149,6 +153,8 @@ class Flow(Generic[B]):
     body: type[B]
     actions: Mapping[str, Action]  # by the name in the machine's call states
     book: Callable[[Item[Any], str, Answer], Booking] = _books_nothing  # pure
+    # What accompanies the start of a record, in the unit that writes it: if it is refused, nothing was started. Pure.
+    book_start: Callable[[Item[Any]], Booking] = _starts_with_nothing
     # The body from an arrow on, whoever's word led along it; None: as it was. Not asked if the answer brings one; pure.
     after: Callable[[Item[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
     ride: Callable[[Item[Any], Booking], Ride | None] = _rides_nothing  # pure: a call that can be part of the unit

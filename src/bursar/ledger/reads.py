@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,8 +20,9 @@ from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Event, StoredEnvelope, StoredPosting
 from bursar.model.views import EnvelopeView, HistoryLine, MovementView, PostingView, microseconds, moment
 from bursar.store.rows import parse_cursor
-from bursar.store.value import FOREVER_US
+from bursar.store.value import FIRST_PLACE, FOREVER_US, LAST_PLACE, Place
 
+REVERSE = "reverse"  # the scope of reversals
 WIDE = 1_000  # live postings of one asset from which an account's balance is kept in the cache
 PAGE = 500
 POLL_S = 0.2  # how often a follower looks for events of other processes
@@ -33,29 +35,36 @@ class Reads(RuleBook):
         self, account: str | None = None, asset: str = "", *, prefix: str | None = None, at: datetime | None = None
     ) -> Money:
         """What an account has of an asset; with `prefix`, an account and all below it; with `at`, what it had then."""
+        if asset == "":
+            raise InvalidName("asset code", "", "say of which asset; `balances` has all of them")
         kind = await self.asset(asset)
-        if (account is None) == (prefix is None):
-            raise InvalidName("question", f"{account}, {prefix}", "give either an account or a prefix")
-        if account is not None:
-            head = await self.account(account)
-            minor = await self._now(head, kind) if at is None else await self._then(head, kind, at)
-        elif prefix is not None and at is None:
-            minor = (await self.store.read.balances.by_prefix(check_path(prefix))).get(kind.id, 0)
-        else:
-            minor = 0
-            async for head in self._below(str(prefix)):
-                minor += await self._then(head, kind, at)  # type: ignore[arg-type]
-        return kind.of_minor(minor)
+        return kind.of_minor((await self._asked(account, prefix, at)).get(kind.id, 0))
 
-    async def balances(self, account: str) -> dict[str, Money]:
-        """What an account has, by asset code; assets of which it has no postings (any more) are missing."""
-        head = await self.account(account)
+    async def balances(
+        self, account: str | None = None, *, prefix: str | None = None, at: datetime | None = None
+    ) -> dict[str, Money]:
+        """The same of all assets, by code; those of which there are no postings (any more) are missing."""
+        sums = await self._asked(account, prefix, at)
         assets = {a.id: a for a in (await self.assets()).values()}
-        sums = await self._sums(head)
         return {assets[i].code: assets[i].of_minor(minor) for i, minor in sorted(sums.items())}
 
-    async def _now(self, head: Account, asset: Asset) -> int:
-        return (await self._sums(head)).get(asset.id, 0)
+    async def _asked(self, account: str | None, prefix: str | None, at: datetime | None) -> dict[int, int]:
+        """asset → sum: of an account or of all below a prefix, now or then."""
+        at_us = None if at is None else microseconds(at)
+        if account is not None and prefix is None:
+            head = await self.account(account)
+            return await self._sums(head) if at_us is None else await self.store.read.balances.at([head.id], at_us)
+        if prefix is None or account is not None:
+            raise InvalidName("question", f"{account}, {prefix}", "give either an account or a prefix")
+        if at_us is None:
+            return await self.store.read.balances.by_prefix(check_path(prefix))
+        total: Counter[int] = Counter()
+        after = ""
+        while page := await self.accounts(check_path(prefix), after=after, limit=PAGE):
+            for asset, minor in (await self.store.read.balances.at([head.id for head in page], at_us)).items():
+                total[asset] += minor
+            after = page[-1].path
+        return dict(total)
 
     async def _sums(self, head: Account) -> dict[int, int]:
         """From the cache where there is one, else from the live postings."""
@@ -67,17 +76,6 @@ class Reads(RuleBook):
                 await self.widen(head, soon=True)  # whoever reads must not wait for anybody's transaction
         return {asset: amount for asset, (amount, _) in found.items()}
 
-    async def _then(self, head: Account, asset: Asset, at: datetime) -> int:
-        return await self.store.read.balances.at(head.id, asset.id, microseconds(at))
-
-    async def _below(self, prefix: str) -> AsyncIterator[Account]:
-        after = ""
-        while page := await self.accounts(check_path(prefix), after=after, limit=PAGE):
-            for head in page:
-                if head.path == prefix or head.path.startswith(prefix + ":"):
-                    yield head
-            after = page[-1].path
-
     async def history(
         self,
         account: str,
@@ -87,17 +85,23 @@ class Reads(RuleBook):
         until: datetime | None = None,
         limit: int = 100,
     ) -> list[HistoryLine]:
-        """Envelopes an account took part in, newest first; `before` is the last number of the page before."""
+        """Envelopes an account took part in, newest first; `before` is the last envelope of the page before.
+
+        The order is that of the events, so it never changes. While a transaction is open elsewhere, what it will add
+        can still come below lines that are here already: to see every entry once, follow `envelopes` or `events`.
+        """
         head = await self.account(account)
         rows = await self.store.read.envelopes.of_account(
             head.id,
             before=SEQ_MAX if before is None else _number(before),
+            place=LAST_PLACE if before is None else await self._place(before),
             since_us=0 if since is None else microseconds(since),
             until_us=FOREVER_US if until is None else microseconds(until),
             limit=check_limit(limit),
         )
         names = await self._names(rows)
-        return [names.line(row, head.id) for row in rows]
+        undone = await self._reversals(rows)
+        return [names.line(row, head.id, undone.get(row.seq)) for row in rows]
 
     async def envelope(self, envelope: int | str) -> EnvelopeView:
         """One envelope whole: by number, or by content hash (which looks at all of them)."""
@@ -108,7 +112,7 @@ class Reads(RuleBook):
         names = await self._names(rows)
         consumes = await self.store.read.postings.get(decode_ids(rows[0].consumes))
         creates = await self.store.read.postings.of_envelopes(seq, seq)
-        return names.envelope(rows[0], consumes, creates)
+        return names.envelope(rows[0], consumes, creates, (await self._reversals(rows)).get(seq))
 
     async def envelope_by_key(self, key: str, *, scope: str = "user") -> EnvelopeView:
         """The envelope that a key stands for."""
@@ -118,13 +122,29 @@ class Reads(RuleBook):
         return await self.envelope(taken[scope, key].seq)
 
     async def envelopes(self, *, after: int = 0, book: str | None = None, limit: int = 100) -> list[EnvelopeView]:
-        """Envelopes in order of creation; of one book if given."""
+        """Envelopes in the order of events; of one book if given. Whoever goes on `after` the last one seen skips none.
+
+        An envelope is here once no transaction that is still open can come before it (decision 5).
+        """
         books = await self.books()
         if book is not None and (not isinstance(book, str) or book not in books):
             raise UnknownBook(str(book))
         number = 0 if book is None else books[book].id
-        rows = await self.store.read.envelopes.after(_number(after), book=number, limit=check_limit(limit))
+        place = await self._place(after) if _number(after) else FIRST_PLACE
+        rows = await self.store.read.envelopes.after_place(place, book=number, limit=check_limit(limit))
         return [await self.envelope(row.seq) for row in rows]
+
+    async def _reversals(self, rows: Sequence[StoredEnvelope]) -> dict[int, int]:
+        """Which of them were reversed, and by which: a reversal has the number of what it reverses for its key."""
+        found = await self.store.read.envelopes.taken([(REVERSE, str(row.seq)) for row in rows])
+        return {int(key): taken.seq for (_, key), taken in found.items()}
+
+    async def _place(self, envelope: int) -> Place:
+        """Where an envelope stands in the order of events. One that is not there has no place to go on from."""
+        place = await self.store.read.envelopes.place(_number(envelope))
+        if place is None:
+            raise UnknownEnvelope(str(envelope))
+        return place
 
     async def _seq(self, envelope: int | str) -> int:
         if type(envelope) is int:
@@ -208,7 +228,7 @@ class Names:
             for leg in decode_legs(row.legs)
         )
 
-    def line(self, row: StoredEnvelope, account: int) -> HistoryLine:
+    def line(self, row: StoredEnvelope, account: int, reversed_by: int | None) -> HistoryLine:
         """An envelope as one account sees it."""
         net: dict[int, int] = {}
         for leg in decode_legs(row.legs):
@@ -219,6 +239,8 @@ class Names:
             envelope=row.seq,
             key=row.key,
             kind=row.kind,
+            reverses=row.reverses or None,
+            reversed_by=reversed_by,
             at=moment(row.at_us),
             changes=tuple(self.assets[asset].of_minor(minor) for asset, minor in sorted(net.items())),
             movements=self.movements(row),
@@ -238,7 +260,11 @@ class Names:
         )
 
     def envelope(
-        self, row: StoredEnvelope, consumes: Iterable[StoredPosting], creates: Iterable[StoredPosting]
+        self,
+        row: StoredEnvelope,
+        consumes: Iterable[StoredPosting],
+        creates: Iterable[StoredPosting],
+        reversed_by: int | None,
     ) -> EnvelopeView:
         """An envelope whole."""
         return EnvelopeView(
@@ -249,6 +275,7 @@ class Names:
             book=self.books[row.book],
             kind=row.kind,
             reverses=row.reverses or None,
+            reversed_by=reversed_by,
             at=moment(row.at_us),
             metadata=_metadata(row),
             movements=self.movements(row),

@@ -19,8 +19,10 @@ from bursar.model.accounts import (
     check_name,
     check_path,
     check_policy,
+    encode_policy,
     floor_minor,
     plain_text,
+    same_policy,
 )
 from bursar.model.errors import (
     AccountClosed,
@@ -33,7 +35,8 @@ from bursar.model.errors import (
     UnknownBook,
 )
 from bursar.model.money import Amount, Asset, AssetStatus, check_asset
-from bursar.model.records import EventKind, StoredVersion
+from bursar.model.records import EventKind
+from bursar.model.views import AccountVersion, moment
 from bursar.store import Store
 from bursar.store.tables import Tables
 
@@ -66,11 +69,16 @@ class RuleBook:
         *,
         min_transfer: Amount | None = None,
         max_transfer: Amount | None = None,
-        internal_transfer_enabled: bool = True,
+        internal_transfer_enabled: bool | None = None,
     ) -> Asset:
-        """Create an asset, or return it if it is there with the same precision."""
+        """Create an asset, or return it if it is there and is what was asked for.
+
+        What is not said is as usual for a new asset, and as it is for one that is there. Anything else is refused:
+        `change_asset` changes bounds and permission, and nothing changes a precision.
+        """
         check_asset(code, precision)
-        asset = Asset(code=code, precision=precision, internal_transfer_enabled=internal_transfer_enabled)
+        enabled = check_truth("internal_transfer_enabled", internal_transfer_enabled)
+        asset = Asset(code=code, precision=precision, internal_transfer_enabled=enabled is not False)
         asset = _limits(asset, min_transfer, max_transfer)
         async with self.store.unit() as unit:
             created = await unit.rules.create_asset(asset)
@@ -78,9 +86,13 @@ class RuleBook:
             if created:
                 await unit.events.append(EventKind.ASSET_CREATED, found.id)
                 await unit.rules.bump()
-        if found.precision != precision:
-            raise AlreadyExists("asset", code)
         self._assets = {}
+        if not created:
+            asked = {"precision": precision}
+            asked |= {} if min_transfer is None else {"min_transfer": asset.min_transfer}
+            asked |= {} if max_transfer is None else {"max_transfer": asset.max_transfer}
+            asked |= {} if enabled is None else {"internal_transfer_enabled": enabled}
+            _check_asked(found, asked)
         return found
 
     async def change_asset(
@@ -97,6 +109,7 @@ class RuleBook:
             raise UnknownAsset(str(code))
         if status is not None and status not in tuple(AssetStatus):
             raise InvalidName("asset status", str(status), f"one of {', '.join(AssetStatus)}")
+        enabled = check_truth("internal_transfer_enabled", internal_transfer_enabled)
         async with self.store.unit() as unit:
             generation = await unit.rules.bump()
             old = (await unit.rules.assets()).get(code)
@@ -110,11 +123,7 @@ class RuleBook:
                     min_transfer=old.min_transfer,
                     max_transfer=old.max_transfer,
                     status=old.status if status is None else AssetStatus(status),
-                    internal_transfer_enabled=(
-                        internal_transfer_enabled
-                        if internal_transfer_enabled is not None
-                        else old.internal_transfer_enabled
-                    ),
+                    internal_transfer_enabled=old.internal_transfer_enabled if enabled is None else enabled,
                 ),
                 min_transfer,
                 max_transfer,
@@ -174,8 +183,13 @@ class RuleBook:
             if created:
                 await unit.events.append(EventKind.BOOK_CREATED, found.id)
                 await unit.rules.bump()
-        if (found.assets, found.accounts) != (wanted.assets, wanted.accounts):
-            raise AlreadyExists("book", name)
+        for what, there, asked in (
+            ("assets", found.assets, wanted.assets),
+            ("accounts", found.accounts, wanted.accounts),
+        ):
+            if set(there) != set(asked):
+                why = f"it admits {what} {', '.join(there) or 'of all names'}; books never change, so use another name"
+                raise AlreadyExists("book", name, why)
         return found
 
     async def books(self) -> dict[str, Book]:
@@ -206,8 +220,12 @@ class RuleBook:
                     return account
         if found is None:  # somebody else created it at the same moment
             found = await self.account(path)
-        if (found.policy, found.book) != (policy, book):
-            raise AlreadyExists("account", path)
+        if not same_policy(found.policy, policy):
+            why = f"its policy is {encode_policy(found.policy)}; change it with `bursar account policy {path}`"
+            raise AlreadyExists("account", path, why)
+        if found.book != book:
+            bound = f"it is bound to book {found.book}" if found.book else "it is bound to no book"
+            raise AlreadyExists("account", path, f"{bound}, and that never changes")
         return found
 
     async def account(self, path: str) -> Account:
@@ -219,16 +237,16 @@ class RuleBook:
         return found
 
     async def accounts(self, prefix: str = "", *, after: str = "", limit: int = 100) -> list[Account]:
-        """Accounts by path, those that start with `prefix`, after a path."""
-        prefix, after = plain_text("prefix", prefix), plain_text("account path", after)
-        return await self.store.read.accounts.list(prefix, after, check_limit(limit))
+        """Accounts by path, after one; with `prefix`, an account and all below it."""
+        prefix = check_path(prefix) if prefix != "" else prefix
+        return await self.store.read.accounts.list(prefix, plain_text("account path", after), check_limit(limit))
 
-    async def account_history(self, path: str) -> list[StoredVersion]:
+    async def account_history(self, path: str) -> list[AccountVersion]:
         """Every version of an account, oldest first."""
         found = await self.store.read.accounts.history(check_path(path))
         if not found:
             raise UnknownAccount(path)
-        return found
+        return [AccountVersion(account=version.account, at=moment(version.at_us)) for version in found]
 
     async def freeze(self, path: str) -> Account:
         """From the moment this returns nothing moves out or in, except what is given back."""
@@ -293,6 +311,26 @@ class RuleBook:
         async with self.store.unit() as unit:
             await unit.rules.bump(soon=soon)
             await _start_cache(unit, account.id)
+
+
+def check_truth(what: str, value: bool | None) -> bool | None:
+    """The same truth, or None; or a refusal."""
+    if value is not None and type(value) is not bool:
+        raise InvalidName(what, str(value), "True or False")
+    return value
+
+
+def _check_asked(found: Asset, asked: dict[str, int]) -> None:
+    """An asset that is there must be what was asked for: to ignore the difference is to do something else."""
+    for what, value in asked.items():
+        there = getattr(found, what)
+        if there == value:
+            continue
+        if what == "precision":
+            raise AlreadyExists("asset", found.code, f"it has {there} decimals, and that never changes")
+        shown, wanted = (str(v) if isinstance(v, bool) else str(found.of_minor(v)) for v in (there, value))
+        why = f"its {what} is {shown}, not {wanted}; change it with `bursar asset change {found.code}`"
+        raise AlreadyExists("asset", found.code, why)
 
 
 def _limits(asset: Asset, low: Amount | None, high: Amount | None) -> Asset:

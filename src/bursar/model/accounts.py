@@ -152,6 +152,13 @@ def check_policy(policy: Policy) -> Policy:
     return policy
 
 
+def same_policy(one: Policy, other: Policy) -> bool:
+    """Whether they allow the same, however a floor is written ("-5" is "-5.00")."""
+    if isinstance(one, CappedOverdraft) and isinstance(other, CappedOverdraft):
+        return one.asset == other.asset and Decimal(one.floor) == Decimal(other.floor)
+    return one == other
+
+
 def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
     """The floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
     return _floor_minor(policy.floor, asset.code, asset.precision)
@@ -194,11 +201,23 @@ def check_open_path(path: str) -> str:
     return path
 
 
+def by_number(path: str) -> bool:
+    """Whether its postings are each consumed by number, so that nobody may merge them (T36)."""
+    return path == HELD or path.partition(":")[0] == TRANSIT
+
+
 def plain_text(what: str, value: object) -> str:
-    """A text of exactly that type (databases know no other), or a refusal."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    raise InvalidName(what, str(value)[:NAME_LENGTH_MAX], "text is expected")
+    """A text of exactly that type that databases can store (they know no other), or a refusal."""
+    if not isinstance(value, str):
+        raise InvalidName(what, str(value)[:NAME_LENGTH_MAX], "text is expected")
+    text = str.__str__(value)
+    if "\x00" in text:
+        raise InvalidName(what, ascii(text)[:NAME_LENGTH_MAX], "it contains a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidName(what, ascii(text)[:NAME_LENGTH_MAX], "it is not valid Unicode text") from None
+    return text
 
 
 @lru_cache(maxsize=16_384)

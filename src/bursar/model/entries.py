@@ -100,8 +100,9 @@ class HoldChange(msgspec.Struct, frozen=True, kw_only=True):
     amount: int
     remaining: int
     state: HoldState
-    owner: str = ""
+    owner: str = ""  # the record it belongs to: only a move of that one, in the same change, makes or settles it (W34)
     expires_us: int | None = None
+    lasts_us: int | None = None  # how long it was asked to last: what a repeated request is compared with
     posting: int = 0  # the posting held before; kept when the entry holds nothing any more
 
 

@@ -124,9 +124,14 @@ class KeyReused(Refusal):
 
     scope: str
     key: str
-    envelope: int
+    envelope: int  # 0: none was written, the key is used twice in what is refused here
     code = "DUPLICATE_REQUEST"
     text = "key {key!r} was used for a different entry (envelope {envelope}); use a new key for a new intent"
+
+    def __str__(self) -> str:
+        if self.envelope:
+            return super().__str__()
+        return f"key {self.key!r} is used for two different entries of one request; nothing was written"
 
 
 # --- what is not there, or there already --------------------------------------------------------------------
@@ -183,8 +188,9 @@ class AlreadyExists(Refusal):
 
     what: str
     name: str
+    why: str  # what is different, and what to do instead
     code = "ALREADY_EXISTS"
-    text = "{what} {name} already exists with other properties"
+    text = "{what} {name} already exists with other properties: {why}"
 
 
 # --- what the rules forbid -----------------------------------------------------------------------------------
@@ -393,6 +399,16 @@ class HoldClosed(Refusal):
     state: str
     code = "HOLD_CLOSED"
     text = "hold {hold} is {state}"
+
+
+@dataclass(eq=False)
+class HoldOwned(Refusal):
+    """The hold belongs to a record, and only that record's own moves confirm or void it."""
+
+    hold: int
+    owner: str
+    code = "HOLD_OWNED"
+    text = "hold {hold} belongs to {owner}, and only that record's own moves settle it; act on the record instead"
 
 
 @dataclass(eq=False)

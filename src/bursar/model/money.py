@@ -59,8 +59,11 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if type(amount) is str:
             return parse_minor(amount, self.code, self.precision)
         if isinstance(amount, Money):
-            if amount.asset != self.code or amount.precision != self.precision:
+            if amount.asset != self.code:
                 raise InvalidAmount(_shown(amount), f"it is in {amount.asset}, not in {self.code}")
+            if amount.precision != self.precision:
+                why = f"it has {amount.precision} decimals, and {self.code} has {self.precision} here"
+                raise InvalidAmount(_shown(amount), why)
             if type(amount.minor) is not int:  # Money checks nothing by itself
                 raise InvalidAmount(_shown(amount), "its smallest units are no whole number")
             return bounded(amount.minor, self.code, self.precision)

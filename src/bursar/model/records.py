@@ -8,7 +8,6 @@ import msgspec
 
 from bursar.model.accounts import Account
 from bursar.model.entries import HoldState, Kind
-from bursar.model.money import Money
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting, PostingState
 
@@ -31,6 +30,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: EventKind
     subject: int
     version: int
+    name: str = ""  # of the account, asset or book; an envelope has none but its number
 
 
 class StoredEnvelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,18 +87,7 @@ class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
     state: HoldState
     owner: str = ""
     expires_us: int | None = None
-
-
-class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """Money set aside: authorized, not yet spent."""
-
-    id: int
-    account: str
-    amount: Money
-    remaining: Money
-    state: HoldState
-    owner: str
-    expires_us: int | None
+    lasts_us: int | None = None
 
 
 class Saga(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +111,11 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""  # of a refusal
     detail: str = "{}"  # JSON
     replayed: bool = False  # True: it was answered before, nothing happened now
+
+
+def owner_name(flow: str, id: str) -> str:
+    """How a hold names the record that it belongs to."""
+    return f"{flow}/{id}"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What callers read: records with names instead of row numbers and Money instead of integers."""
+"""What callers read: names instead of row numbers, Money instead of integers, and times as `datetime` in UTC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.entries import Kind
+from bursar.model.accounts import Account
+from bursar.model.entries import HoldState, Kind
 from bursar.model.errors import InvalidName
 from bursar.model.money import Money
 from bursar.model.postings import PostingState
@@ -56,11 +57,31 @@ class EnvelopeView(msgspec.Struct, frozen=True, kw_only=True):
     book: str
     kind: Kind
     reverses: int | None
+    reversed_by: int | None
     at: datetime
     metadata: dict[str, Any]
     movements: tuple[MovementView, ...]
     consumes: tuple[PostingView, ...]
     creates: tuple[PostingView, ...]
+
+
+class AccountVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of an account, and since when it counts."""
+
+    account: Account
+    at: datetime
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """Money set aside: authorized, not yet spent."""
+
+    id: int
+    account: str
+    amount: Money
+    remaining: Money
+    state: HoldState
+    owner: str  # the record that it belongs to, as flow/id; "": nobody's
+    expires: datetime | None
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +90,8 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
     envelope: int
     key: str
     kind: Kind
+    reverses: int | None
+    reversed_by: int | None
     at: datetime
     changes: tuple[Money, ...]  # per asset: what the account gained or lost
     movements: tuple[MovementView, ...]

@@ -19,7 +19,7 @@ from bursar.engine import Engine, Operators, Worker
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount, SystemAccount
 from bursar.model.entries import deposit
-from bursar.model.errors import Conflict, LimitExceeded, Refusal
+from bursar.model.errors import Conflict, HoldOwned, LimitExceeded, Refusal
 from bursar.sim.disk import SimDisk
 from bursar.sim.duo import LEASE_S, PATH, SCAN_S, Client, Duo, WatchedStore, play_out
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
@@ -45,6 +45,7 @@ class Outcome:
     orders: int
     refused: int
     calls: int  # of the rail
+    meddled: int  # holds of orders that somebody else was refused to settle
     checks: int
 
 
@@ -56,6 +57,7 @@ class Scenario(Duo[Outcome]):
 
     processes = PROCESSES
     open = OPEN
+    meddled = 0
 
     def make_rail(self) -> Rail:
         return Rail(self.kernel, random.Random(f"{self.kernel.seed} rail"))
@@ -79,9 +81,9 @@ class Scenario(Duo[Outcome]):
             group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, driven_max=6).run(), name="worker")
             if process.name == PROCESSES[0]:
                 for client in self.clients:
-                    group.create_task(self.order(client, engine), name=client.user)
+                    group.create_task(self.order(client, engine, ledger), name=client.user)
 
-    async def order(self, client: Client, engine: Engine) -> None:
+    async def order(self, client: Client, engine: Engine, ledger: Ledger) -> None:
         """One order after the other; after a crash again, also what was told already, to be told the same."""
         for key, minor in client.wants.items():
             if key in client.told and self.rng.random() < 0.7:
@@ -92,18 +94,31 @@ class Scenario(Duo[Outcome]):
             record = await engine.get(MACHINE.name, told) if told else None
             if record is None:
                 continue
+            if self.rng.random() < 0.3:
+                await self.meddle(ledger, client.user)
             if self.rng.random() < 0.6:
                 await engine.process_now(record, self.rng.random())
             elif self.rng.random() < 0.3:
                 with contextlib.suppress(Refusal, Conflict):  # it has moved, or is at its end
                     await Operators(engine).retry_now(MACHINE.name, told, actor="ann", reason="impatience")
 
+    async def meddle(self, ledger: Ledger, user: str) -> None:
+        """Somebody who is not the record tries to settle its hold (W34)."""
+        for hold in await ledger.holds(user):
+            attempt = ledger.void(hold.id) if self.rng.random() < 0.5 else ledger.confirm(hold.id, SHOP)
+            try:
+                await attempt
+            except HoldOwned:
+                self.meddled += 1
+                continue
+            raise Violation(f"W34: hold {hold.id} of {hold.owner} was settled by hand")
+
     async def start(self, client: Client, engine: Engine, key: str, minor: int) -> str:
         request = Remember(scope=f"orders:{client.user}", id=key, op="create", fingerprint=str(minor))
         limit = Limit(key=client.user, count_max=LIMIT, amount_max=10**9, amount=minor, until_us=FOREVER_US, code="X")
         while True:
             try:
-                order = Order(client.user, minor)
+                order = Order(client.user, minor, held=minor % 2 == 0)
                 started = await engine.start(MACHINE.name, order, owner=client.user, remember=request, limits=(limit,))
             except LimitExceeded:
                 return ""
@@ -130,7 +145,14 @@ class Scenario(Duo[Outcome]):
                 raise Violation(f"{client.user} has {count} orders of {LIMIT}, and was told {client.told}")
         (commits,) = oracle.db.execute("SELECT count(*) FROM transitions").fetchone()
         refused = sum(list(client.told.values()).count("") for client in self.clients)
-        return Outcome(commits=commits, orders=len(told), refused=refused, calls=self.rail.calls, checks=oracle.checks)
+        return Outcome(
+            commits=commits,
+            orders=len(told),
+            refused=refused,
+            calls=self.rail.calls,
+            meddled=self.meddled,
+            checks=oracle.checks,
+        )
 
 
 # --- the beginning of every seed -----------------------------------------------------------------------------------

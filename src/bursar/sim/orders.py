@@ -1,9 +1,10 @@
 """What the engine scenario drives and judges: a flow with bookings, a rail that breaks, and what must be true of both.
 
 An order charges a card, has something shipped, and refunds if the shop refuses. The ledger books the amount into
-transit, and from there to the shop or back. The rail is idempotent: it remembers, per operation, what it answered. What
-it can't do is answer reliably: requests and replies get lost, some are slow, some happen long after their caller has
-given up.
+transit, and from there to the shop or back. Some orders set their money aside when they start, in a hold of their own:
+charged, it is paid into transit; refused, it is given back (W34). The rail is idempotent: it remembers, per operation,
+what it answered. What it can't do is answer reliably: requests and replies get lost, some are slow, some happen long
+after their caller has given up.
 
 `OrderOracle` knows what must be true of orders after every commit: entries exactly where a transition asks for them,
 and in transit exactly what records say.
@@ -19,14 +20,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Flow, Item
+from bursar.engine import Answer, Booking, Flow, Item, holds
+from bursar.engine.holds import Held
+from bursar.model.accounts import HELD
 from bursar.model.entries import Intent, Leg
 from bursar.model.entries import Kind as EntryKind
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.outcome import Outcome
+from bursar.model.records import owner_name
 from bursar.model.retry import Retry
 from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.records import RecordOracle
+from bursar.store.sqlite.calls import amount_out
 
 if TYPE_CHECKING:
     from bursar.sim.kernel import Kernel
@@ -75,13 +80,28 @@ class Order(msgspec.Struct):
 
     user: str
     minor: int
+    held: bool = False  # whether the money is set aside when the order starts
+
+
+def book_start(item: Item[Order]) -> Booking:
+    """Set the money aside, where the order wants it. Pure."""
+    return holds.authorize(item, _held(item)) if item.body.held else Booking()
+
+
+def _held(item: Item[Order]) -> Held:
+    return Held(account=item.body.user, asset="USD", amount=item.body.minor)
 
 
 def book(item: Item[Order], _event: str, answer: Answer) -> Booking:
     """Into transit when charged, and from there to the shop or back. Pure."""
+    state, user = item.record.state, item.body.user
+    if state == "CHARGING" and item.body.held:
+        if answer.outcome is not Outcome.SUCCESS:
+            return holds.void(item, _held(item))
+        paid = holds.confirm(item, _held(item), (TRANSIT, item.body.minor), op=state)
+        return msgspec.structs.replace(paid, keeps=TRANSIT, drops=False)
     if answer.outcome is not Outcome.SUCCESS:
         return Booking()
-    state, user = item.record.state, item.body.user
     if state == "CHARGING":
         return Booking((_intent(item, user, TRANSIT),), keeps=TRANSIT)
     return Booking((_intent(item, TRANSIT, SHOP if state == "SHIPPING" else user),), drops=True)
@@ -112,6 +132,7 @@ class Rail:
             body=Order,
             actions={name: self._action(process, name) for name in ("charge", "ship", "refund")},
             book=book,
+            book_start=book_start,
             retry=RETRY,
             call_timeout_s=CALL_TIMEOUT_S,
         )
@@ -160,27 +181,42 @@ class OrderOracle(RecordOracle):
     def __init__(self, connection: sqlite3.Connection, rail: Rail, past: Oracle | None = None) -> None:
         super().__init__(connection, past)
         self._rail = rail
-        (self._transit,) = self.db.execute("SELECT id FROM accounts WHERE path = ?", (TRANSIT,)).fetchone()
+        sql = "SELECT id FROM accounts WHERE path = ?"
+        self._transit, self._held = [self.db.execute(sql, (path,)).fetchone()[0] for path in (TRANSIT, HELD)]
 
     def records(self) -> None:
         """Every record is where its history says, and its money is where it says."""
         read = self.db.execute
         rows = read("SELECT number, id, state, version, transit, body FROM records ORDER BY number").fetchall()
         steps = self.steps()
-        booked, in_transit = set(), {}
+        booked: set[str] = set()
+        in_transit: dict[int, int] = {}
+        held: dict[str, tuple[int, int]] = {}
         for number, id, state, version, transit, body in rows:
             self.legal(number, id, steps[number], state, version)
             booked |= {f"{id}:{s}" for _, s, event, target in steps[number] if event == "SUCCESS" and s != target}
-            if MACHINE.state(state).in_flight != (transit != 0):
+            order = msgspec.json.decode(body, type=Order)
+            if order.held:
+                booked.add(f"{id}:hold")
+                booked |= {f"{id}:void" for _, s, e, _ in steps[number] if (s, e) == ("CHARGING", "EXPLICIT_FAIL")}
+            is_held = order.held and state == "CHARGING"
+            if (MACHINE.state(state).in_flight or is_held) != (transit != 0):
                 raise Violation(f"I4: order {id} is {state} and owns posting {transit}")
-            if transit:
-                in_transit[transit] = msgspec.json.decode(body, type=Order).minor
+            if is_held:
+                held[owner_name(SCOPE, id)] = (transit, order.minor)
+            elif transit:
+                in_transit[transit] = order.minor
         made = {row[3] for row in self.envelopes.values() if row[2] == SCOPE}
         if made != booked:
             raise Violation(f"booked without its transition, or not booked with it: {sorted(made ^ booked)}")
         live = {n: p.amount for n, p in self._values.items() if p.account == self._transit and n not in self.spent}
         if live != in_transit:
             raise Violation(f"I4: in transit are {live}, records say {in_transit}")
+        rows = read("SELECT owner, posting, remaining FROM holds WHERE state = 'open'").fetchall()
+        there = {owner: (posting, amount_out(remaining)) for owner, posting, remaining in rows}
+        kept = {n: p.amount for n, p in self._values.items() if p.account == self._held and n not in self.spent}
+        if there != held or kept != dict(held.values()):
+            raise Violation(f"W34: held are {kept} for {there}, records say {held}")
 
     def ended(self) -> None:
         """Every order is at its end, and that end is what the rail did."""

@@ -165,7 +165,7 @@ def parse_cursor(cursor: str) -> tuple[int, int, int]:
 def hold_values(h: HoldRow, amount: Callable[[int], Any]) -> tuple[Any, ...]:
     """A hold as it is written."""
     amounts = (amount(h.amount), amount(h.remaining))
-    return (h.id, h.account, h.asset, *amounts, h.posting, h.state.value, h.owner, h.expires_us)
+    return (h.id, h.account, h.asset, *amounts, h.posting, h.state.value, h.owner, h.expires_us, h.lasts_us)
 
 
 def rebuild(

@@ -28,10 +28,9 @@ class Balances(Table):
         rows = await self._s.rows("balances_by_prefix", prefix, prefix + ":", prefix + ":" + LAST_PATH)
         return {row[0]: int(row[1]) for row in rows}
 
-    async def at(self, account: int, asset: int, at_us: int) -> int:
-        """The sum as it was at a moment."""
-        found = await self._one("balance_at", account, asset, at_us)
-        return 0 if found is None else int(found)
+    async def at(self, accounts: Sequence[int], at_us: int) -> dict[int, int]:
+        """asset → sum over these accounts as it was at a moment."""
+        return {row[0]: int(row[1]) for row in await self._s.rows("balances_at", list(accounts), at_us)}
 
     async def wide(self) -> set[int]:
         """Accounts that have been given a cache."""
@@ -108,7 +107,12 @@ class Events(Table):
         """Events after a cursor, in order; never one that another could still come before."""
         epoch, xid, seq = parse_cursor(cursor)
         rows = await self._s.rows("events_since", epoch, xid, seq, limit)
-        return [Event(cursor=f"{r[0]}.{r[1]}.{r[2]}", kind=EventKind(r[3]), subject=r[4], version=r[5]) for r in rows]
+        return [
+            Event(
+                cursor=f"{epoch}.{xid}.{seq}", kind=EventKind(kind), subject=subject, version=version, name=name or ""
+            )
+            for epoch, xid, seq, kind, subject, version, name in rows
+        ]
 
 
 class Sagas(Table):
@@ -172,7 +176,7 @@ class Holds(Table):
     """Holds as they stand."""
 
     def _hold(self, row: Row) -> HoldRow:
-        id_, account, asset, amount, remaining, posting, state, owner, expires_us = row[:9]
+        id_, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us = row[:10]
         return HoldRow(
             id=id_,
             account=account,
@@ -183,6 +187,7 @@ class Holds(Table):
             state=HoldState(state),
             owner=owner,
             expires_us=expires_us,
+            lasts_us=lasts_us,
         )
 
     async def put(self, hold: HoldRow) -> int:
@@ -191,7 +196,7 @@ class Holds(Table):
 
     async def get(self, ids: Iterable[int]) -> list[tuple[HoldRow, Account]]:
         """Holds by number, each with its account."""
-        return [(self._hold(row), account_of(row[9:])) for row in await self._s.rows("holds_by_id", list(ids))]
+        return [(self._hold(row), account_of(row[10:])) for row in await self._s.rows("holds_by_id", list(ids))]
 
     async def open_of(self, account: int) -> list[HoldRow]:
         """Open holds of an account."""
@@ -229,6 +234,11 @@ class Checks(Table):
         """(hold, asset, remaining, posting, account, amount) of open holds, by number, after one."""
         rows = await self._s.rows("open_holds", after, limit)
         return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4], self._s.minor(r[5])) for r in rows]
+
+    async def owned_holds(self, after: int, limit: int) -> list[tuple[int, int, int, int, str]]:
+        """(hold, asset, remaining, posting, owner) of open holds that records own, by number, after one."""
+        rows = await self._s.rows("owned_holds", after, limit)
+        return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4]) for r in rows]
 
     async def involved(self, accounts: Iterable[int], first: int, last: int) -> set[tuple[int, int]]:
         """What stands in the histories of accounts between two envelopes: (account, envelope)."""

@@ -20,6 +20,11 @@ from bursar.store.session import Table
 
 LAST_PATH = "\x7f"  # sorts after every character a path may have
 FOREVER_US = 2**57  # some 4,500 years after 1970
+OVERTAKEN_MAX = 10_000  # lines of a history that are put into the order of events, around the place where it is read
+
+Place = tuple[int, int, int]  # in the order of events: epoch, transaction, number
+FIRST_PLACE: Place = (0, 0, 0)
+LAST_PLACE: Place = (2**31 - 1, 2**63 - 1, 2**63 - 1)
 
 
 class Rules(Table):
@@ -102,9 +107,13 @@ class Accounts(Table):
         return [StoredVersion(account=account_of(row), at_us=row[6]) for row in rows]
 
     async def list(self, prefix: str = "", after: str = "", limit: int = 100) -> list[Account]:
-        """Heads by path, from those that start with `prefix`, after a path."""
-        rows = await self._s.rows("list_accounts", after, prefix, prefix + LAST_PATH, limit)
-        return [account_of(row) for row in rows]
+        """Heads by path, after one; with `prefix`, of an account and all below it."""
+        found: list[Account] = []
+        if prefix and after < prefix and limit:
+            found = list((await self.heads([prefix])).values())
+        below = prefix and prefix + ":"
+        rows = await self._s.rows("list_accounts", after, below, below + LAST_PATH, limit - len(found))
+        return found + [account_of(row) for row in rows]
 
 
 class Postings(Table):
@@ -241,14 +250,34 @@ class Envelopes(Table):
         return [envelope_of(row) for row in await self._s.rows("envelopes_by_seq", list(seqs))]
 
     async def after(self, seq: int, *, book: int = 0, limit: int = 100) -> list[StoredEnvelope]:
-        """Envelopes in order of creation, after a number; of one book if given."""
+        """Envelopes by number, after one; of one book if given. Not for followers: a lower number may commit later."""
         return [envelope_of(row) for row in await self._s.rows("envelopes_range", seq, book, limit)]
 
+    async def place(self, seq: int) -> Place | None:
+        """Where an envelope stands in the order of events."""
+        rows = await self._s.rows("place_of_envelope", seq)
+        return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+
+    async def after_place(self, place: Place, *, book: int = 0, limit: int = 100) -> list[StoredEnvelope]:
+        """Envelopes in the order of events, after a place in it; never one that another could still come before."""
+        return [envelope_of(row) for row in await self._s.rows("envelopes_after", *place, book, limit)]
+
     async def of_account(
-        self, account: int, *, before: int = SEQ_MAX, since_us: int = 0, until_us: int = FOREVER_US, limit: int = 100
+        self,
+        account: int,
+        *,
+        before: int = SEQ_MAX,
+        place: Place = LAST_PLACE,
+        since_us: int = 0,
+        until_us: int = FOREVER_US,
+        limit: int = 100,
     ) -> list[StoredEnvelope]:
-        """Envelopes an account took part in, newest first."""
-        rows = await self._s.rows("envelopes_of_account", account, before, since_us, until_us, limit)
+        """Envelopes an account took part in, newest first in the order of events; `before` one, at its place.
+
+        Exact unless a commit was overtaken by more than `OVERTAKEN_MAX` others of the same account.
+        """
+        span = (since_us, until_us, limit, OVERTAKEN_MAX)
+        rows = await self._s.rows("envelopes_of_account", account, *place, before, *span)
         return [envelope_of(row) for row in rows]
 
     async def by_hash(self, id_: bytes) -> int | None:

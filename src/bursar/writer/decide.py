@@ -12,19 +12,20 @@ from typing import Any
 
 import msgspec
 
+from bursar.model.accounts import HELD
 from bursar.model.entries import HoldChange, Intent
 from bursar.model.envelope import Receipt, encode_legs
-from bursar.model.errors import InvalidEntry, KeyReused, Refusal
+from bursar.model.errors import HoldOwned, InvalidEntry, KeyReused, Refusal
 from bursar.model.ground import MINUS, PLUS, Ground
 from bursar.model.plan import check_active, validate_and_plan
 from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
-from bursar.model.records import HoldRow, Taken
+from bursar.model.records import HoldRow, Taken, owner_name
 from bursar.model.resolve import booked_legs, resolve
 from bursar.model.selection import Short
 from bursar.store.group import FIRST_READ, READ_MAX, Ask, Heads, Known, Lost, PoolKey, Rows
 from bursar.store.rows import envelope_row
-from bursar.writer.change import Change, Done
+from bursar.writer.change import Change, Done, Move
 from bursar.writer.records import RecordDecision, look
 
 KEEPS_MAX = 16  # changes of a group that keeps postings: of a larger one, a round trip is a small part
@@ -250,12 +251,13 @@ class Decision:
         self.numbers = iter(known.numbers)
         self.steps: list[Step] = []
         self.records = RecordDecision(known.found)
+        self._mark = 0  # where the steps of the change under way begin
         self.doubts = False
         self.refused = False  # anybody, also where that is an answer
 
     def change(self, change: Change) -> Outcome:
         """All of a change, or a refusal and no trace; but an operation's refusal may itself be what it remembers."""
-        mark = len(self.steps)
+        mark = self._mark = len(self.steps)
         remember = change.remember
         try:
             if change.plain:
@@ -265,7 +267,7 @@ class Decision:
             self.records.check(change)
             for path in change.active:
                 check_active(self.ground.account(path))
-            receipts = tuple([self.intent(intent) for intent in change.intents])
+            receipts = tuple([self.intent(intent, change.moves) for intent in change.intents])
             self._goes_together(change, receipts, mark)
         except Refusal as refusal:
             self.undo(mark)
@@ -282,9 +284,12 @@ class Decision:
         """A record moves with its entries, or neither happens."""
         if not change.moves:
             return
+        ours = {step.plan.envelope.seq for step in self.steps[mark:]}
         for receipt, intent in zip(receipts, change.intents, strict=True):
             if receipt.replayed:  # the record has not moved, so that entry was not this one: money would be lost
-                raise KeyReused(intent.scope, intent.key, receipt.envelope)
+                raise KeyReused(intent.scope, intent.key, 0 if receipt.envelope in ours else receipt.envelope)
+            if intent.hold is None and any(HELD in (leg.source, leg.target) for leg in intent.legs):
+                raise InvalidEntry("it moves held money, and does not say what becomes of the hold")
         for move in change.moves:
             if move.keeps and not self._made_in(move.keeps, mark):
                 raise InvalidEntry(f"it makes no posting in {move.keeps} for {move.flow} {move.id} to keep")
@@ -329,21 +334,30 @@ class Decision:
         )
         return next(made, 0)
 
-    def intent(self, intent: Intent) -> Receipt:
+    def intent(self, intent: Intent, moves: Sequence[Move] = ()) -> Receipt:
         """One intent: replayed, or resolved, validated and applied to the ground."""
         key = (intent.scope, intent.key)
         ground = self.ground
         if key in self.taken:
             return replay(intent, self.taken[key], ground)
         if key in self.fresh:
-            return replay(intent, self.fresh[key].taken(), ground)
+            return self._again(intent, self.fresh[key])
         envelope = resolve(intent, ground, next(self.numbers))
         plan = validate_and_plan(envelope, ground, intent.pins)
-        hold = None if intent.hold is None else hold_row(intent.hold, plan, ground)
+        hold = None if intent.hold is None else hold_row(intent.hold, plan, ground, moves)
         ground.apply(plan)
         step = self.fresh[key] = Step(plan, envelope_row(envelope, plan.id), hold)
         self.steps.append(step)
         return Receipt(envelope=envelope.seq, id=plan.id.hex(), key=intent.key)
+
+    def _again(self, intent: Intent, first: Step) -> Receipt:
+        """The same key as of an entry before it in this group; or in this very change, which then is refused whole."""
+        try:
+            return replay(intent, first.taken(), self.ground)
+        except KeyReused as refusal:
+            if all(step is not first for step in self.steps[self._mark :]):
+                raise
+            raise KeyReused(refusal.scope, refusal.key, 0) from None
 
     def rows(self, wide: set[int]) -> Rows:
         """What all that was accepted writes."""
@@ -442,9 +456,15 @@ def cache_changes(plan: Plan, wide: set[int]) -> dict[tuple[int, int], int]:
     return changes
 
 
-def hold_row(hold: HoldChange, plan: Plan, ground: Ground) -> HoldRow:
-    """The hold as this envelope leaves it: its posting is the one created in the account of held money."""
-    held = ground.account("held").id
+def hold_row(hold: HoldChange, plan: Plan, ground: Ground, moves: Sequence[Move] = ()) -> HoldRow:
+    """The hold as this envelope leaves it: its posting is the one created in the account of held money.
+
+    One that a record owns is made and settled with a move of that record, or not at all (W34): otherwise a hold could
+    be given back by hand while its record pays the same money outside.
+    """
+    if hold.owner and all(owner_name(move.flow, move.id) != hold.owner for move in moves):
+        raise HoldOwned(hold.id, hold.owner)
+    held = ground.account(HELD).id
     posting = next((p.id for p in plan.envelope.creates if p.account == held), hold.posting)
     return HoldRow(
         id=hold.id or plan.envelope.seq,
@@ -456,4 +476,5 @@ def hold_row(hold: HoldChange, plan: Plan, ground: Ground) -> HoldRow:
         state=hold.state,
         owner=hold.owner,
         expires_us=hold.expires_us,
+        lasts_us=hold.lasts_us,
     )

@@ -46,7 +46,7 @@ PAUSE_S = 0.005
 NUMBERS = 16
 
 WidePosting = tuple[int, int, int, str]  # amounts as text: MessagePack ends at 64 bits
-WideHold = tuple[int, int, int, str, str, int, str, str, int | None]
+WideHold = tuple[int, int, int, str, str, int, str, str, int | None, int | None]
 
 
 class SagaData(msgspec.Struct, array_like=True):
@@ -374,6 +374,7 @@ def saga_data(plan: Plan, hold: HoldRow | None, wide: set[int]) -> SagaData:
             hold.state.value,
             hold.owner,
             hold.expires_us,
+            hold.lasts_us,
         ),
     )
 
@@ -397,4 +398,5 @@ def _hold(h: WideHold) -> HoldRow:
         state=HoldState(h[6]),
         owner=h[7],
         expires_us=h[8],
+        lasts_us=h[9],
     )

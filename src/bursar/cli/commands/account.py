@@ -9,9 +9,8 @@ import click
 from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
 from bursar.cli.types import LIMIT, POLICIES, floor_options, policy_of
-from bursar.model.accounts import HELD, TRANSIT, Account, CappedOverdraft
-from bursar.model.records import Hold
-from bursar.model.views import moment
+from bursar.model.accounts import Account, CappedOverdraft, by_number
+from bursar.model.views import Hold
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,7 +53,7 @@ async def create(
 @click.option("--limit", type=LIMIT, default=50, show_default=True, help="How many at most.")
 @on_database()
 async def list_(b: Bursar, out: Output, prefix: str, after: str, limit: int) -> None:
-    """Accounts by path, those that begin with PREFIX."""
+    """Accounts by path: all, or PREFIX and everything below it."""
     found = await b.ledger.accounts(prefix, after=after, limit=limit + 1)
     more, found = len(found) > limit, found[:limit]
     rows = [(a.path, _policy(a), a.status, a.book, a.version) for a in found]
@@ -77,7 +76,7 @@ async def show(b: Bursar, out: Output, path: str) -> None:
     holds = await b.ledger.holds(path)
     head = versions[-1].account
     value = _json(head) | {
-        "versions": [_json(v.account) | {"at": moment(v.at_us)} for v in versions],
+        "versions": [_json(v.account) | {"at": v.at} for v in versions],
         "balances": list(balances.values()),
         "holds": holds,
     }
@@ -85,7 +84,7 @@ async def show(b: Bursar, out: Output, path: str) -> None:
     def draw() -> RenderableType:
         from rich.console import Group as Stack
 
-        rows = [(v.account.version, moment(v.at_us), v.account.status, _policy(v.account)) for v in versions]
+        rows = [(v.account.version, v.at, v.account.status, _policy(v.account)) for v in versions]
         columns = ("version", "since (UTC)", "status", "policy")
         sums = [(code, amount) for code, amount in balances.items()]
         book = f", only in book {head.book}" if head.book else ""
@@ -111,7 +110,7 @@ def hold_table(holds: list[Hold], title: str | None = None) -> RenderableType:
             h.amount,
             h.remaining,
             h.state,
-            "never" if h.expires_us is None else moment(h.expires_us),
+            "never" if h.expires is None else h.expires,
             h.owner,
         )
         for h in holds
@@ -141,8 +140,7 @@ async def unfreeze(b: Bursar, out: Output, path: str) -> None:
 async def close(b: Bursar, out: Output, path: str) -> None:
     """Close an account for good. It must be empty and have no open holds."""
     # What is held or in transit is not netted first, which would be refused: let closing itself say what is wrong.
-    by_number = path == HELD or path.partition(":")[0] == TRANSIT
-    _changed(out, await (b.ledger.close_empty(path) if by_number else b.ledger.close(path)))
+    _changed(out, await (b.ledger.close_empty(path) if by_number(path) else b.ledger.close(path)))
 
 
 @account.command(

@@ -8,15 +8,18 @@ import click
 
 from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
-from bursar.model.money import MINOR_MAX, Asset, AssetStatus
+from bursar.model.money import MINOR_MAX, Amount, Asset, AssetStatus
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
 
 
+CORE_MAX = 2**64 - 1  # smallest units that one user can have in a trading core
+
+
 @click.group(cls=Group)
 def asset() -> None:
-    """Units of value: create, list, suspend, resume."""
+    """Units of value: create, list, change, suspend, resume."""
 
 
 @asset.command(
@@ -29,13 +32,60 @@ def asset() -> None:
 @click.option("--precision", type=int, required=True, help="Decimals: 2 for cents, 18 for wei.")
 @click.option("--min-transfer", metavar="AMOUNT", help="Smallest internal transfer.")
 @click.option("--max-transfer", metavar="AMOUNT", help="Largest internal transfer.")
+@click.option("--transfers/--no-transfers", default=None, help="Whether users may transfer it; not given: they may.")
 @on_database(may_create=True)
 async def create(
-    b: Bursar, out: Output, code: str, precision: int, min_transfer: str | None, max_transfer: str | None
+    b: Bursar,
+    out: Output,
+    code: str,
+    precision: int,
+    min_transfer: str | None,
+    max_transfer: str | None,
+    transfers: bool | None,
 ) -> None:
-    """Create an asset. CODE is up to 16 capital letters and digits."""
-    made = await b.ledger.create_asset(code, precision, min_transfer=min_transfer, max_transfer=max_transfer)
-    out.show(_json(made), lambda: f"asset {made.code} has {made.precision} decimals and is {made.status}")
+    """Create an asset. CODE is up to 16 capital letters and digits.
+
+    Again with the same values it changes nothing; with others it is refused (see `bursar asset change`). The precision
+    never changes, so mind what fits into a trading core, which counts in unsigned 64 bits: the answer says how much.
+    """
+    made = await b.ledger.create_asset(
+        code, precision, min_transfer=min_transfer, max_transfer=max_transfer, internal_transfer_enabled=transfers
+    )
+    most = made.of_minor(CORE_MAX)
+    out.show(
+        _json(made),
+        lambda: (
+            f"asset {made.code} has {made.precision} decimals and is {made.status}\n"
+            f"in a trading core (unsigned 64 bits) one user can have at most {most} {made.code}"
+        ),
+    )
+
+
+@asset.command(
+    examples="""
+    bursar asset change EUR --min-transfer 1.00 --max-transfer 100000.00
+    bursar asset change EUR --max-transfer none
+    bursar asset change EUR --no-transfers
+    """
+)
+@click.argument("code")
+@click.option("--min-transfer", metavar="AMOUNT", help="Smallest internal transfer.")
+@click.option("--max-transfer", metavar="AMOUNT", help="Largest internal transfer; none: no bound.")
+@click.option("--transfers/--no-transfers", default=None, help="Whether users may transfer it.")
+@on_database()
+async def change(
+    b: Bursar, out: Output, code: str, min_transfer: str | None, max_transfer: str | None, transfers: bool | None
+) -> None:
+    """Change an asset's bounds of transfers, or whether there are any. Transfers under way go on."""
+    if (min_transfer, max_transfer, transfers) == (None, None, None):
+        raise click.UsageError("Say what to change: --min-transfer, --max-transfer, --transfers or --no-transfers.")
+    most: Amount | None = max_transfer
+    if max_transfer == "none":
+        most = (await b.ledger.asset(code)).of_minor(MINOR_MAX)
+    changed = await b.ledger.change_asset(
+        code, min_transfer=min_transfer, max_transfer=most, internal_transfer_enabled=transfers
+    )
+    out.show(_json(changed), lambda: f"asset {changed.code}: {_transfers(changed)}")
 
 
 @asset.command("list", examples="bursar asset list")
@@ -43,8 +93,10 @@ async def create(
 async def list_(b: Bursar, out: Output) -> None:
     """All assets."""
     found = sorted((await b.ledger.assets()).values(), key=lambda a: a.code)
-    rows = [(a.code, a.precision, a.status, _limit(a, a.min_transfer), _limit(a, a.max_transfer)) for a in found]
-    columns = ("asset", "decimals", "status", "min transfer", "max transfer")
+    rows = [
+        (a.code, a.precision, a.status, _yes(a), _limit(a, a.min_transfer), _limit(a, a.max_transfer)) for a in found
+    ]
+    columns = ("asset", "decimals", "status", "transfers", "min transfer", "max transfer")
     right = ("decimals", "min transfer", "max transfer")
     out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right) if rows else "no assets yet")
 
@@ -54,7 +106,7 @@ async def list_(b: Bursar, out: Output) -> None:
 @on_database()
 async def suspend(b: Bursar, out: Output, code: str) -> None:
     """Stop an asset: nothing moves it any more, except what is given back."""
-    await _change(b, out, code, AssetStatus.SUSPENDED)
+    await _set(b, out, code, AssetStatus.SUSPENDED)
 
 
 @asset.command(examples="bursar asset resume USDT")
@@ -62,12 +114,24 @@ async def suspend(b: Bursar, out: Output, code: str) -> None:
 @on_database()
 async def resume(b: Bursar, out: Output, code: str) -> None:
     """Let a suspended asset move again."""
-    await _change(b, out, code, AssetStatus.ACTIVE)
+    await _set(b, out, code, AssetStatus.ACTIVE)
 
 
-async def _change(b: Bursar, out: Output, code: str, status: AssetStatus) -> None:
+async def _set(b: Bursar, out: Output, code: str, status: AssetStatus) -> None:
     changed = await b.ledger.change_asset(code, status=status)
     out.show(_json(changed), lambda: f"asset {changed.code} is {changed.status}")
+
+
+def _yes(asset: Asset) -> str:
+    return "yes" if asset.internal_transfer_enabled else "no"
+
+
+def _transfers(asset: Asset) -> str:
+    if not asset.internal_transfer_enabled:
+        return "users can't transfer it"
+    most = _limit(asset, asset.max_transfer)
+    bound = f" and at most {most}" if most else ""
+    return f"users transfer at least {asset.of_minor(asset.min_transfer)}{bound} at once"
 
 
 def _limit(asset: Asset, minor: int) -> str:
@@ -82,4 +146,5 @@ def _json(asset: Asset) -> dict[str, Any]:
         "min_transfer": str(asset.of_minor(asset.min_transfer)),
         "max_transfer": None if asset.max_transfer == MINOR_MAX else str(asset.of_minor(asset.max_transfer)),
         "internal_transfer_enabled": asset.internal_transfer_enabled,
+        "core_max": str(asset.of_minor(CORE_MAX)),
     }

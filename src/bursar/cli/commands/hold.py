@@ -96,6 +96,6 @@ async def list_(b: Bursar, out: Output, account: str) -> None:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
 @on_database()
 async def expire(b: Bursar, out: Output, limit: int) -> None:
-    """Give back what remains of holds whose time is up. Meant to be run from time to time."""
+    """Give back what remains of holds whose time is up. `bursar serve` and `bursar worker` do it by themselves."""
     receipts = await b.ledger.expire_holds(limit)
     out.show(receipts, lambda: f"{len(receipts)} holds have expired and were given back")

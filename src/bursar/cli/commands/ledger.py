@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from bursar.cli.commands.hold import hold
+from bursar.cli.entry_file import read_entries
 from bursar.cli.output import Output, table
 from bursar.cli.place import until_back
-from bursar.cli.show import EventNames, draw_envelope, show_receipt
+from bursar.cli.show import draw_envelope, event_subject, show_receipt, show_receipts
 from bursar.cli.state import Group, on_database
 from bursar.cli.types import LIMIT, NUMBER, POSTING, entry_options, envelope_name, meta_option, moment
 from bursar.model import entries
+from bursar.model.envelope import Receipt
 from bursar.model.errors import DatabaseUnavailable, InvalidName
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
-    from bursar.model.money import Money
 
 
 @click.group(cls=Group)
 def ledger() -> None:
-    """Move value and look at it: deposit, pay, withdraw, reverse, history, balance, show, postings, events."""
+    """Move value and look at it: deposit, pay, withdraw, commit, reverse, history, balance, show, postings, events."""
 
 
 async def _commit(
@@ -77,6 +78,38 @@ async def withdraw(
     await _commit(b, out, entries.withdraw, (account, external, asset, amount), **more)
 
 
+@ledger.command(
+    examples="""
+    bursar ledger commit --file order-7.json
+    bursar --json ledger commit --file - < entries.json
+    """
+)
+@click.option(
+    "--file",
+    metavar="FILE",
+    type=click.File("rb"),
+    required=True,
+    help="JSON: one entry, or a list of them; - is standard input.",
+)
+@on_database()
+async def commit(b: Bursar, out: Output, file: BinaryIO) -> None:
+    """Commit entries of any number of movements from a FILE, all of them or none.
+
+    \b
+    {"key": "order-7", "metadata": {"order": 7}, "movements": [
+      {"source": "user:1", "target": "shop:2", "asset": "EUR", "amount": "12.50"},
+      {"source": "user:1", "target": "fees",   "asset": "EUR", "amount": "0.10"}]}
+
+    Give every entry a key: with it, the same file committed again changes nothing.
+    """
+    wanted, is_list = read_entries(file)
+    receipts = [one for one in await b.ledger.commit_many(wanted, atomic=True) if isinstance(one, Receipt)]
+    if is_list:
+        show_receipts(out, receipts)
+    else:
+        show_receipt(out, receipts[0])
+
+
 @ledger.command(examples="bursar ledger reverse 12 --meta why=mistake")
 @click.argument("envelope", type=envelope_name)
 @meta_option
@@ -99,14 +132,11 @@ async def reverse(b: Bursar, out: Output, envelope: int | str, meta: tuple[tuple
 @on_database()
 async def balance(b: Bursar, out: Output, account: str, asset: str | None, prefix: bool, at: datetime | None) -> None:
     """What an account has, or had; of one ASSET or of all."""
-    found: list[Money]
-    if asset is None and at is None and not prefix:
-        found = list((await b.ledger.balances(account)).values())
+    where: dict[str, Any] = {"prefix": account} if prefix else {"account": account}
+    if asset is not None:
+        found = [await b.ledger.balance(asset=asset, at=at, **where)]
     else:
-        codes = [asset] if asset is not None else sorted(await b.ledger.assets())
-        where: dict[str, Any] = {"prefix": account} if prefix else {"account": account}
-        found = [await b.ledger.balance(asset=code, at=at, **where) for code in codes]
-        found = [money for money in found if money or asset is not None]
+        found = list((await b.ledger.balances(at=at, **where)).values())
     value = [{"account": account, "asset": money.asset, "amount": str(money)} for money in found]
     rows = [(account + (":*" if prefix else ""), money.asset, money) for money in found]
     out.show(
@@ -211,20 +241,19 @@ async def postings(
 @on_database()
 async def events(b: Bursar, out: Output, after: str, follow: bool, limit: int) -> None:
     """What happened, in order. A cursor never skips an event, however late its commit."""
-    names = EventNames(b)
     try:
         page = await b.ledger.events(after, limit=1 if follow else limit)
     except InvalidName as error:
         raise click.UsageError(str(error)) from None
     if not follow:
-        rows = [(e.cursor, e.kind, await names.subject(e)) for e in page]
+        rows = [(e.cursor, e.kind, event_subject(e)) for e in page]
         columns = ("cursor", "event", "what")
         out.show(page, lambda: table(*columns, rows=rows, whole=("cursor",)) if rows else "no events there")
         return
     while True:
         try:
             async for event in b.ledger.follow(after):
-                out.line(event, f"{event.cursor:<20} {event.kind.name.lower():<16} {await names.subject(event)}")
+                out.line(event, f"{event.cursor:<20} {event.kind.name.lower():<16} {event_subject(event)}")
                 after = event.cursor
         except DatabaseUnavailable as error:
             await until_back(b, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +13,7 @@ from bursar.flows.sequence.machine import COMPENSATING, COMPENSATION_FAILED, COM
 from bursar.flows.sequence.steps import Sequence
 from bursar.model.machine import Kind
 from bursar.model.records import Record
+from bursar.model.views import moment
 
 
 class Result(StrEnum):
@@ -56,8 +58,8 @@ class SequenceView(msgspec.Struct, frozen=True, kw_only=True):
     result: Result
     steps: tuple[StepView, ...]
     error: str  # why it turned round, why its compensation is stuck, or what the last call said
-    created_us: int
-    updated_us: int
+    created: datetime
+    updated: datetime
     replayed: bool = False
 
     @property
@@ -87,8 +89,8 @@ def view(record: Record, body: Sequence, envelopes: Mapping[int, int], *, replay
         result=_result(record.state),
         steps=steps,
         error=record.error or (reason.why if reason else ""),
-        created_us=record.created_us,
-        updated_us=record.updated_us,
+        created=moment(record.created_us),
+        updated=moment(record.updated_us),
         replayed=replayed,
     )
 

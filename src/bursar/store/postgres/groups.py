@@ -183,5 +183,5 @@ def _entries(decided: Decided) -> list[Any]:
         *packed(rows.involved, "nn"),
         *packed(rows.floors, "nnnn"),
         *packed(rows.cache, "nnnn"),
-        *packed([hold_values(h, str) for h in rows.holds], "nnnnnnttn"),
+        *packed([hold_values(h, str) for h in rows.holds], "nnnnnnttnn"),
     ]

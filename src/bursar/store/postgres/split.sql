@@ -125,11 +125,12 @@ SELECT count(*) FROM bursar.sagas WHERE phase <> 'broken'
 -- name: put_hold_fenced
 -- Split mode: the same, if the saga still has its fence and its envelope has not been announced: whoever rolls it forward
 -- a second time must not undo what has become of the hold since.
-INSERT INTO bursar.holds (id, account, asset, amount, remaining, posting, state, owner, expires_us)
-SELECT i, a, s, v::numeric, r::numeric, p, t, w, x
+INSERT INTO bursar.holds (id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us)
+SELECT i, a, s, v::numeric, r::numeric, p, t, w, x, l
 FROM unnest($1::text::bigint[], $2::text::bigint[], $3::text::integer[], $4::text[], $5::text[], $6::text::bigint[],
-            $7::text[], $8::text[], $9::text::bigint[], $10::text[], $11::text::bigint[], $12::text::bigint[])
-     AS o (i, a, s, v, r, p, t, w, x, g, f, e)
+            $7::text[], $8::text[], $9::text::bigint[], $10::text::bigint[], $11::text[], $12::text::bigint[],
+            $13::text::bigint[])
+     AS o (i, a, s, v, r, p, t, w, x, l, g, f, e)
 WHERE EXISTS (SELECT 1 FROM bursar.sagas WHERE id = g AND fence = f)
   AND NOT EXISTS (SELECT 1 FROM bursar.events WHERE kind = 1 AND subject = e AND version = 0)
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state

@@ -102,20 +102,47 @@ SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata
 FROM bursar.envelopes WHERE seq = ANY ($1::text::bigint[]) ORDER BY seq
 
 -- name: envelopes_range
--- Whole envelopes after a number, of one book (0: any), in order of creation.
+-- Whole envelopes after a number, of one book (0: any), by number: what audit walks over.
 SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata::text,
        (extract(epoch FROM at) * 1000000)::bigint
 FROM bursar.envelopes WHERE seq > $1 AND ($2::integer = 0 OR book = $2) ORDER BY seq LIMIT $3
 
--- name: envelopes_of_account
--- Whole envelopes that an account took part in, newest first, below a number, within a span of time.
+-- name: place_of_envelope
+-- Where an envelope stands in the order of events.
+SELECT epoch, xid::text::bigint, seq FROM bursar.events WHERE subject = $1 AND kind = 1 AND version = 0
+
+-- name: envelopes_after
+-- Whole envelopes after a place in the order of events, of one book (0: any); none that a transaction still open could
+-- come before (decision 5).
 SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata::text,
        (extract(epoch FROM e.at) * 1000000)::bigint
-FROM bursar.involved i JOIN bursar.envelopes e ON e.seq = i.envelope
-WHERE i.account = $1 AND i.envelope < $2
-  AND e.at >= to_timestamp(0) + $3::bigint * interval '1 microsecond'
-  AND e.at < to_timestamp(0) + $4::bigint * interval '1 microsecond'
-ORDER BY i.envelope DESC LIMIT $5
+FROM bursar.events v JOIN bursar.envelopes e ON e.seq = v.subject
+WHERE v.kind = 1 AND (v.epoch, v.xid, v.seq) > ($1::integer, $2::bigint::text::xid8, $3::bigint)
+  AND (v.epoch < (SELECT epoch FROM bursar.clock_epoch) OR v.xid < pg_snapshot_xmin(pg_current_snapshot()))
+  AND ($4::integer = 0 OR e.book = $4)
+ORDER BY v.epoch, v.xid, v.seq LIMIT $5
+
+-- name: envelopes_of_account
+-- Whole envelopes that an account took part in, newest first in the order of events, before a place in it, within a span
+-- of time. The index is by number, which is nearly that order: so many lines on each side of the place are looked at.
+WITH lines AS MATERIALIZED (
+    (SELECT envelope FROM bursar.involved WHERE account = $1 AND envelope > $5 ORDER BY envelope LIMIT $9)
+    UNION ALL
+    (SELECT i.envelope FROM bursar.involved i JOIN bursar.envelopes e ON e.seq = i.envelope
+     WHERE i.account = $1 AND i.envelope <= $5
+       AND e.at >= to_timestamp(0) + $6::bigint * interval '1 microsecond'
+       AND e.at < to_timestamp(0) + $7::bigint * interval '1 microsecond'
+     ORDER BY i.envelope DESC LIMIT $8 + $9))
+SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata::text,
+       (extract(epoch FROM e.at) * 1000000)::bigint
+FROM lines l
+CROSS JOIN LATERAL (
+    SELECT epoch, xid, seq FROM bursar.events WHERE subject = l.envelope AND kind = 1 AND version = 0 LIMIT 1) v
+JOIN bursar.envelopes e ON e.seq = l.envelope
+WHERE (v.epoch, v.xid, v.seq) < ($2::integer, $3::bigint::text::xid8, $4::bigint)
+  AND e.at >= to_timestamp(0) + $6::bigint * interval '1 microsecond'
+  AND e.at < to_timestamp(0) + $7::bigint * interval '1 microsecond'
+ORDER BY v.epoch DESC, v.xid DESC, v.seq DESC LIMIT $8
 
 -- name: envelope_by_hash
 -- A scan: hashes have no index, because it would double the write-ahead volume.
@@ -204,14 +231,16 @@ SELECT l.asset, sum(l.amount)::text, count(*) FROM bursar.live_postings l
 JOIN bursar.accounts a ON a.id = l.account AND a.version = 1
 WHERE a.path = $1 OR (a.path >= $2 AND a.path < $3) GROUP BY l.asset ORDER BY l.asset
 
--- name: balance_at
--- What an account had of an asset at a moment: postings created by then and not spent by then.
-SELECT sum(p.amount)::text FROM bursar.involved i
-JOIN bursar.envelopes e ON e.seq = i.envelope AND e.at <= to_timestamp(0) + $3::bigint * interval '1 microsecond'
-JOIN bursar.postings p ON p.id >= i.envelope << 16 AND p.id < (i.envelope + 1) << 16 AND p.account = $1 AND p.asset = $2
-WHERE i.account = $1 AND NOT EXISTS (
+-- name: balances_at
+-- What accounts had at a moment, in sum per asset: postings created by then and not spent by then.
+SELECT p.asset, sum(p.amount)::text FROM unnest($1::text::bigint[]) AS w (account)
+JOIN bursar.involved i ON i.account = w.account
+JOIN bursar.envelopes e ON e.seq = i.envelope AND e.at <= to_timestamp(0) + $2::bigint * interval '1 microsecond'
+JOIN bursar.postings p ON p.id >= i.envelope << 16 AND p.id < (i.envelope + 1) << 16 AND p.account = w.account
+WHERE NOT EXISTS (
     SELECT 1 FROM bursar.spends s JOIN bursar.envelopes x ON x.seq = s.envelope
-    WHERE s.posting = p.id AND x.at <= to_timestamp(0) + $3::bigint * interval '1 microsecond')
+    WHERE s.posting = p.id AND x.at <= to_timestamp(0) + $2::bigint * interval '1 microsecond')
+GROUP BY p.asset ORDER BY p.asset
 
 -- name: insert_event
 -- What happened; a second time is ignored.
@@ -221,8 +250,13 @@ FROM unnest($1::text::smallint[], $2::text::bigint[], $3::text::integer[]) AS e 
 ON CONFLICT DO NOTHING
 
 -- name: events_since
--- Events after a cursor, so many, and none that a transaction still open could come before.
-SELECT epoch, xid::text::bigint, seq, kind, subject, version FROM bursar.events
+-- Events after a cursor, so many, and none that a transaction still open could come before; each with the name of what it
+-- is about.
+SELECT epoch, xid::text::bigint, seq, kind, subject, version,
+       CASE WHEN kind IN (2, 3) THEN (SELECT path FROM bursar.accounts a WHERE a.id = subject AND a.version = 1)
+            WHEN kind IN (4, 5) THEN (SELECT code FROM bursar.assets WHERE id = subject)
+            WHEN kind = 6 THEN (SELECT name FROM bursar.books WHERE id = subject) END
+FROM bursar.events
 WHERE (epoch, xid, seq) > ($1::integer, $2::bigint::text::xid8, $3::bigint)
   AND (epoch < (SELECT epoch FROM bursar.clock_epoch) OR xid < pg_snapshot_xmin(pg_current_snapshot()))
 ORDER BY epoch, xid, seq LIMIT $4
@@ -265,7 +299,7 @@ FROM unnest($11::text::bigint[], $12::text::integer[]) WITH ORDINALITY AS w (acc
 JOIN bursar.account_heads h ON h.account = w.account AND h.asset = w.asset
 
 -- name: group_write
--- One group of commits, whole or not at all (see the migration); and numbers for the next one.
+-- One group of commits, whole or not at all (see the migrations), its holds after it; and numbers for the next one.
 SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
     (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
     $7::text::smallint[], $8::text::bigint[], $9::text::bytea[], $10::text::bytea[], $11::text::bytea[],
@@ -273,7 +307,9 @@ SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM
     $15::text::integer[], $16::text::text[], $17::text::boolean[], $18::text::bigint[],
     $19::text::bigint[], $20::text::bigint[], $21::text::bigint[],
     $22::text::bigint[], $23::text::bigint[], $24::text::integer[], $25::text::bigint[], $26::text::text[],
-    $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], $31::text::bigint[],
-    $32::text::bigint[], $33::text::integer[], $34::text::text[], $35::text::text[], $36::text::bigint[],
-    (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[]),
-    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $40::bigint))
+    $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], '{}', '{}', '{}', '{}', '{}',
+    '{}', '{}', '{}', '{}'),
+    bursar.write_holds_1($31::text::bigint[], $32::text::bigint[], $33::text::integer[], $34::text::text[],
+    $35::text::text[], $36::text::bigint[], (string_to_array($37::text, E'\x1f'))[2:],
+    (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[], $40::text::bigint[]),
+    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $41::bigint))

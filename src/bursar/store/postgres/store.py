@@ -46,7 +46,7 @@ WRITER_SETTINGS = SETTINGS | {
     "plan_cache_mode": "force_generic_plan",
     **{f"enable_{what}": "off" for what in SWITCHED_OFF},
 }
-LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "23505", "40001", "40P01"}
+LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "BU006", "23505", "40001", "40P01"}
 BLOCKED_STATES = {  # somebody holds a row and does not let go:
     "55P03",  # our lock_timeout
     "57014",  # or the statement_timeout of whoever runs the database

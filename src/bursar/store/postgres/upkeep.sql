@@ -78,16 +78,17 @@ SELECT account, asset, sum(amount)::text, count(*) FROM bursar.live_postings
 GROUP BY account, asset ORDER BY account, asset
 
 -- name: put_hold
--- A hold as it stands after a commit.
-INSERT INTO bursar.holds (id, account, asset, amount, remaining, posting, state, owner, expires_us)
-SELECT i, a, s, v::numeric, r::numeric, p, t, w, x
+-- A hold as it stands after a commit. One that is closed, or belongs to somebody else, does not change.
+INSERT INTO bursar.holds (id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us)
+SELECT i, a, s, v::numeric, r::numeric, p, t, w, x, l
 FROM unnest($1::text::bigint[], $2::text::bigint[], $3::text::integer[], $4::text[], $5::text[], $6::text::bigint[],
-            $7::text[], $8::text[], $9::text::bigint[]) AS o (i, a, s, v, r, p, t, w, x)
+            $7::text[], $8::text[], $9::text::bigint[], $10::text::bigint[]) AS o (i, a, s, v, r, p, t, w, x, l)
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state
+WHERE holds.state = 'open' AND holds.owner = excluded.owner
 
 -- name: holds_by_id
 -- Holds by number, each with the newest version of its account.
-SELECT h.id, h.account, h.asset, h.amount::text, h.remaining::text, h.posting, h.state, h.owner, h.expires_us,
+SELECT h.id, h.account, h.asset, h.amount::text, h.remaining::text, h.posting, h.state, h.owner, h.expires_us, h.lasts_us,
     a.id, a.path, a.version, a.policy, a.status, a.book
 FROM bursar.holds h
 CROSS JOIN LATERAL (SELECT * FROM bursar.accounts a WHERE a.id = h.account ORDER BY version DESC LIMIT 1) a
@@ -95,12 +96,12 @@ WHERE h.id = ANY ($1::text::bigint[]) ORDER BY h.id
 
 -- name: holds_of_account
 -- Open holds of an account.
-SELECT id, account, asset, amount::text, remaining::text, posting, state, owner, expires_us FROM bursar.holds
+SELECT id, account, asset, amount::text, remaining::text, posting, state, owner, expires_us, lasts_us FROM bursar.holds
 WHERE account = $1 AND state = 'open' ORDER BY id
 
 -- name: holds_due
 -- Open holds that have expired and that no record owns.
-SELECT id, account, asset, amount::text, remaining::text, posting, state, owner, expires_us FROM bursar.holds
+SELECT id, account, asset, amount::text, remaining::text, posting, state, owner, expires_us, lasts_us FROM bursar.holds
 WHERE state = 'open' AND expires_us <= (extract(epoch FROM now()) * 1000000)::bigint AND owner = ''
 ORDER BY expires_us, id LIMIT $1
 
@@ -160,6 +161,11 @@ SELECT account, asset, sum(amount)::text FROM bursar.balance_cache WHERE asset <
 -- name: open_holds
 -- I3: open holds by number, after one.
 SELECT id, asset, remaining::text, posting, account, amount::text FROM bursar.holds WHERE state = 'open' AND id > $1 ORDER BY id LIMIT $2
+
+-- name: owned_holds
+-- I4: open holds that records own, by number, after one.
+SELECT id, asset, remaining::text, posting, owner FROM bursar.holds
+WHERE state = 'open' AND owner <> '' AND id > $1 ORDER BY id LIMIT $2
 
 -- name: stray_reservations
 -- I3: live postings claimed by a commit that is no longer under way.

@@ -349,7 +349,9 @@ def _write_entries(connection: sqlite3.Connection, plan: Rows, now_us: int) -> N
     if plan.cache:
         many(SQL["insert_cache"], [(a, s, p, str(v)) for a, s, p, v in plan.cache])
     if plan.holds:
-        many(SQL["put_hold"], [hold_values(h, amount_in) for h in plan.holds])
+        written = many(SQL["put_hold"], [hold_values(h, amount_in) for h in plan.holds]).rowcount
+        if written != len(plan.holds):
+            raise Lost("a hold is closed, or belongs to somebody else")
     once(SQL["group_events"], (first,))
 
 

@@ -103,9 +103,9 @@ SELECT count(*) FROM sagas WHERE phase <> 'broken'
 -- name: put_hold_fenced
 -- Split mode: the same, if the saga still has its fence and its envelope has not been announced: whoever rolls it forward
 -- a second time must not undo what has become of the hold since.
-INSERT INTO holds (id, account, asset, amount, remaining, posting, state, owner, expires_us)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?10 AND fence = ?11)
-  AND NOT EXISTS (SELECT 1 FROM events WHERE kind = 1 AND subject = ?12 AND version = 0)
+INSERT INTO holds (id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?11 AND fence = ?12)
+  AND NOT EXISTS (SELECT 1 FROM events WHERE kind = 1 AND subject = ?13 AND version = 0)
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state
 
 -- name: shortage

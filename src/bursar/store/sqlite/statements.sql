@@ -110,15 +110,35 @@ SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, 
 FROM json_each(?) AS w JOIN envelopes e ON e.seq = w.value ORDER BY e.seq
 
 -- name: envelopes_range
--- Whole envelopes after a number, of one book (0: any), in order of creation.
+-- Whole envelopes after a number, of one book (0: any), by number: what audit walks over.
 SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at FROM envelopes
 WHERE seq > ?1 AND (?2 = 0 OR book = ?2) ORDER BY seq LIMIT ?3
 
--- name: envelopes_of_account
--- Whole envelopes that an account took part in, newest first, below a number, within a span of time.
+-- name: place_of_envelope
+-- Where an envelope stands in the order of events (epoch and xid are for PostgreSQL: here their numbers are the order).
+SELECT 0, 0, seq FROM events WHERE subject = ? AND kind = 1 AND version = 0
+
+-- name: envelopes_after
+-- Whole envelopes after a place in the order of events, of one book (0: any).
 SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata, e.at
-FROM involved i JOIN envelopes e ON e.seq = i.envelope
-WHERE i.account = ?1 AND i.envelope < ?2 AND e.at >= ?3 AND e.at < ?4 ORDER BY i.envelope DESC LIMIT ?5
+FROM events v CROSS JOIN envelopes e ON e.seq = v.subject
+WHERE ?1 = ?1 AND ?2 = ?2 AND v.kind = 1 AND v.seq > ?3 AND (?4 = 0 OR e.book = ?4) ORDER BY v.seq LIMIT ?5
+
+-- name: envelopes_of_account
+-- Whole envelopes that an account took part in, newest first in the order of events, before a place in it, within a span
+-- of time. The index is by number, which is nearly that order (in split mode two programs take numbers ahead): so many
+-- lines on each side of the place are looked at.
+WITH lines AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT envelope FROM involved WHERE account = ?1 AND envelope > ?5 ORDER BY envelope LIMIT ?9)
+    UNION ALL
+    SELECT * FROM (
+        SELECT i.envelope FROM involved i JOIN envelopes e ON e.seq = i.envelope
+        WHERE i.account = ?1 AND i.envelope <= ?5 AND e.at >= ?6 AND e.at < ?7 ORDER BY i.envelope DESC LIMIT ?8 + ?9))
+SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata, e.at
+FROM lines l CROSS JOIN events v ON v.subject = l.envelope AND v.kind = 1 AND v.version = 0
+CROSS JOIN envelopes e ON e.seq = l.envelope
+WHERE ?2 = ?2 AND ?3 = ?3 AND v.seq < ?4 AND e.at >= ?6 AND e.at < ?7 ORDER BY v.seq DESC LIMIT ?8
 
 -- name: envelope_by_hash
 -- A scan: hashes have no index, because it would double the write-ahead volume.
@@ -241,13 +261,14 @@ SELECT l.asset, sum_amounts(l.amount), count(*) FROM live_postings l
 JOIN accounts a ON a.id = l.account AND a.version = 1
 WHERE a.path = ?1 OR (a.path >= ?2 AND a.path < ?3) GROUP BY l.asset ORDER BY l.asset
 
--- name: balance_at
--- What an account had of an asset at a moment: postings created by then and not spent by then.
-SELECT sum_amounts(p.amount) FROM involved i
-JOIN envelopes e ON e.seq = i.envelope AND e.at <= ?3
-JOIN postings p ON p.id >= i.envelope << 16 AND p.id < (i.envelope + 1) << 16 AND p.account = ?1 AND p.asset = ?2
-WHERE i.account = ?1 AND NOT EXISTS (
-    SELECT 1 FROM spends s JOIN envelopes x ON x.seq = s.envelope WHERE s.posting = p.id AND x.at <= ?3)
+-- name: balances_at
+-- What accounts had at a moment, in sum per asset: postings created by then and not spent by then.
+SELECT p.asset, sum_amounts(p.amount) FROM json_each(?1) AS w CROSS JOIN involved i ON i.account = w.value
+JOIN envelopes e ON e.seq = i.envelope AND e.at <= ?2
+JOIN postings p ON p.id >= i.envelope << 16 AND p.id < (i.envelope + 1) << 16 AND p.account = w.value
+WHERE NOT EXISTS (
+    SELECT 1 FROM spends s JOIN envelopes x ON x.seq = s.envelope WHERE s.posting = p.id AND x.at <= ?2)
+GROUP BY p.asset ORDER BY p.asset
 
 -- name: insert_spend
 -- A spend within a unit; a second one of the same posting is an error.
@@ -270,8 +291,13 @@ INSERT INTO events (kind, subject, version) VALUES (?, ?, ?) ON CONFLICT DO NOTH
 INSERT OR FAIL INTO events (kind, subject, version) SELECT 1, seq, 0 FROM envelopes WHERE seq >= ? ORDER BY seq
 
 -- name: events_since
--- Events after a cursor (xid is for PostgreSQL), so many. A cursor of an older epoch may be past the end of that one.
-SELECT (SELECT max(epoch) FROM epochs WHERE after < e.seq), 0, seq, kind, subject, version FROM events e
+-- Events after a cursor (xid is for PostgreSQL), so many, each with the name of what it is about. A cursor of an older
+-- epoch may be past the end of that one.
+SELECT (SELECT max(epoch) FROM epochs WHERE after < e.seq), 0, seq, kind, subject, version,
+       CASE WHEN kind IN (2, 3) THEN (SELECT path FROM accounts a WHERE a.id = subject AND a.version = 1)
+            WHEN kind IN (4, 5) THEN (SELECT code FROM assets WHERE id = subject)
+            WHEN kind = 6 THEN (SELECT name FROM books WHERE id = subject) END
+FROM events e
 WHERE ?2 = ?2 AND seq > min(?3, ifnull((SELECT min(after) FROM epochs WHERE epoch > ?1), ?3)) ORDER BY seq LIMIT ?4
 
 -- name: raise_epoch

@@ -70,26 +70,27 @@ SELECT id, account, asset, amount FROM postings p WHERE NOT EXISTS (SELECT 1 FRO
 SELECT account, asset, sum_amounts(amount), count(*) FROM live_postings GROUP BY account, asset ORDER BY account, asset
 
 -- name: put_hold
--- A hold as it stands after a commit.
-INSERT INTO holds (id, account, asset, amount, remaining, posting, state, owner, expires_us)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+-- A hold as it stands after a commit. One that is closed, or belongs to somebody else, does not change.
+INSERT INTO holds (id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state
+WHERE holds.state = 'open' AND holds.owner = excluded.owner
 
 -- name: holds_by_id
 -- Holds by number, each with the newest version of its account.
-SELECT h.id, h.account, h.asset, h.amount, h.remaining, h.posting, h.state, h.owner, h.expires_us,
+SELECT h.id, h.account, h.asset, h.amount, h.remaining, h.posting, h.state, h.owner, h.expires_us, h.lasts_us,
     a.id, a.path, a.version, a.policy, a.status, a.book
 FROM json_each(?) AS w JOIN holds h ON h.id = w.value JOIN accounts a ON a.id = h.account
 WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.id = h.account) ORDER BY h.id
 
 -- name: holds_of_account
 -- Open holds of an account.
-SELECT id, account, asset, amount, remaining, posting, state, owner, expires_us FROM holds
+SELECT id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us FROM holds
 WHERE account = ? AND state = 'open' ORDER BY id
 
 -- name: holds_due
 -- Open holds that have expired and that no record owns.
-SELECT id, account, asset, amount, remaining, posting, state, owner, expires_us FROM holds
+SELECT id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us FROM holds
 WHERE state = 'open' AND expires_us <= now_us() AND owner = '' ORDER BY expires_us, id LIMIT ?
 
 -- name: clock
@@ -140,6 +141,10 @@ SELECT account, asset, sum_text(amount) FROM balance_cache WHERE asset <> 0 GROU
 -- name: open_holds
 -- I3: open holds by number, after one.
 SELECT id, asset, remaining, posting, account, amount FROM holds WHERE state = 'open' AND id > ?1 ORDER BY id LIMIT ?2
+
+-- name: owned_holds
+-- I4: open holds that records own, by number, after one.
+SELECT id, asset, remaining, posting, owner FROM holds WHERE state = 'open' AND owner <> '' AND id > ?1 ORDER BY id LIMIT ?2
 
 -- name: stray_reservations
 -- I3: live postings claimed by a commit that is no longer under way.
