@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
-from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log
+from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log, watch_pauses
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.conservation import watch
@@ -145,6 +145,7 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
         beside = [
             runtime.background("bursar-watch", partial(_watch, runtime)),
             runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
+            runtime.background("bursar-pauses", partial(watch_pauses, runtime.transfers.engine, config.alert_paused_s)),
             runtime.background("bursar-forced-calls", partial(keep_asking, runtime.transfers.engine)),
         ]
         try:
@@ -270,5 +271,5 @@ def sinks(config: Config, ports: Ports) -> dict[str, Sink]:
 
 def alarms(config: Config) -> tuple[Alarm, ...]:
     """When people are told: the configured thresholds, and those of the flow itself."""
-    usual = Alarm(reason="stuck", tries=config.alert_threshold, seconds=config.alert_after_s)
+    usual = Alarm(reason="stuck", tries=config.alert_threshold, seconds=config.alert_after_s, whole_life=True)
     return (usual, *(alarm for alarm in ALARMS if alarm.reason != usual.reason))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bursar.store.engine import Alerts, Nodes, Outcomes, Records
+from bursar.store.engine import Alerts, Clock, Nodes, Outcomes, Records
 from bursar.store.operators import Actions, ForcedCalls, Pauses
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
@@ -29,3 +29,4 @@ class Tables:
         self.actions = Actions(session)
         self.forced_calls = ForcedCalls(session)
         self.nodes = Nodes(session)
+        self.clock = Clock(session)
