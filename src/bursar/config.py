@@ -246,9 +246,16 @@ class Config:
     retry_backoff_ms: int = setting(200, _whole(1, MINUTE_MS), "Before the first repetition of a call; doubles.")
     retry_backoff_max_ms: int = setting(60_000, _whole(1, 60 * MINUTE_MS), "What it doubles to at most.")
     alert_threshold: int = setting(10, _whole(1, 1_000_000), "Calls without an answer before people are told.")
-    alert_after_s: int = setting(300, _whole(1, 86_400), "Seconds in one state before people are told.")
+    alert_after_s: int = setting(
+        300, _whole(1, 86_400), "Age of an open transfer, in seconds, at which an alert is raised."
+    )
     alert_waiting_s: int = setting(
         3_600, _whole(1, 30 * 86_400), "Seconds that a deposit may wait for a second person before people are told."
+    )
+    alert_paused_s: int = setting(
+        3_600,
+        _whole(0, 30 * 86_400),
+        "Seconds after which a pause raises an alert, and again each time it doubles; 0: never.",
     )
     alert_webhook: str = setting("", _webhook, "Where alerts are POSTed to, beside the log. Empty: nowhere.")
     alert_webhook_secret_file: str = setting(

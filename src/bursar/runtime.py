@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
-from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log
+from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log, watch_pauses
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.flow import ALARMS, rail_name
@@ -155,6 +155,7 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
             runtime.background("bursar-watch", partial(_watch, runtime)),
             runtime.background("bursar-prune", partial(_prune, runtime)),
             runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
+            runtime.background("bursar-pauses", partial(watch_pauses, runtime.transfers.engine, config.alert_paused_s)),
             runtime.background("bursar-forced-calls", partial(keep_asking, runtime.transfers.engine)),
             runtime.background("bursar-holds", partial(_expire_holds, runtime)),
         ]
@@ -255,5 +256,5 @@ def sinks(config: Config, ports: Ports) -> dict[str, Sink]:
 
 def alarms(config: Config) -> tuple[Alarm, ...]:
     """When people are told: the configured thresholds, and those of the flow itself."""
-    usual = Alarm(reason="stuck", tries=config.alert_threshold, seconds=config.alert_after_s)
+    usual = Alarm(reason="stuck", tries=config.alert_threshold, seconds=config.alert_after_s, whole_life=True)
     return (usual, *(alarm for alarm in ALARMS if alarm.reason != usual.reason))

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from bursar.cli.commands.sim import Job, command, every_crash, run_everywhere, run_jobs
-from bursar.engine import Answer, Booking, Engine, Item, Operators, Worker
+from bursar.engine import Answer, Booking, DatabaseClock, Engine, Item, Operators, Worker
 from bursar.engine import engine as engine_module
 from bursar.flows.sequence import flow, sequences
 from bursar.flows.sequence.machine import COMPENSATING, COMPENSATION_FAILED, RUNNING, STEP_DONE
@@ -52,6 +52,17 @@ def test_a_crash_at_every_port_call_breaks_nothing() -> None:
 def test_a_seed_that_failed_once(seed: int) -> None:
     """Kept for ever: a compensation was refused to one process and done for the other, whose answer came late."""
     assert run_jobs("sequence", [Job(seed)]).failures == []
+
+
+def test_a_clock_that_is_set_back_and_not_looked_at_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L24: five minutes back under a running worker, and everything would wait five minutes longer."""
+    assert run_jobs("sequence", [Job(20)]).failures == []
+
+    async def blind(_clock: DatabaseClock) -> int:
+        return 0
+
+    monkeypatch.setattr(DatabaseClock, "set_back", blind)
+    assert len(run_jobs("sequence", [Job(20)]).failures) == 1
 
 
 def test_the_same_seed_twice_is_the_same_run() -> None:

@@ -2,11 +2,12 @@
 
 from bursar.engine import holds
 from bursar.engine.alerts import Bell, Notice, Sink, to_log
+from bursar.engine.clock import DatabaseClock
 from bursar.engine.engine import Engine, Started
 from bursar.engine.flow import SUCCESS, Answer, Booking, Dispute, Flow, FlowRefused, Item, Ride
 from bursar.engine.forced import keep_asking
 from bursar.engine.operators import Operators
-from bursar.engine.pauses import Lift, lift_pause, set_pause
+from bursar.engine.pauses import Lift, lift_pause, set_pause, watch_pauses
 from bursar.engine.sinks import NotTold, Program, Webhook
 from bursar.engine.snowflake import Snowflakes
 from bursar.engine.worker import Worker
@@ -16,6 +17,7 @@ __all__ = [
     "Answer",
     "Bell",
     "Booking",
+    "DatabaseClock",
     "Dispute",
     "Engine",
     "Flow",
@@ -37,4 +39,5 @@ __all__ = [
     "lift_pause",
     "set_pause",
     "to_log",
+    "watch_pauses",
 ]

@@ -352,7 +352,8 @@ class Engine:
         """No answer, or one that leaves it where it is: call again later."""
         record = item.record
         attempt = record.attempt + 1
-        age_us = self.ports.now_us() - record.since_us
+        now_us = self.ports.now_us()
+        age_us, life_us = now_us - record.since_us, now_us - record.created_us
         delay_us = flow.retry.delay_us(attempt, self.ports.random())
         move = Move(
             flow=record.flow,
@@ -363,7 +364,7 @@ class Engine:
             actor=actor or self.worker,
             attempt=attempt,
             # Not past an alarm: a call is made when it is due to ring, or it would ring a whole back-off late.
-            delay_us=min(delay_us, until_alarm_us(flow.alarms, record.state, age_us) or delay_us),
+            delay_us=min(delay_us, until_alarm_us(flow.alarms, record.state, age_us, life_us) or delay_us),
             transit=record.transit,
             error=answer.error,
         )
@@ -373,8 +374,9 @@ class Engine:
         if after is None:
             return None
         for alarm in flow.alarms:
-            if alarm.rings(record.state, attempt, age_us, answer.outcome):
-                message = f"{record.flow} {record.id} is {record.state} after {attempt} calls: {answer.error}"
+            if alarm.rings(record.state, attempt, age_us, answer.outcome, life_us):
+                message = f"{record.flow} {record.id} is {record.state} after {attempt} calls, {life_us // 10**6} s"
+                message += f" after it was created: {answer.error}"
                 await self.alert(record, alarm.reason, alarm.severity, message)
         return after
 
@@ -438,10 +440,10 @@ class Engine:
     ) -> Move:
         state = self.flows[record.flow].machine.state(passages[-1].target)
         ends = state.kind in (Kind.TERMINAL, Kind.WAIT)
-        delay_us: int | None = self.lease_us
-        if ends:
-            is_wait = state.kind is Kind.WAIT
-            delay_us = waiting.next_look_us(self.flows[record.flow], state.name, 0) if is_wait else None
+        delay_us: int | None = None if ends else self.lease_us
+        if state.kind is Kind.WAIT:
+            life_us = self.ports.now_us() - record.created_us
+            delay_us = waiting.next_look_us(self.flows[record.flow], state.name, 0, life_us)
         return Move(
             flow=record.flow,
             id=record.id,

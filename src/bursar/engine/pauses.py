@@ -11,7 +11,7 @@ is added to it, and ends the proposal: nobody has agreed to that.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +22,12 @@ from bursar.model.machine import State
 from bursar.model.records import Pause
 from bursar.store import Store
 
+if TYPE_CHECKING:
+    from bursar.engine.engine import Engine
+
 PAUSES_S = 2.0  # how old what we know may be when somebody is called
+
+LOOK_S = 60.0  # at most, between two looks for forgotten pauses
 
 PAUSED, HARDENED, PROPOSED, RESUMED = "paused", "two people needed", "resume proposed", "resumed"
 
@@ -79,6 +84,35 @@ async def lift_pause(store: Store, kind: str, name: str, *, actor: str, reason: 
         await unit.pauses.drop(kind, name)
         await unit.actions.note(RESUMED, kind, name, actor=person, reason=why, proposed_by=pause.proposed_by)
         return Lift.LIFTED
+
+
+async def watch_pauses(engine: Engine, after_s: float) -> None:
+    """Until cancelled: raise an alert for pauses that were forgotten. 0 seconds: never."""
+    while after_s:
+        await alert_forgotten(engine, after_s)
+        await engine.ports.sleep(min(after_s / 4, LOOK_S))
+
+
+async def alert_forgotten(engine: Engine, after_s: float) -> None:
+    """Raise an alert for each pause that has lasted for so long, and again when it has lasted twice as long."""
+    for pause in await engine.store.read.pauses.list():
+        since_us = overdue_us(pause.age_us, int(after_s * 1e6))
+        if since_us is None:
+            continue
+        message = f"{pause.kind} {pause.name} has been paused for {pause.age_us // 10**6} s by {pause.actor}:"
+        message += f" {pause.reason}; resume it, or acknowledge this and be told again when it has lasted twice as long"
+        alerts = engine.store.single().alerts
+        await alerts.raise_since(0, f"{pause.kind} {pause.name} is paused", "warning", message, since_us)
+
+
+def overdue_us(age_us: int, after_us: int) -> int | None:
+    """For how long it has been older than the last of after, 2 after, 4 after, …; None if it is younger. Pure."""
+    if age_us < after_us:
+        return None
+    step_us = after_us
+    while 2 * step_us <= age_us:
+        step_us *= 2
+    return age_us - step_us
 
 
 class Pauses:

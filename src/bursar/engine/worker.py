@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 
+from bursar.engine.clock import DatabaseClock
 from bursar.engine.engine import Engine
 from bursar.model.errors import BursarError
 from bursar.model.records import Record
@@ -44,6 +45,7 @@ class Worker:
         self.queue_max = queue_max
         self.scan_s = scan_s
         self.scans = 0
+        self._clock = DatabaseClock(engine.store)
         self._queue: OrderedDict[int, Record] = OrderedDict()  # by number; the last claimed version of each
         self._stop = asyncio.Event()
         self._room = asyncio.Event()
@@ -73,6 +75,9 @@ class Worker:
     async def look(self) -> int:
         """Refresh what is paused, fetch what is due as long as there is room, and have it driven. Returns how many."""
         self.scans += 1
+        if by_us := await self._clock.set_back():
+            moved = await self.engine.store.single().clock.set_back(by_us)
+            log.warning("the clock was set back by %.1f s; due as much earlier: %s records", by_us / 1e6, moved)
         await self.engine.pauses.read()
         if self.scans % SWEEP_EVERY == 1:
             await self.engine.store.single().outcomes.drop_counters(int(COUNTER_AGE_S * 1e6))

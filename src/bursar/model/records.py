@@ -176,6 +176,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     two_people: bool = False  # whether two people are needed to lift it (T47)
     proposed_by: str = ""  # the first of them; "" for nobody yet
     proposed_reason: str = ""
+    age_us: int = 0  # since it was set, by the database's clock
 
 
 class OperatorAction(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,23 +45,31 @@ class Alarm:
     tries: int | None = None
     seconds: float | None = None
     outcome: Outcome | None = None  # only if the last call said this
+    whole_life: bool = False  # whether the seconds count from the record's creation, not from its state's start
 
-    def rings(self, state: str, attempt: int, age_us: int, outcome: Outcome | None) -> bool:
-        """Whether it is time."""
+    def rings(self, state: str, attempt: int, age_us: int, outcome: Outcome | None, life_us: int = 0) -> bool:
+        """Whether it is time, by the age in this state and since the record was created.
+
+        An age as far below zero counts too: the clock was set back (L24), and too early is better than never.
+        """
         if (self.state and self.state != state) or (self.outcome is not None and self.outcome is not outcome):
             return False
         tried = self.tries is not None and attempt >= self.tries
-        return tried or (self.seconds is not None and age_us >= self.seconds * 1e6)
+        return tried or (self.seconds is not None and abs(self.counts(age_us, life_us)) >= self.seconds * 1e6)
+
+    def counts(self, age_us: int, life_us: int) -> int:
+        """The age that it looks at."""
+        return max(age_us, life_us) if self.whole_life else age_us
 
 
-def until_alarm_us(alarms: Iterable[Alarm], state: str, age_us: int) -> int | None:
+def until_alarm_us(alarms: Iterable[Alarm], state: str, age_us: int, life_us: int = 0) -> int | None:
     """How long until the next alarm rings for its age alone; None if no further one does."""
-    ages_us = [
-        int(a.seconds * 1e6)
+    left_us = [
+        int(a.seconds * 1e6) - a.counts(age_us, life_us)
         for a in alarms
-        if a.seconds is not None and a.outcome is None and a.state in ("", state) and a.seconds * 1e6 > age_us
+        if a.seconds is not None and a.outcome is None and a.state in ("", state)
     ]
-    return min(ages_us) - age_us if ages_us else None
+    return min((left for left in left_us if left > 0), default=None)
 
 
 USUAL_RETRY = Retry()

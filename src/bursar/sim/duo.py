@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ HEALED_S: Final = 60.0  # within which everything must be at its end
 RESTART_S_MAX: Final = 0.5
 JUMP_SHARE: Final = 0.1  # of the restarts find another time
 JUMPS_S: Final = (-36_000, -3_600, -5, 5, 3_600, 36_000)  # far enough to count as a jump, or too near to matter
+SET_BACK_S: Final = 300.0  # further than nothing, and not so far that it counts as a jump by itself
+SET_BACK_EVERY: Final = 7  # to one seed in so many that happens while processes run
 SWARM: Final = CrashSwarm(probability=0.012, budget=6)
 
 T = TypeVar("T")
@@ -100,6 +103,9 @@ class Duo(ABC, Generic[T]):
         self.kernel.on_crash = self.crashed
         for name in self.processes:
             self.boot(name)
+        if self.kernel.seed % SET_BACK_EVERY == SET_BACK_EVERY - 1:
+            at_s = CHAOS_S * random.Random(f"{self.kernel.seed} clock").random()
+            self.kernel.loop.call_later(at_s, self.set_back)
         if not await self.over_by(CHAOS_S):
             self.heal()
             if not await self.over_by(CHAOS_S + HEALED_S):
@@ -110,6 +116,12 @@ class Duo(ABC, Generic[T]):
         """From now on nothing breaks."""
         self.kernel.calm()
         self.rail.trouble = 0.0
+
+    def set_back(self) -> None:
+        """The clock goes back under running processes, by more than everything has to come to its end in (L24)."""
+        self.ahead_us -= int(SET_BACK_S * 1e6)
+        for each in self.kernel.processes.values():
+            each.clock_offset_us = self.ahead_us
 
     def watch(self) -> None:
         """Look, and keep what is wrong: raised here, it would be one more error that an engine survives."""

@@ -155,6 +155,10 @@ class Alerts(Table):
         """Whether it is new: nobody is told twice before somebody has acknowledged."""
         return await self._one("raise_alert", record, reason, severity, message) is not None
 
+    async def raise_since(self, record: int, reason: str, severity: str, message: str, since_us: int) -> bool:
+        """Raise it unless it is open, or was raised less than so long ago and acknowledged. Whether it is new."""
+        return await self._one("raise_alert_since", record, reason, severity, message, since_us) is not None
+
     async def open(self, *, limit: int = 1000) -> list[Alert]:
         """Not acknowledged yet, oldest first."""
         return [_alert(row) for row in await self._s.rows("alerts_open", limit)]
@@ -193,6 +197,20 @@ def _alert(row: Row) -> Alert:
         acknowledged_us=row[6],
         acknowledged_by=row[7],
     )
+
+
+class Clock(Table):
+    """Due times, when the clock that they are in has been set back."""
+
+    async def now_us(self) -> int:
+        """What it says now. Only where the database has a clock of its own."""
+        return int(await self._one("clock_now"))
+
+    async def set_back(self, by_us: int) -> int:
+        """Move all that is due in the future back by as much (L24); returns how many records."""
+        await self._s.rows("set_back_deliveries", by_us)
+        await self._s.rows("set_back_forced", by_us)
+        return len(await self._s.rows("set_back_records", by_us))
 
 
 class Nodes(Table):

@@ -94,6 +94,7 @@ def _pause(row: Row) -> Pause:
         two_people=bool(row[5]),
         proposed_by=row[6],
         proposed_reason=row[7],
+        age_us=row[8],
     )
 
 

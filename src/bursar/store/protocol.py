@@ -16,6 +16,7 @@ class Store(Protocol):
     engine: str
     split: bool  # commits go by saga, each primitive by itself
     overlaps: bool  # one group can be decided while the one before it is written
+    has_clock: bool  # its own, which all hosts share; if not, due times are in this machine's
     ports: Ports
     read: Tables  # reads that each stand alone
 
@@ -25,6 +26,10 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Let go."""
+        ...
+
+    async def now_us(self) -> int:
+        """The clock that due times are in."""
         ...
 
     def unit(self) -> AbstractAsyncContextManager[Tables]:

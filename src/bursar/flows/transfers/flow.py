@@ -13,6 +13,7 @@ the transition that learns of it, in the same unit, and is never refused: it is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ SCOPE = "transfers"
 CALL_TIMEOUT_S = 10.0
 
 ALARMS = (
-    *USUAL_ALARMS,
+    *(replace(alarm, whole_life=True) for alarm in USUAL_ALARMS),  # 001 §9.5: from creation
     Alarm(reason="target pending", state="TARGET_PENDING", seconds=60),
     Alarm(reason="refund failing", severity="critical", state="COMPENSATING", tries=3),
 )

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bursar.engine import Engine, Flow, Lift, Snowflakes, lift_pause, set_pause
+from bursar.engine import DatabaseClock, Engine, Flow, Lift, Snowflakes, lift_pause, set_pause
 from bursar.flows.transfers.checks import (
     SAFETY_FACTOR,
     Code,
@@ -147,6 +147,7 @@ class Transfers:
         self.flow: Flow[Transfer] = transfers_flow(self.rails, retry=retry, alarms=alarms)
         self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
         self._ids = Snowflakes(ledger.store)
+        self._clock = DatabaseClock(ledger.store)
         self._assets: Mapping[str, Asset] = {}
         self._assets_read = float("-inf")
         self._paused: frozenset[tuple[str, str]] = frozenset()
@@ -260,6 +261,7 @@ class Transfers:
         try:
             asked = self.ledger.store.ports.monotonic()
             self._assets = await self.ledger.assets()
+            await self._clock.set_back()  # sampled: buckets of limits are of the database's time
             paused = await self.ledger.store.read.pauses.list()
             self._paused = frozenset((pause.kind, pause.name) for pause in paused)
             self._assets_read = asked
@@ -336,7 +338,7 @@ class Transfers:
 
     def _limits(self, transfer: Transfer) -> tuple[Limit, ...]:
         """What this transfer uses up, in buckets of a second and of a day (UTC)."""
-        now_us = self.ledger.store.ports.now_us()
+        now_us = self._clock.now_us()
         second, day = now_us // SECOND_US, now_us // DAY_US
         who = f"{SCOPE}:{transfer.user}"
         buckets = (

@@ -130,11 +130,13 @@ RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.tran
     (extract(epoch FROM r.updated_at) * 1000000)::bigint
 
 -- name: claim_all
--- At start: take all that are open and that nobody else drives, page by page. Arguments as above, with the last number
--- of the page before instead of the cap.
+-- At start: take all that are open and that nobody else drives, page by page; leased for longer than any lease is not
+-- driven: a clock was set back while nobody looked. Arguments as above, with the last number of the page before instead
+-- of the cap.
 WITH found AS MATERIALIZED (
     SELECT number FROM bursar.records
-    WHERE due IS NOT NULL AND (due <= now() OR worker IN ('', $3)) AND number > $5 AND flow || '' = ANY ($1::text[])
+    WHERE due IS NOT NULL AND number > $5 AND flow || '' = ANY ($1::text[])
+      AND (due <= now() OR worker IN ('', $3) OR due > now() + ($4::bigint + 1000000) * interval '1 microsecond')
     ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED)
 UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
 FROM found WHERE r.number = found.number
@@ -168,6 +170,36 @@ SET severity = excluded.severity, message = excluded.message, raised_at = now(),
     acknowledged_at = NULL, acknowledged_by = ''
 WHERE a.acknowledged_at IS NOT NULL
 RETURNING record
+
+-- name: raise_alert_since
+-- The same, but not again for what was raised less than so long ago. Arguments as above, and how long.
+INSERT INTO bursar.alerts AS a (record, reason, severity, message) VALUES ($1, $2, $3, $4)
+ON CONFLICT (record, reason) DO UPDATE
+SET severity = excluded.severity, message = excluded.message, raised_at = now(), delivered_at = NULL,
+    acknowledged_at = NULL, acknowledged_by = ''
+WHERE a.acknowledged_at IS NOT NULL AND a.raised_at < now() - $5::bigint * interval '1 microsecond'
+RETURNING record
+
+-- name: clock_now
+-- The clock that due times are in.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: set_back_records
+-- The clock was set back by so much: what is due in the future is due as much earlier (L24). Whoever is just moving one
+-- writes a new due time.
+WITH found AS MATERIALIZED (
+    SELECT number FROM bursar.records WHERE due > now() ORDER BY number FOR UPDATE SKIP LOCKED)
+UPDATE bursar.records r SET due = greatest(now(), due - $1::bigint * interval '1 microsecond')
+FROM found WHERE r.number = found.number RETURNING r.number
+
+-- name: set_back_deliveries
+-- The same for alerts that a sink has to be told.
+UPDATE bursar.alert_deliveries SET due = greatest(now(), due - $1::bigint * interval '1 microsecond')
+WHERE delivered_at IS NULL AND due > now()
+
+-- name: set_back_forced
+-- The same for forced calls whose rail is asked.
+UPDATE bursar.forced_calls SET due = greatest(now(), due - $1::bigint * interval '1 microsecond') WHERE due > now()
 
 -- name: alerts_open
 -- Alerts that nobody has acknowledged.

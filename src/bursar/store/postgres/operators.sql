@@ -2,12 +2,14 @@
 
 -- name: pauses
 -- What is switched off.
-SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint, two_people, proposed_by, proposed_reason
+SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint, two_people, proposed_by, proposed_reason,
+    (extract(epoch FROM now() - at) * 1000000)::bigint
 FROM bursar.pauses ORDER BY kind, name
 
 -- name: lock_pause
 -- One pause, which nobody else changes until the unit ends.
-SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint, two_people, proposed_by, proposed_reason
+SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint, two_people, proposed_by, proposed_reason,
+    (extract(epoch FROM now() - at) * 1000000)::bigint
 FROM bursar.pauses WHERE kind = $1 AND name = $2 FOR UPDATE
 
 -- name: put_pause

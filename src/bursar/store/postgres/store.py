@@ -144,6 +144,7 @@ class PostgresStore:
 
     engine = "postgres"
     split = False
+    has_clock = True
     overlaps = True
 
     def __init__(self, ports: Ports, url: str) -> None:
@@ -214,6 +215,10 @@ class PostgresStore:
         """Several primitives as one transaction."""
         async with self.connection() as connection, connection.transaction():
             yield Tables(PostgresSession(connection))
+
+    async def now_us(self) -> int:
+        """The server's clock."""
+        return await self.read.clock.now_us()
 
     def single(self) -> Tables:
         """Primitives that each stand alone."""

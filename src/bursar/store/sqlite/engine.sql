@@ -96,12 +96,13 @@ RETURNING number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAS
     transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
 
 -- name: claim_all
--- At start: take all that are open and that nobody else drives, page by page. Arguments as above, with the last number
--- of the page before instead of the cap.
+-- At start: take all that are open and that nobody else drives, page by page; leased for longer than any lease is not
+-- driven: a clock was set back while nobody looked. Arguments as above, with the last number of the page before instead
+-- of the cap.
 UPDATE records SET due = now_us() + ?4, worker = ?3
 WHERE number IN (
     SELECT number FROM records INDEXED BY records_due
-    WHERE due IS NOT NULL AND (due <= now_us() OR worker IN ('', ?3)) AND number > ?5
+    WHERE due IS NOT NULL AND (due <= now_us() OR worker IN ('', ?3) OR due > now_us() + ?4 + 1000000) AND number > ?5
       AND +flow IN (SELECT value FROM json_each(?1))
     ORDER BY number LIMIT ?2)
 RETURNING number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
@@ -128,6 +129,27 @@ SET severity = excluded.severity, message = excluded.message, raised_at = exclud
     acknowledged_at = NULL, acknowledged_by = ''
 WHERE acknowledged_at IS NOT NULL
 RETURNING record
+
+-- name: raise_alert_since
+-- The same, but not again for what was raised less than so long ago. Arguments as above, and how long.
+INSERT INTO alerts (record, reason, severity, message, raised_at) VALUES (?1, ?2, ?3, ?4, now_us())
+ON CONFLICT (record, reason) DO UPDATE
+SET severity = excluded.severity, message = excluded.message, raised_at = excluded.raised_at, delivered_at = NULL,
+    acknowledged_at = NULL, acknowledged_by = ''
+WHERE acknowledged_at IS NOT NULL AND raised_at < now_us() - ?5
+RETURNING record
+
+-- name: set_back_records
+-- The clock was set back by so much: what is due in the future is due as much earlier (L24).
+UPDATE records SET due = max(now_us(), due - ?1) WHERE due > now_us() RETURNING number
+
+-- name: set_back_deliveries
+-- The same for alerts that a sink has to be told.
+UPDATE alert_deliveries SET due = max(now_us(), due - ?1) WHERE delivered_at IS NULL AND due > now_us()
+
+-- name: set_back_forced
+-- The same for forced calls whose rail is asked.
+UPDATE forced_calls SET due = max(now_us(), due - ?1) WHERE due > now_us()
 
 -- name: alerts_open
 -- Alerts that nobody has acknowledged.

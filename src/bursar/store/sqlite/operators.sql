@@ -2,11 +2,12 @@
 
 -- name: pauses
 -- What is switched off.
-SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason FROM pauses ORDER BY kind, name
+SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason, now_us() - at FROM pauses ORDER BY kind, name
 
 -- name: lock_pause
 -- One pause. Nobody else writes while a unit is open.
-SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason FROM pauses WHERE kind = ? AND name = ?
+SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason, now_us() - at FROM pauses
+WHERE kind = ? AND name = ?
 
 -- name: put_pause
 -- Switch a flow or a rail off.

@@ -91,6 +91,7 @@ class SqliteStore:
     """One SQLite file."""
 
     engine = "sqlite"
+    has_clock = False
     overlaps = False  # reading, deciding and writing are one transaction on one thread
 
     def __init__(self, ports: Ports, path: str, *, split: bool = False) -> None:
@@ -148,6 +149,10 @@ class SqliteStore:
             except BaseException:  # BEGIN cancelled, COMMIT failed: nobody may find a transaction open; it goes on
                 await self.run(self._write_lane, partial(calls.roll_back, self._get_writer()))
                 raise
+
+    async def now_us(self) -> int:
+        """This machine's clock."""
+        return self.ports.now_us()
 
     def single(self) -> Tables:
         """Primitives that each stand alone: the steps of a saga."""

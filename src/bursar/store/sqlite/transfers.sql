@@ -8,9 +8,11 @@ FROM json_each(?1) AS p JOIN accounts a ON a.path = p.value
 WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.path = p.value)
 
 -- name: lease_node
--- A node number that nobody holds, for so long; it begins after whatever its last holder can have made.
+-- A node number that nobody holds, for so long; it begins after whatever its last holder can have made. Held for longer
+-- than any lease: a clock was set back. If its holder lives, its ids come before ours, and it gets another number.
 UPDATE nodes SET holder = ?1, since = max(until, now_us()), until = now_us() + ?2
-WHERE node = (SELECT node FROM nodes WHERE until < (SELECT now_us()) ORDER BY until, node LIMIT 1)
+WHERE node = (SELECT node FROM nodes WHERE until < (SELECT now_us()) OR until > (SELECT now_us()) + ?2 + 1000000
+              ORDER BY until, node LIMIT 1)
 RETURNING node, since
 
 -- name: renew_node
