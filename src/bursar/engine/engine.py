@@ -74,6 +74,7 @@ class Engine:
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self.ended: dict[int, int] | None = None  # while a worker claims: what was driven here meanwhile, → version
         self._driving: dict[int, asyncio.Task[Record]] = {}
+        self._newest: dict[int, Record] = {}  # of those: as they were seen last
         self._deadlines = Deadlines()
 
     # --- starting ----------------------------------------------------------------------------------------------
@@ -89,16 +90,16 @@ class Engine:
         limits: tuple[Limit, ...] = (),
         actor: str = "",
         riding: bool = False,
-        active: tuple[str, ...] = (),
     ) -> Started:
         """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
 
         With `remember`, a repeated request gets the record of the first one; a refusal is never remembered, because
-        nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. With
-        `riding`, it is started only if its first call can be part of the unit; with `active`, only if those accounts of
-        the ledger are there and active. If not, a refusal says why.
+        nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. It is
+        started only if the flow admits it and the accounts that the flow names are active; with `riding`, only if its
+        first call can be part of the unit. If not, a refusal says why.
         """
         driven = self.require(flow)
+        await driven.admit(body)
         now_us = self.ports.now_us()
         text = msgspec.json.encode(body).decode()
         name = self.ports.token() if id is None else check_key(id)
@@ -129,7 +130,7 @@ class Engine:
             move = self._move(
                 record, (*passages, *ridden(driven, there, ride)), actor, body=text, keeps=ride.booking.keeps
             )
-            change = Change(ride.booking.intents, (move,), remember, limits, ride.operations, active)
+            change = Change(ride.booking.intents, (move,), remember, limits, ride.operations, driven.active(body))
             try:
                 return await self._started(record, move, change)
             except Refusal:  # whatever it is, it is told again below, or by whoever is called
@@ -139,7 +140,7 @@ class Engine:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
         move = self._move(record, passages, actor, body=text)
         try:
-            change = Change(moves=(move,), remember=remember, limits=limits, active=active)
+            change = Change(moves=(move,), remember=remember, limits=limits, active=driven.active(body))
             return await self._started(record, move, change)
         except RecordMoved:
             if id is not None:
@@ -171,11 +172,17 @@ class Engine:
         """Drive a record and wait, but not for ever: what is not at its end by then goes on in the background."""
         task = self.drive(record)
         await self._deadlines.wait(task, timeout_s)
+        return self.newest(record, task)
+
+    def newest(self, record: Record, task: asyncio.Task[Record]) -> Record:
+        """A record as the task that drives it has seen it last. Nothing is read: the database may be what hangs."""
         if task.done() and not task.cancelled():
             return task.result()
-        with contextlib.suppress(StoreError):  # it is written down and goes on, whether or not it can be read just now
-            return await self.get(record.flow, record.id) or record
-        return record
+        return self._newest.get(record.number, record)
+
+    def driving(self, record: Record) -> asyncio.Task[Record] | None:
+        """The task that drives a record here, if one does."""
+        return self._driving.get(record.number)
 
     def drive(self, record: Record) -> asyncio.Task[Record]:
         """Drive a record in a task of its own, which nobody's impatience cancels; once per process at a time."""
@@ -191,6 +198,7 @@ class Engine:
             self.ended[number] = task.result().version
         if self._driving.get(number) is task:
             del self._driving[number]
+            self._newest.pop(number, None)
 
     async def _drive_after(self, before: asyncio.Task[Record], record: Record) -> Record:
         """Whoever drives it may have written its last and be leaving: nobody else comes before the lease is over."""
@@ -222,7 +230,7 @@ class Engine:
                     return record
                 if after.state == record.state and after.attempt and after.worker != self.worker:
                     return after  # called again later, or by whoever has it; what is ours still, goes on
-                record = after
+                record = self._newest[record.number] = after
         except (StoreError, Conflict) as error:
             log.error("%s %s stays %s until the database takes it: %s", record.flow, record.id, record.state, error)
             self.pauses.leave(record.number)

@@ -136,6 +136,14 @@ def _disputes_nothing(_called: Item[Any], _now: Item[Any], _answer: Answer) -> D
     return UNDISPUTED
 
 
+async def _admits_all(_body: Any) -> None:
+    return None
+
+
+def _needs_none(_body: Any) -> tuple[str, ...]:
+    return ()
+
+
 def _changes_nothing(_item: Item[Any], _event: str, _answer: Answer) -> None:
     return None
 
@@ -147,6 +155,9 @@ class Flow(Generic[B]):
     machine: Machine
     body: type[B]
     actions: Mapping[str, Action]  # by the name in the machine's call states
+    # What a record is checked for before it is started, whoever starts it: raises the refusal.
+    admit: Callable[[Any], Awaitable[None]] = _admits_all
+    active: Callable[[Any], tuple[str, ...]] = _needs_none  # pure: accounts that must be active when it is started
     book: Callable[[Item[Any], str, Answer], Booking] = _books_nothing  # pure
     # The body from an arrow on, whoever's word led along it; None: as it was. Not asked if the answer brings one; pure.
     after: Callable[[Item[Any], str, Answer], msgspec.Struct | None] = _changes_nothing

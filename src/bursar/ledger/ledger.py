@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bursar.ledger.reads import Reads
-from bursar.model.accounts import HELD, MAIN_BOOK, TRANSIT, Account, check_open_path, check_path
+from bursar.model.accounts import HELD, MAIN_BOOK, TRANSIT, Account, check_active, check_open_path, check_path
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
@@ -46,7 +46,6 @@ from bursar.model.errors import (
     UnknownHold,
 )
 from bursar.model.money import Amount, Asset
-from bursar.model.plan import check_active
 from bursar.model.postings import SEQ_MAX, PostingState
 from bursar.model.records import Hold, HoldRow
 from bursar.model.views import EnvelopeView
@@ -54,7 +53,7 @@ from bursar.store import Store
 from bursar.store.value import FOREVER_US
 from bursar.writer import Change, Writer
 
-REVERSIBLE = (USER_SCOPE, "reverse", "sequence")  # scopes of entries that are whole in themselves
+REVERSIBLE = (USER_SCOPE, "reverse", "sequence", "deposits")  # scopes of entries that are whole in themselves
 COMPACT_MAX = 1_000  # postings merged by one envelope
 MANY_MAX = 10_000  # entries of commit_many that wait at once
 TRIES = 12
@@ -443,7 +442,8 @@ class Ledger(Reads):
         return len(found)
 
     async def close(self, path: str) -> Account:
-        """Close an account for good. It must be empty, after its positive and negative postings are netted (L7)."""
+        """Close an account for good. It must be empty, after its positive and negative postings are netted (L7), and no
+        end of a transfer that is under way; where trading cores hold money, `Transfers.close_account` asks them."""
         path = check_path(path)
         if path == HELD or path.partition(":")[0] == TRANSIT:
             raise InvalidName("account to close", path, "it belongs to holds or flows")

@@ -143,7 +143,8 @@ async def write_group(connection: Connection, decided: Decided, now_s: float) ->
     elif rows.envelopes:
         written = await connection.fetch(SQL["group_write_all"], *_entries(decided), *_records(rows.records), ahead)
     else:
-        written = await connection.fetch(SQL["group_records"], *_records(rows.records), ahead)
+        generation = decided.generation if rows.under_rules else 0
+        written = await connection.fetch(SQL["group_records"], *_records(rows.records), ahead, generation)
     heads.numbers, heads.numbers_until = [int(number) for number in written[0][-1]], now_s + NUMBERS_S
     _keep(heads, rows)
 
