@@ -89,7 +89,7 @@ def _of_http(error: HTTPException) -> Problem:
     code = _BY_STATUS.get(error.status_code, str(Code.INVALID_REQUEST))
     detail = error.detail
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
-        said = [f"{part.get('key', 'body')}: {part['message']}" for part in error.extra if isinstance(part, dict)]
+        said = [_said(part) for part in error.extra if isinstance(part, dict)]
         detail = "; ".join(said) or detail
     if code == METHOD_NOT_ALLOWED:
         detail = "this address does not know that method"
@@ -100,6 +100,14 @@ def _of_http(error: HTTPException) -> Problem:
     found = Problem(code, detail or "the request can't be read")
     found.headers = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
     return found
+
+
+def _said(part: dict[str, Any]) -> str:
+    """What is wrong with one part of a request. The framework calls the body `data`, and an empty one just so."""
+    key, message = str(part.get("key", "body")), str(part["message"])
+    if key == "data":
+        return "the body is empty; a JSON object is needed" if message == "'data'" else f"body: {message}"
+    return f"{key}: {message}"
 
 
 def _unexpected(error: Exception, ports: Ports) -> Problem:

@@ -52,8 +52,8 @@ BEGIN
         CASE body ->> 'target' WHEN 'SPOT' THEN 'trading' ELSE lower(body ->> 'target') END AS target,
         (body ->> 'user')::bigint AS user_id, (body ->> 'asset_id')::integer AS asset_id,
         (body ->> 'amount')::numeric AS amount, lower(state) AS state,
-        (extract(epoch FROM created_at) * 1000)::bigint AS created_at,
-        (extract(epoch FROM updated_at) * 1000)::bigint AS updated_at,
+        floor(extract(epoch FROM created_at) * 1000)::bigint AS created_at,
+        floor(extract(epoch FROM updated_at) * 1000)::bigint AS updated_at,
         coalesce(nullif(error, ''), nullif(body ->> 'reason', '')) AS error, bursar.retries_1(number) AS retry_count
     FROM bursar.records WHERE flow = 'transfers';
 END $$;
