@@ -202,7 +202,7 @@ class Config:
     deadline_ms: int = setting(
         2_000,
         _whole(0, MINUTE_MS),
-        "Within which a request is answered; a transfer that takes longer is PENDING. 0: once it is written down.",
+        "Within which a request is answered (500 at least); a transfer that takes longer is PENDING.",
     )
     shutdown_ms: int = setting(
         10_000,

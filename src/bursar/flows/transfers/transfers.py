@@ -73,6 +73,7 @@ from bursar.writer import Limit, Remember
 
 ASSETS_S = 0.5
 DEADLINE_S = 2.0  # how long a request waits for its transfer
+ACCEPT_S = 0.5  # and at least for its first state: an answer that it may or may not be there helps nobody
 FOLLOW_MIN_S, FOLLOW_MAX_S = 0.01, 0.25  # between two looks at a transfer that is driven elsewhere
 COUNT_MAX = 2**62
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
@@ -148,12 +149,17 @@ class Transfers:
     async def create(self, request: Request, *, deadline_s: float = DEADLINE_S) -> View:
         """Check, write down, drive; the answer is at its end, or PENDING, and comes within the deadline (T45).
 
-        With a deadline of 0 it waits until the transfer is written down, and not for its end.
+        A deadline that is shorter than a COMMIT may take is one for its end only: to be written down, a transfer always
+        has a moment. With 0 nobody waits for its end.
         """
-        stage = _Stage()
-        deadline = self._deadlines.begin(deadline_s or DEADLINE_S)
+        stage, ports = _Stage(), self.ledger.store.ports
+        accept_s, began = max(deadline_s, ACCEPT_S), ports.monotonic()
+        deadline = self._deadlines.begin(accept_s)
         try:
             record, assets, replayed = await deadline.keep(self._accept(request, stage))
+            if accept_s > deadline_s:
+                deadline.end()
+                deadline = self._deadlines.begin(max(0.0, began + deadline_s - ports.monotonic()))
             if record.state not in TERMINAL:
                 if not replayed:
                     record = await self._drive(record, deadline, is_waiting=deadline_s > 0)
@@ -162,7 +168,7 @@ class Transfers:
         except TimeoutError:
             if not deadline.is_over:
                 raise
-            raise self._too_late(stage, deadline_s or DEADLINE_S) from None
+            raise self._too_late(stage, accept_s) from None
         finally:
             deadline.end()
         return view_of(record, self.flow.item(record).body, assets, replayed)
