@@ -216,7 +216,9 @@ class Config:
     requests_max: int = setting(512, _whole(1, 100_000), "Requests in progress; beyond, the answer is 503.")
     body_bytes_max: int = setting(16_384, _whole(256, 1_048_576), "Size of a request's body; beyond, 413.")
     deadline_ms: int = setting(
-        2_000, _whole(0, MINUTE_MS), "How long a request waits for its transfer; what takes longer is PENDING."
+        2_000,
+        _whole(0, MINUTE_MS),
+        "Within which a request is answered (500 at least); a transfer that takes longer is PENDING.",
     )
     shutdown_ms: int = setting(
         10_000,

@@ -62,10 +62,61 @@ class Deadlines:
             task.remove_done_callback(end)
             pending.pop(end, None)
 
+    def begin(self, timeout_s: float) -> Deadline:
+        """A deadline for one thing after the other, never later than that."""
+        return Deadline(self, timeout_s * PARTS / (PARTS + 1))
+
     def _expire(self, slot: tuple[float, int]) -> None:
         pending = self._pending.pop(slot)
         for expire in list(pending):  # each by itself: one that fails must not keep the others waiting
             asyncio.get_running_loop().call_soon(_tell, pending, expire)
+
+
+class Deadline:
+    """One deadline for all that is done about one request. `end` it when nobody waits any more."""
+
+    def __init__(self, deadlines: Deadlines, timeout_s: float) -> None:
+        self.is_over = False
+        self._stop: Callable[[], None] | None = None  # whatever is waited for just now
+        self._pending = deadlines.add(timeout_s, self._expire)
+
+    async def keep(self, work: Awaitable[T]) -> T:
+        """Do some work; `TimeoutError` if it takes longer."""
+        async with asyncio.timeout(None) as limit:
+            self._stop = partial(_end, limit)
+            if self.is_over:
+                self._stop()
+            try:
+                return await work
+            finally:
+                self._stop = None
+
+    async def wait(self, task: asyncio.Task[Any]) -> None:
+        """Until a task is over, but no longer. It is never cancelled."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def stop(*_: object) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        if self.is_over:
+            return
+        task.add_done_callback(stop)
+        self._stop = stop
+        try:
+            await over
+        finally:
+            self._stop = None
+            task.remove_done_callback(stop)
+
+    def end(self) -> None:
+        """It is not needed any more."""
+        self._pending.pop(self._expire, None)
+
+    def _expire(self) -> None:
+        self.is_over = True
+        if self._stop is not None:
+            self._stop()
 
 
 def _tell(pending: Pending, expire: Callable[[], None]) -> None:

@@ -98,6 +98,7 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
     """Open it all; in the end finish or park what is in hand. Nobody looks for what is due."""
     async with AsyncExitStack() as stack:
         bursar = await stack.enter_async_context(Bursar(config.database_url, ports=ports))
+        await _check_assets(config, bursar)
         cores = {
             AccountType(kind.upper()): client_of(config, ports, kind, StoreLink(bursar.store, kind))
             for kind in config.cores
@@ -140,6 +141,15 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
             left = await transfers.engine.finish(config.shutdown_ms / 1000)
             if left:
                 log.warning("%s transfers are left where they are; whoever comes next goes on with them", left)
+
+
+async def _check_assets(config: Config, bursar: Bursar) -> None:
+    """Settings per asset name assets that there are: a limit on a misspelt one would limit nothing."""
+    known = await bursar.ledger.assets()
+    for name in ("limit_amount_per_day", "deposit_confirm_above"):
+        if missing := sorted(set(getattr(config, name)) - known.keys()):
+            codes = ", ".join(missing)
+            raise ConfigRefused(f"{name}: there is no asset {codes} in the database; create it first, or correct it")
 
 
 @asynccontextmanager

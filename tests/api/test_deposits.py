@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.api.office import ALICE, BOB, Office, office, refusal, token
 from tests.builders import scenario
+
+from bursar.config import ConfigRefused
 
 DEPOSITS = "/api/v1/deposits"
 ANNA, BEN = token("anna", "operator", "approver"), token("ben", "approver")
@@ -96,3 +99,53 @@ async def test_what_is_no_deposit(url: str, tmp_path: Path) -> None:
         for change, found in cases:
             assert refusal(await ask(here, **change)) == found, change
         assert here.written()["envelopes"] == 0
+
+
+@scenario
+async def test_a_refused_deposit_makes_no_account(url: str, tmp_path: Path) -> None:
+    """Nor does one that waits, or is rejected."""
+    async with office(url, tmp_path, deposit_confirm_above={"USDT": 10_000_000}) as here:
+        before = here.written()["accounts"]
+        assert refusal(await ask(here, asset="OLD", amount="1")) == (422, "ASSET_SUSPENDED")
+        assert refusal(await ask(here, amount="0")) == (422, "INVALID_AMOUNT")
+        assert (await here.fund(BOB, "1", reference="wire-1")).status_code == 200
+        assert refusal(await ask(here, reference="wire-1", amount="2")) == (409, "DUPLICATE_REQUEST")
+        assert (await ask(here)).status_code == 202
+        assert (await here.send("POST", f"{DEPOSITS}/wire-7/reject", by=BEN)).status_code == 200
+        assert here.written()["accounts"] == before + 1  # Bob's
+
+
+@scenario
+async def test_asked_by_is_who_asked_first(either: str, tmp_path: Path) -> None:
+    async with office(either, tmp_path, deposit_confirm_above={"USDT": 10_000_000}) as here:
+        for amount in ("1", "10.000001"):
+            asked = [
+                await ask(here, by=token(who, "operator"), amount=amount, reference=f"wire-{amount}")
+                for who in ("anna", "carl", "anna")
+            ]
+            assert [answer.json()["asked_by"] for answer in asked] == ["anna"] * 3
+
+
+@scenario
+async def test_a_mistaken_second_request_is_refused_and_the_first_stays_known(either: str, tmp_path: Path) -> None:
+    async with office(either, tmp_path, deposit_confirm_above={"USDT": 10_000_000}) as here:
+        assert (await ask(here, amount="1")).json()["state"] == "BOOKED"
+        assert refusal(await ask(here, amount="11")) == (409, "DUPLICATE_REQUEST")
+        assert (await here.get(DEPOSITS, by=BEN)).json() == []
+        again = await ask(here, amount="1.0")
+        assert (again.status_code, again.json()["state"], again.json()["account"]) == (
+            200,
+            "BOOKED",
+            f"user:{ALICE}:funding",
+        )
+        assert await here.balances(ALICE) == {"FUNDING": "1.000000"}
+
+
+@pytest.mark.parametrize("setting", ["deposit_confirm_above", "limit_amount_per_day"])
+@scenario
+async def test_settings_that_name_no_asset_are_refused_at_start(url: str, tmp_path: Path, setting: str) -> None:
+    """A limit on a misspelt asset would limit nothing."""
+    settings: dict[str, Any] = {setting: {"USDT": 1, "USTD": 1}}
+    with pytest.raises(ConfigRefused, match=f"{setting}: there is no asset USTD"):
+        async with office(url, tmp_path, **settings):
+            pass

@@ -16,7 +16,7 @@ from tests.api.office import ALICE, TRANSFERS, Office, office, refusal, token, u
 from tests.builders import scenario
 
 from bursar.api.health import COUNTED_S
-from bursar.flows.transfers import AccountType
+from bursar.flows.transfers import AccountType, CommitUnknown
 from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
 
 F, S = "FUNDING", "SPOT"
@@ -74,6 +74,7 @@ async def test_beyond_the_limit_it_is_503_at_once_and_health_still_answers(url: 
     [
         (DatabaseUnavailable("gone: host=10.0.0.1 password=hunter2"), (503, "DATABASE_UNAVAILABLE")),
         (OutcomeUnknown("k", "gone"), (503, "DATABASE_UNAVAILABLE")),
+        (CommitUnknown("sr-17", "gone: password=hunter2"), (503, "COMMIT_UNKNOWN")),
         (Conflict("busy", 3), (503, "OVERLOADED")),
         (ConnectionError("core spot: NOT_CONNECTED"), (503, "CORE_UNAVAILABLE")),
     ],

@@ -10,12 +10,14 @@ from typing import Any
 import jwt
 import pytest
 from click.testing import CliRunner
-from tests.api.office import ALICE, KEY, office
+from tests.api.office import ALICE, BOB, KEY, office
 from tests.cli.conftest import Ran
 
+from bursar import pay
 from bursar.cli.app import root
 from bursar.engine import Answer
 from bursar.flows.transfers import AccountType
+from bursar.model.accounts import AccountStatus
 from bursar.model.outcome import Outcome
 
 
@@ -184,3 +186,43 @@ def test_new_transfers_are_stopped_and_allowed_again(operate: Any) -> None:
     ]
     assert "mended" in operate("transfer", "pauses", "--history").out
     assert "TRANSFERS_PAUSED" not in operate(*create).err
+
+
+def test_an_account_is_closed_only_after_the_cores_were_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T44, by the command: money at the core refuses it, a core that is away too, and then it closes."""
+    url, account = f"sqlite:///{tmp_path}/bursar.db", f"user:{ALICE}:funding"
+    settings = {"DATABASE": url, "DATA": str(tmp_path), "CORE_SPOT": f"unix:{tmp_path}/core.sock"}
+    files = {"CORE_SPOT_SECRET_FILE": f"{tmp_path}/core.secret", "JWT_KEY_FILE": f"{tmp_path}/jwt.key"}
+    for name, value in (settings | files | {"CORE_TIMEOUT_MS": "500"}).items():
+        monkeypatch.setenv(f"BURSAR_{name}", value)
+
+    async def close() -> tuple[int, str]:
+        result = await asyncio.to_thread(CliRunner().invoke, root, ["account", "close", account])
+        return result.exit_code, result.output
+
+    async def story() -> None:
+        async with office(url, tmp_path) as here:
+            await here.fund(ALICE, "10")
+            await here.fund(BOB, "5")
+            for user in (ALICE, BOB):
+                await here.transfer(user, "FUNDING", "SPOT", "5")
+            code, said = await close()
+            assert (code, "it still has a balance" in said or "USDT at core SPOT" in said) == (1, True), said
+            ledger = here.runtime.bursar.ledger
+            await ledger.commit(pay(account, f"user:{BOB}:funding", "USDT", "5"))
+            code, said = await close()
+            assert (code, "USDT at core SPOT" in said) == (1, True), said
+            assert (await ledger.account(account)).status is AccountStatus.ACTIVE
+            await here.transfer(ALICE, "SPOT", "FUNDING", "5")
+            await ledger.commit(pay(account, f"user:{BOB}:funding", "USDT", "5"))
+            here.core.server.stop()
+            client = here.runtime.cores[AccountType.SPOT]
+            await here.core.until(lambda: not client.is_connected)
+            code, said = await close()
+            assert (code, "core SPOT does not say" in said) == (1, True), said
+        async with office(url, tmp_path) as here:
+            code, said = await close()
+            assert (code, "closed" in said) == (0, True), said
+            assert (await here.runtime.bursar.ledger.account(account)).status is AccountStatus.CLOSED
+
+    asyncio.run(story())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from tests.builders import Place, outcome, scenario, seed
 from tests.conformance.test_callers_transaction import Theirs
 from tests.toy import Order, Program, World, program
 
-from bursar.engine import Started
+from bursar.engine import Flow, Started
 from bursar.model.entries import Intent, Leg
 from bursar.model.errors import (
     AccountClosed,
@@ -77,8 +78,11 @@ async def test_a_record_may_need_accounts_that_are_active(place: Place) -> None:
         await other.ledger.freeze("frozen")
         await other.ledger.close("closed")
 
+        flows = cast("dict[str, Flow[Order]]", p.engine.flows)
+        flows["orders"] = dataclasses.replace(flows["orders"], active=lambda order: tuple(order.what.split()))
+
         def wanted(*active: str) -> Any:
-            return outcome(p.engine.start("orders", Order("book"), active=active))
+            return outcome(p.engine.start("orders", Order(" ".join(active))))
 
         wishes = [("open",), ("frozen",), (), ("open", "closed"), ("nobody",), ("open",)]
         found = await asyncio.gather(*[wanted(*active) for active in wishes])

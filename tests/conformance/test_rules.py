@@ -23,6 +23,7 @@ from bursar.ledger import Ledger
 from bursar.model.accounts import Policy
 from bursar.model.errors import (
     AccountClosed,
+    AccountFrozen,
     AccountNotEmpty,
     AlreadyExists,
     AssetSuspended,
@@ -35,6 +36,18 @@ from bursar.model.errors import (
     UnknownAsset,
     UnknownBook,
 )
+
+
+@scenario
+async def test_of_a_frozen_or_closed_account_it_is_not_the_balance_that_is_told(ledger: Ledger) -> None:
+    """Though it has too little, too: more money would not help."""
+    await ledger.freeze("alice")
+    with pytest.raises(AccountFrozen):
+        await ledger.commit(pay("alice", "bob", "USDT", "1"))
+    await ledger.close("carol")
+    with pytest.raises(AccountClosed):
+        await ledger.commit(pay("carol", "bob", "USDT", "1"))
+
 
 # --- accounts --------------------------------------------------------------------------------------------------------
 

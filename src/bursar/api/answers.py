@@ -11,6 +11,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from bursar.api.problems import (
+    COMMIT_UNKNOWN,
     CORE_UNAVAILABLE,
     DATABASE_UNAVAILABLE,
     MEDIA_TYPE,
@@ -21,7 +22,7 @@ from bursar.api.problems import (
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
 )
-from bursar.flows.transfers import Code, TransferRefused
+from bursar.flows.transfers import Code, CommitUnknown, TransferRefused
 from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
 
@@ -53,8 +54,16 @@ def problem_of(error: Exception, ports: Ports) -> Problem:
             return Problem(error.reason, f"used up for today (UTC): {why}", Retry_After=str(tomorrow))
         case TransferRefused():
             return Problem(error.reason, error.why)
+        case CommitUnknown(req_id=req_id):
+            log.error("transfer %s may or may not have been written: %s", req_id, error.why)
+            detail = (
+                f"transfer {req_id} may or may not have been written: repeat the request with the same "
+                "client_order_id, or, if it had none, look for the transfer before you ask for another one"
+            )
+            return Problem(COMMIT_UNKNOWN, detail, req_id=req_id)
         case OutcomeUnknown():
-            detail = "the database went away while this was written; repeat it with the same client_order_id"
+            log.error("it may or may not have been written: %s", error)
+            detail = "the database went away while this was written; repeat the same request to learn what became of it"
             return Problem(DATABASE_UNAVAILABLE, detail)
         case StoreError():
             log.error("the database can't be used: %s", error)
@@ -80,7 +89,7 @@ def _of_http(error: HTTPException) -> Problem:
     code = _BY_STATUS.get(error.status_code, str(Code.INVALID_REQUEST))
     detail = error.detail
     if isinstance(error, ValidationException) and isinstance(error.extra, list):
-        said = [f"{part.get('key', 'body')}: {part['message']}" for part in error.extra if isinstance(part, dict)]
+        said = [_said(part) for part in error.extra if isinstance(part, dict)]
         detail = "; ".join(said) or detail
     if code == METHOD_NOT_ALLOWED:
         detail = "this address does not know that method"
@@ -91,6 +100,14 @@ def _of_http(error: HTTPException) -> Problem:
     found = Problem(code, detail or "the request can't be read")
     found.headers = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
     return found
+
+
+def _said(part: dict[str, Any]) -> str:
+    """What is wrong with one part of a request. The framework calls the body `data`, and an empty one just so."""
+    key, message = str(part.get("key", "body")), str(part["message"])
+    if key == "data":
+        return "the body is empty; a JSON object is needed" if message == "'data'" else f"body: {message}"
+    return f"{key}: {message}"
 
 
 def _unexpected(error: Exception, ports: Ports) -> Problem:

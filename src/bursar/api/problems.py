@@ -23,6 +23,7 @@ UNSUPPORTED_MEDIA_TYPE = "UNSUPPORTED_MEDIA_TYPE"
 OVERLOADED = "OVERLOADED"
 DATABASE_UNAVAILABLE = "DATABASE_UNAVAILABLE"
 CORE_UNAVAILABLE = "CORE_UNAVAILABLE"
+COMMIT_UNKNOWN = "COMMIT_UNKNOWN"
 
 # Every code that has a status of its own; any other refusal is 422.
 STATUSES: dict[str, int] = {
@@ -48,6 +49,7 @@ STATUSES: dict[str, int] = {
     OVERLOADED: 503,
     DATABASE_UNAVAILABLE: 503,
     CORE_UNAVAILABLE: 503,
+    COMMIT_UNKNOWN: 503,
 }
 REFUSED = 422
 
@@ -61,16 +63,20 @@ class ProblemDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detail: str
     type: str = "about:blank"
     id: str | None = None  # of an unexpected error, to be found in the log
+    req_id: str | None = None  # of a transfer that may or may not have been written
 
 
 class Problem(Exception):
     """Raised where a request is refused by the API itself."""
 
-    def __init__(self, code: str, detail: str, *, id: str | None = None, **headers: str) -> None:
+    def __init__(
+        self, code: str, detail: str, *, id: str | None = None, req_id: str | None = None, **headers: str
+    ) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
         self.id = id
+        self.req_id = req_id
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     @property
@@ -86,6 +92,7 @@ class Problem(Exception):
             code=self.code,
             detail=self.detail[:DETAIL_LENGTH_MAX],
             id=self.id,
+            req_id=self.req_id,
         )
 
     def all_headers(self) -> dict[str, str]:

@@ -12,6 +12,16 @@ from bursar.flows.deposits import DepositView
 from bursar.flows.transfers import View
 from bursar.model.money import Asset, format_minor
 
+REASONS = {
+    "INSUFFICIENT_BALANCE": "there was not enough in the account",
+    "ACCOUNT_NOT_FOUND": "there is no such account",
+    "ACCOUNT_FROZEN": "the account is frozen",
+    "ACCOUNT_CLOSED": "the account is closed",
+    "ACCOUNT_DISABLED": "the account is closed",
+    "ASSET_SUSPENDED": "the asset is suspended",
+    "OVERFLOW": "the amount does not fit there",
+    "CANCELLED": "it was cancelled by an operator",
+}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UserNumber = Annotated[int, Meta(ge=1, le=2**63 - 1, description="A user's number.")]
 OwnNumber = Annotated[int, Meta(ge=1, le=2**63 - 1, description="The token's user; anything else is FORBIDDEN.")]
@@ -78,9 +88,16 @@ def message_of(view: View) -> str:
         case "PENDING":
             return "Transfer is being processed"
         case "FAILED":
-            return f"Transfer failed, nothing was moved: {view.error}".rstrip(": ")
+            return f"Transfer failed, nothing was moved: {reason_of(view)}".rstrip(": ")
         case _:
-            return "Transfer was refused by the target and has been refunded"
+            return f"Transfer was refused by the target and has been refunded: {reason_of(view)}".rstrip(": ")
+
+
+def reason_of(view: View) -> str:
+    """Why it failed or went back: the code, and what it means to its owner. Nothing of our inside."""
+    code = view.reason.partition(":")[0]
+    words = REASONS.get(code)
+    return code if words is None else f"{code} ({words})"
 
 
 def answer_of(view: View) -> TransferAnswer:
@@ -227,7 +244,13 @@ class DepositAnswer(Out, frozen=True):
     asset: str
     amount: str
     state: Annotated[str, Meta(description="BOOKED; ASKED while it waits for a second person; REJECTED.")]
-    asked_by: str
+    asked_by: Annotated[str, Meta(description="Who asked for it first.")]
+    account: Annotated[
+        str,
+        Meta(
+            description="Where it is booked: `suspense:deposits` if the user's account is closed. Empty if it is not."
+        ),
+    ]
 
 
 def deposit_of(view: DepositView) -> DepositAnswer:
@@ -239,6 +262,7 @@ def deposit_of(view: DepositView) -> DepositAnswer:
         amount=view.amount,
         state=view.state,
         asked_by=view.asked_by,
+        account=view.account,
     )
 
 

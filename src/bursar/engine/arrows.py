@@ -1,11 +1,12 @@
-"""Which arrows a record takes by itself, and which with a call that is part of the unit. Pure."""
+"""Which arrows a record takes by itself, which with a call that is part of the unit, and on which answers. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from bursar.engine.flow import Flow, Item, Ride
-from bursar.model.machine import Kind
+from bursar.engine.flow import Answer, Flow, Item, Ride
+from bursar.model.machine import ImpossibleEvent, Kind, State
+from bursar.model.outcome import Outcome
 from bursar.writer import Passage
 
 
@@ -25,3 +26,16 @@ def ridden(flow: Flow[Any], item: Item[Any], ride: Ride) -> tuple[Passage, ...]:
     event = answer.event or answer.outcome.value
     told = Passage(state, event, flow.machine.arrow(state, event).target, answer.as_json())
     return (told, *onward(flow, item, told.target))
+
+
+def validate_answer(flow: Flow[Any], state: State, answer: Answer) -> Answer:
+    """An event that the machine does not know here, or that is not of the outcome it came with, is no answer."""
+    event = answer.event or answer.outcome.value
+    try:
+        arrow = flow.machine.arrow(state.name, event)
+    except ImpossibleEvent as error:
+        return Answer(outcome=Outcome.UNKNOWN, message=str(error), evidence=answer.evidence)
+    if arrow.answer is not answer.outcome:
+        message = f"event {event} stands for {arrow.answer}, but the call said {answer.outcome}"
+        return Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
+    return answer

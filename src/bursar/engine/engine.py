@@ -5,7 +5,7 @@
 
 No lock is held across a call. A lost compare-and-set means that somebody else did it: read again and go on. What the
 machine dies on, at any line here, is found by the scanner and called again; the operation is the same, so it happens
-once. Only `EXPLICIT_FAIL` leads towards giving money back; the machine saw to that when it was built, and `_believe`
+once. Only `EXPLICIT_FAIL` leads towards giving money back; the machine saw to that when it was built, and `validate_answer`
 sees to it that an answer is what it claims to be.
 
 Not here: who looks for records that are due (worker), what people do (operators).
@@ -25,12 +25,12 @@ import msgspec
 
 from bursar.deadlines import Deadlines
 from bursar.engine import late, waiting
-from bursar.engine.arrows import onward, ridden
+from bursar.engine.arrows import onward, ridden, validate_answer
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, Item, Ride, by_name, storable
 from bursar.engine.pauses import Pauses
 from bursar.model.entries import check_key
 from bursar.model.errors import BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
-from bursar.model.machine import Arrow, ImpossibleEvent, Kind, State
+from bursar.model.machine import Arrow, Kind, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import until_alarm_us
@@ -74,6 +74,7 @@ class Engine:
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self.ended: dict[int, int] | None = None  # while a worker claims: what was driven here meanwhile, → version
         self._driving: dict[int, asyncio.Task[Record]] = {}
+        self._newest: dict[int, Record] = {}  # of those: as they were seen last
         self._deadlines = Deadlines()
 
     # --- starting ----------------------------------------------------------------------------------------------
@@ -89,16 +90,16 @@ class Engine:
         limits: tuple[Limit, ...] = (),
         actor: str = "",
         riding: bool = False,
-        active: tuple[str, ...] = (),
     ) -> Started:
         """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
 
         With `remember`, a repeated request gets the record of the first one; a refusal is never remembered, because
-        nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. With
-        `riding`, it is started only if its first call can be part of the unit; with `active`, only if those accounts of
-        the ledger are there and active. If not, a refusal says why.
+        nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. It is
+        started only if the flow admits it and the accounts that the flow names are active; with `riding`, only if its
+        first call can be part of the unit. If not, a refusal says why.
         """
         driven = self.require(flow)
+        await driven.admit(body)
         now_us = self.ports.now_us()
         text = msgspec.json.encode(body).decode()
         name = self.ports.token() if id is None else check_key(id)
@@ -130,7 +131,7 @@ class Engine:
             move = self._move(
                 record, (*passages, *ridden(driven, there, ride)), actor, body=text, keeps=ride.booking.keeps
             )
-            change = Change(ride.booking.intents, (move,), remember, limits, ride.operations, active)
+            change = Change(ride.booking.intents, (move,), remember, limits, ride.operations, driven.active(body))
             try:
                 return await self._started(record, move, change)
             except Refusal:  # whatever it is, it is told again below, or by whoever is called
@@ -140,7 +141,7 @@ class Engine:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
         move = self._move(record, passages, actor, body=text, keeps=booking.keeps)
         try:
-            change = Change(booking.intents, (move,), remember, limits, active=active)
+            change = Change(booking.intents, (move,), remember, limits, active=driven.active(body))
             return await self._started(record, move, change)
         except RecordMoved:
             if id is not None:
@@ -172,11 +173,17 @@ class Engine:
         """Drive a record and wait, but not for ever: what is not at its end by then goes on in the background."""
         task = self.drive(record)
         await self._deadlines.wait(task, timeout_s)
+        return self.newest(record, task)
+
+    def newest(self, record: Record, task: asyncio.Task[Record]) -> Record:
+        """A record as the task that drives it has seen it last. Nothing is read: the database may be what hangs."""
         if task.done() and not task.cancelled():
             return task.result()
-        with contextlib.suppress(StoreError):  # it is written down and goes on, whether or not it can be read just now
-            return await self.get(record.flow, record.id) or record
-        return record
+        return self._newest.get(record.number, record)
+
+    def driving(self, record: Record) -> asyncio.Task[Record] | None:
+        """The task that drives a record here, if one does."""
+        return self._driving.get(record.number)
 
     def drive(self, record: Record) -> asyncio.Task[Record]:
         """Drive a record in a task of its own, which nobody's impatience cancels; once per process at a time."""
@@ -192,6 +199,7 @@ class Engine:
             self.ended[number] = task.result().version
         if self._driving.get(number) is task:
             del self._driving[number]
+            self._newest.pop(number, None)
 
     async def _drive_after(self, before: asyncio.Task[Record], record: Record) -> Record:
         """Whoever drives it may have written its last and be leaving: nobody else comes before the lease is over."""
@@ -223,7 +231,7 @@ class Engine:
                     return record
                 if after.state == record.state and after.attempt and after.worker != self.worker:
                     return after  # called again later, or by whoever has it; what is ours still, goes on
-                record = after
+                record = self._newest[record.number] = after
         except (StoreError, Conflict) as error:
             log.error("%s %s stays %s until the database takes it: %s", record.flow, record.id, record.state, error)
             self.pauses.leave(record.number)
@@ -249,7 +257,7 @@ class Engine:
         if await self.pauses.stop(flow, state, item):
             self.pauses.hold(record.number)
             return None
-        answer = self._believe(flow, state, await self.call(flow, flow.actions[state.action or ""], item))
+        answer = validate_answer(flow, state, await self.call(flow, flow.actions[state.action or ""], item))
         return await self._settle(flow, item, state, answer)
 
     async def call(self, flow: Flow[Any], action: Action, item: Item[Any]) -> Answer:
@@ -269,23 +277,11 @@ class Engine:
             return _surprised(flow, item, error)
         return answer
 
-    def _believe(self, flow: Flow[Any], state: State, answer: Answer) -> Answer:
-        """An event that the machine does not know here, or that is not of the outcome it came with, is no answer."""
-        event = answer.event or answer.outcome.value
-        try:
-            arrow = flow.machine.arrow(state.name, event)
-        except ImpossibleEvent as error:
-            return Answer(outcome=Outcome.UNKNOWN, message=str(error), evidence=answer.evidence)
-        if arrow.answer is not answer.outcome:
-            message = f"event {event} stands for {arrow.answer}, but the call said {answer.outcome}"
-            return Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
-        return answer
-
     async def take(self, record: Record, answer: Answer, *, actor: str = "") -> Record | None:
         """Settle a record that is calling somebody on an answer that came another way: from people, or late."""
         flow = self.require(record.flow)
         state = flow.machine.state(record.state)
-        return await self._settle(flow, flow.item(record), state, self._believe(flow, state, answer), actor=actor)
+        return await self._settle(flow, flow.item(record), state, validate_answer(flow, state, answer), actor=actor)
 
     async def hear(self, record: Record, event: str, actor: str, evidence: dict[str, Any]) -> Record:
         """Somebody for whom the record waits has spoken. Due at once; `RecordMoved` if another word was faster."""

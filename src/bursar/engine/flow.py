@@ -141,6 +141,14 @@ def _disputes_nothing(_called: Item[Any], _now: Item[Any], _answer: Answer) -> D
     return UNDISPUTED
 
 
+async def _admits_all(_body: Any) -> None:
+    return None
+
+
+def _needs_none(_body: Any) -> tuple[str, ...]:
+    return ()
+
+
 def _changes_nothing(_item: Item[Any], _event: str, _answer: Answer) -> None:
     return None
 
@@ -152,6 +160,9 @@ class Flow(Generic[B]):
     machine: Machine
     body: type[B]
     actions: Mapping[str, Action]  # by the name in the machine's call states
+    # What a record is checked for before it is started, whoever starts it: raises the refusal.
+    admit: Callable[[Any], Awaitable[None]] = _admits_all
+    active: Callable[[Any], tuple[str, ...]] = _needs_none  # pure: accounts that must be active when it is started
     book: Callable[[Item[Any], str, Answer], Booking] = _books_nothing  # pure
     # What accompanies the start of a record, in the unit that writes it: if it is refused, nothing was started. Pure.
     book_start: Callable[[Item[Any]], Booking] = _starts_with_nothing

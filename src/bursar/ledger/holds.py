@@ -14,7 +14,7 @@ import msgspec
 
 from bursar.ledger.reads import Reads
 from bursar.ledger.rules import check_limit
-from bursar.model.accounts import HELD, MAIN_BOOK, Account, check_open_path
+from bursar.model.accounts import HELD, MAIN_BOOK, Account, check_active, check_open_path
 from bursar.model.entries import USER_SCOPE, HoldChange, HoldState, Intent, Kind, Leg, check_key, encode_metadata
 from bursar.model.envelope import Receipt
 from bursar.model.errors import (
@@ -32,7 +32,6 @@ from bursar.model.errors import (
     UnknownHold,
 )
 from bursar.model.money import Amount, Asset
-from bursar.model.plan import check_active
 from bursar.model.postings import SEQ_MAX
 from bursar.model.records import HoldRow
 from bursar.model.views import EnvelopeView, Hold, moment

@@ -44,7 +44,7 @@ from bursar.model.errors import (
 from bursar.model.postings import PostingState
 from bursar.writer import Change
 
-REVERSIBLE = (USER_SCOPE, REVERSE, "sequence")  # scopes of entries that are whole in themselves
+REVERSIBLE = (USER_SCOPE, REVERSE, "sequence", "deposits")  # scopes of entries that are whole in themselves
 COMPACT_MAX = 1_000  # postings merged by one envelope
 MANY_MAX = 10_000  # entries of commit_many that wait at once
 
@@ -201,7 +201,8 @@ class Ledger(Holds):
         return len(found)
 
     async def close(self, path: str) -> Account:
-        """Close an account for good. It must be empty, after its positive and negative postings are netted (L7)."""
+        """Close an account for good. It must be empty, after its positive and negative postings are netted (L7), and no
+        end of a transfer that is under way; where trading cores hold money, `Transfers.close_account` asks them."""
         path = check_path(path)
         if by_number(path):
             raise InvalidName("account to close", path, "it belongs to holds or flows")

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bursar.model.accounts import (
+    CORES,
     HELD,
+    OF_FLOWS,
     Account,
     AccountStatus,
     Book,
@@ -21,6 +23,7 @@ from bursar.model.accounts import (
     check_policy,
     encode_policy,
     floor_minor,
+    funding_user,
     plain_text,
     same_policy,
 )
@@ -40,6 +43,7 @@ from bursar.model.views import AccountVersion, moment
 from bursar.store import Store
 from bursar.store.tables import Tables
 
+TRANSFERS = "transfers"  # the flow whose ends are users' funding accounts
 LIMIT_MAX = 1_000_000  # rows of one page
 LAST_COMMITS_TRIES = 200
 LAST_COMMITS_PAUSE_S = 0.005
@@ -249,7 +253,7 @@ class RuleBook:
         return [AccountVersion(account=version.account, at=moment(version.at_us)) for version in found]
 
     async def freeze(self, path: str) -> Account:
-        """From the moment this returns nothing moves out or in, except what is given back."""
+        """From the moment this returns nothing moves out or in, except what is given back or has happened outside."""
         account = await self._change(path, status=AccountStatus.FROZEN)
         if self.store.split:
             await self._last_commits()
@@ -271,10 +275,19 @@ class RuleBook:
         """A new policy. One that forbids owing is refused while the account owes."""
         return await self._change(path, policy=check_policy(policy))
 
-    async def _change(self, path: str, *, status: AccountStatus | None = None, policy: Policy | None = None) -> Account:
+    async def _change(
+        self,
+        path: str,
+        *,
+        status: AccountStatus | None = None,
+        policy: Policy | None = None,
+        transfers_seen: int | None = None,
+    ) -> Account:
         path = check_path(path)
         if path == HELD:
             raise InvalidName("account path", path, "this account belongs to holds")
+        if status is AccountStatus.CLOSED and path in OF_FLOWS:
+            raise InvalidName("account to close", path, "flows book there what has happened outside")
         async with self.store.unit() as unit:
             await unit.rules.bump()  # first: from here on no commit is between its check and its write
             head = (await unit.accounts.heads([path])).get(path)
@@ -284,6 +297,8 @@ class RuleBook:
                 raise AccountClosed(path)
             if status is AccountStatus.CLOSED:
                 await _check_empty(unit, head)
+                if not self.store.split:  # which has no records
+                    await _check_transfers(unit, head, transfers_seen)
             new = Account(
                 id=head.id,
                 path=path,
@@ -302,9 +317,10 @@ class RuleBook:
             await unit.events.append(EventKind.ACCOUNT_CHANGED, new.id, new.version)
             return new
 
-    async def close_empty(self, path: str) -> Account:
-        """Close an account whose balances are all zero."""
-        return await self._change(path, status=AccountStatus.CLOSED)
+    async def close_empty(self, path: str, *, transfers_seen: int | None = None) -> Account:
+        """Close an account whose balances are all zero. `transfers_seen`: how many transfers its user had made when the
+        trading cores were asked; without it, the account of a user who may have money at one is not closed."""
+        return await self._change(path, status=AccountStatus.CLOSED, transfers_seen=transfers_seen)
 
     async def widen(self, account: Account, *, soon: bool = False) -> None:
         """Give an account with many postings a balance cache, starting from its sum. `soon`: or not at all."""
@@ -372,6 +388,22 @@ async def _check_empty(unit: Tables, head: Account) -> None:
         raise AccountNotEmpty(
             head.path, "money of it is in transit and may have to come back; wait until it has arrived"
         )
+
+
+async def _check_transfers(unit: Tables, head: Account, seen: int | None) -> None:
+    """No end of a transfer that is under way, and no money at a core (T44). The rules' row is ours, and whatever starts
+    a transfer shares it: none can start in between."""
+    user = funding_user(head.path)
+    if user is None:
+        return
+    if under_way := await unit.records.open_of(TRANSFERS, str(user)):
+        why = f"{under_way} transfers of its user are under way; wait until they have ended"
+        raise AccountNotEmpty(head.path, why)
+    if seen is None and await unit.accounts.holding(CORES):
+        why = "its user may have money at a trading core: use `bursar account close` or `Transfers.close_account`"
+        raise AccountNotEmpty(head.path, f"{why}, which ask the cores")
+    if seen is not None and await unit.records.count(TRANSFERS, str(user)) != seen:
+        raise AccountNotEmpty(head.path, "a transfer of its user was made meanwhile; try again")
 
 
 async def _change_guards(unit: Tables, head: Account, new: Account) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
-from bursar.model.errors import InvalidEntry, InvalidName, PrecisionOverflow
+from bursar.model.errors import AccountClosed, AccountFrozen, InvalidEntry, InvalidName, PrecisionOverflow
 from bursar.model.money import Asset, _from_decimal, len16
 
 PATH_LENGTH_MAX = 128
@@ -26,6 +26,14 @@ TRANSIT = (
 )
 MAIN_BOOK = "main"
 
+FUNDING_ENDS = "user"  # `user:1001:funding` is the funding account of user 1001, whose other accounts are at cores
+CORES = "trading"  # and all below it: the ledger's side of a trading core
+# Where flows book what has happened outside, which is never refused (T35): these stay open.
+OF_FLOWS = frozenset(
+    {"trading:spot", "trading:future", "trading:margin", "suspense:transfers", "suspense:deposits", "external:deposits"}
+)
+
+_FUNDING = re.compile(rf"{FUNDING_ENDS}:([1-9][0-9]*):funding")
 _PATH = re.compile(r"[a-z0-9_-]+(?::[a-z0-9_-]+)*")
 _NAME = re.compile(r"[a-z0-9_-]+")
 _FLOOR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")  # ASCII digits only
@@ -140,6 +148,14 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None
 
 
+def check_active(account: Account) -> None:
+    """An account that is to pay or be paid must be active."""
+    if account.status is AccountStatus.CLOSED:
+        raise AccountClosed(account.path)
+    if account.status is not AccountStatus.ACTIVE:
+        raise AccountFrozen(account.path)
+
+
 def check_policy(policy: Policy) -> Policy:
     """The same policy, or a refusal: what is stored must be read again for ever."""
     if not isinstance(policy, Policy):
@@ -204,6 +220,12 @@ def check_open_path(path: str) -> str:
 def by_number(path: str) -> bool:
     """Whether its postings are each consumed by number, so that nobody may merge them (T36)."""
     return path == HELD or path.partition(":")[0] == TRANSIT
+
+
+def funding_user(path: str) -> int | None:
+    """The user whose funding account this is; None if it is none."""
+    match = _FUNDING.fullmatch(path)
+    return None if match is None else int(match[1])
 
 
 def plain_text(what: str, value: object) -> str:

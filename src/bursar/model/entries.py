@@ -120,6 +120,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     consume: tuple[int, ...] = ()  # postings that must be consumed, by number (holds, transit, reversal)
     merge: str = ""  # COMPACT: the account whose postings are merged
     hold: HoldChange | None = None  # how this entry changes a hold, in the same unit
+    no_overdraft: bool = False  # whoever pays must have it, whatever overdraft the account's policy allows (T42)
+    outside: bool = False  # books what has happened outside: neither a freeze nor a suspended asset refuses it (T35)
 
     def deltas(self) -> dict[tuple[str, str], int]:
         """What each (account, asset) gains or loses in sum."""

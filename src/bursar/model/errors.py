@@ -304,6 +304,18 @@ class InsufficientFunds(Refusal):
 
 
 @dataclass(eq=False)
+class BalanceNotGuarded(Refusal):
+    """An account whose overdraft has no limit can't pay what must be covered by its balance: nothing guards that."""
+
+    account: str
+    code = "BALANCE_NOT_GUARDED"
+    text = (
+        "the overdraft of {account} has no limit, so nothing guards the balance that must cover this payment; "
+        "give the account another policy: no overdraft, or one with a floor"
+    )
+
+
+@dataclass(eq=False)
 class FloorExceeded(Refusal):
     """The overdraft would go below its floor."""
 

@@ -12,25 +12,26 @@ and the first that fails names the refusal, so that an envelope is always refuse
  6. amounts are not zero and fit (AmountTooLarge); negative ones only where the policy allows (NegativePosting)
  7. conservation: per asset, consumed = created (ConservationBroken)
  8. the intent is honoured: per account and asset, created - consumed = what its movements say (InvalidEntry)
- 9. floors of capped overdrafts (FloorExceeded)
+ 9. where the balance must cover it: that balance is guarded (BalanceNotGuarded) and suffices (InsufficientFunds);
+    floors of capped overdrafts (FloorExceeded)
 
 Commit safety map: what makes each of these still true when the rows are written is in docs/concepts/safety.md.
 """
 
 from __future__ import annotations
 
-from bursar.model.accounts import Account, AccountStatus
+from bursar.model.accounts import Account, AccountStatus, check_active
 from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope
 from bursar.model.errors import (
-    AccountClosed,
-    AccountFrozen,
     AmountTooLarge,
     AssetSuspended,
+    BalanceNotGuarded,
     BookRefuses,
     ConservationBroken,
     DuplicateConsume,
     FloorExceeded,
+    InsufficientFunds,
     InvalidEntry,
     NegativePosting,
     PostingNotLive,
@@ -44,24 +45,38 @@ from bursar.model.plan_types import Plan
 from bursar.model.postings import POSTINGS_MAX
 
 
-def validate_and_plan(envelope: Envelope, ground: Ground, pins: tuple[tuple[str, bytes], ...] = ()) -> Plan:
-    """Check an envelope against the ground; return what to write, or raise the refusal."""
-    if not pins and _plainly_right(envelope, ground):
+def validate_and_plan(
+    envelope: Envelope,
+    ground: Ground,
+    pins: tuple[tuple[str, bytes], ...] = (),
+    *,
+    no_overdraft: bool = False,
+    outside: bool = False,
+) -> Plan:
+    """Check an envelope against the ground; return what to write, or raise the refusal.
+
+    With `no_overdraft`, whoever pays must have it, whatever the policy allows (T42). With `outside`, it books what has
+    happened outside: neither a freeze nor a suspended asset refuses it (T35).
+    """
+    if not pins and _plainly_right(envelope, ground, no_overdraft):
         return Plan(envelope, envelope.id(), ())
     _check_shape(envelope)
-    _check_book(envelope)
+    _check_book(envelope, outside)
     wanted = _wanted(envelope)
-    _check_accounts(envelope, ground, wanted, pins)
+    _check_accounts(envelope, ground, wanted, pins, outside)
     accounts = {a.id: a for a in envelope.accounts}
     assets = {a.id: a for a in envelope.assets}
     got = _check_value(envelope, ground, accounts, assets)
     if got != wanted:  # equal, value is conserved too: every movement takes what it gives
         _check_difference(envelope, assets, got, wanted)
-    floors = _check_floors(ground, accounts, assets, got) if any(a.capped for a in envelope.accounts) else ()
+    if no_overdraft:
+        _check_guarded(accounts, assets, got)
+    guarded = any(a.capped for a in envelope.accounts)
+    floors = _check_floors(ground, accounts, assets, got, no_overdraft) if guarded else ()
     return Plan(envelope, envelope.id(), floors)
 
 
-def _plainly_right(envelope: Envelope, ground: Ground) -> bool:
+def _plainly_right(envelope: Envelope, ground: Ground, no_overdraft: bool = False) -> bool:
     """All nine checks at once for most envelopes: one account pays another with one posting or none, neither has an
     overdraft, the book has no limits. It only ever says yes; whatever it is not sure of gets the full treatment.
     """
@@ -82,6 +97,8 @@ def _plainly_right(envelope: Envelope, ground: Ground) -> bool:
     source, target, minor = leg.source, leg.target, leg.amount
     payer, payee = accounts if accounts[0].id == source else (accounts[1], accounts[0])
     if payer.id != source or payee.id != target or source == target or leg.asset != number:
+        return False
+    if no_overdraft and not payer.selects:
         return False
     if not isinstance(minor, int) or not 0 < minor <= MINOR_MAX:
         return False
@@ -116,12 +133,12 @@ def _check_shape(envelope: Envelope) -> None:
             seen.add(p.id)
 
 
-def _check_book(envelope: Envelope) -> None:
+def _check_book(envelope: Envelope, outside: bool) -> None:
     book = envelope.book
     for asset in envelope.assets:
         if book.assets and not book.admits_asset(asset.code):
             raise BookRefuses(book.name, "asset", asset.code)
-        if asset.status is not AssetStatus.ACTIVE and envelope.kind is not Kind.RETURN:
+        if asset.status is not AssetStatus.ACTIVE and envelope.kind is not Kind.RETURN and not outside:
             raise AssetSuspended(asset.code)
     for account in envelope.accounts:
         if (account.book and account.book != book.name) or (book.accounts and not book.admits_account(account.path)):
@@ -142,16 +159,12 @@ def _wanted(envelope: Envelope) -> dict[tuple[int, int], int]:
     return net
 
 
-def check_active(account: Account) -> None:
-    """Whoever is to pay or be paid must be."""
-    if account.status is AccountStatus.CLOSED:
-        raise AccountClosed(account.path)
-    if account.status is not AccountStatus.ACTIVE:
-        raise AccountFrozen(account.path)
-
-
 def _check_accounts(
-    envelope: Envelope, ground: Ground, wanted: dict[tuple[int, int], int], pins: tuple[tuple[str, bytes], ...]
+    envelope: Envelope,
+    ground: Ground,
+    wanted: dict[tuple[int, int], int],
+    pins: tuple[tuple[str, bytes], ...],
+    outside: bool,
 ) -> None:
     for path, snapshot in pins:
         if ground.account(path).snapshot != snapshot:
@@ -164,7 +177,7 @@ def _check_accounts(
             raise StalePin(account.path)
         if head.status is AccountStatus.FROZEN:
             receives = envelope.kind is Kind.RETURN and all(d >= 0 for (a, _), d in wanted.items() if a == account.id)
-            if receives or envelope.kind is Kind.COMPACT:
+            if outside or receives or envelope.kind is Kind.COMPACT:
                 continue
         check_active(head)
 
@@ -211,8 +224,20 @@ def _check_difference(
         raise InvalidEntry("its postings do not add up to its movements")
 
 
+def _check_guarded(accounts: dict[int, Account], assets: dict[int, Asset], got: dict[tuple[int, int], int]) -> None:
+    """What must be covered by a balance is refused where nothing guards that balance: the check would race (T42)."""
+    for (account_id, asset_id), change in got.items():
+        account = accounts[account_id]
+        if change < 0 and account.may_owe(assets[asset_id]) and not account.capped:
+            raise BalanceNotGuarded(account.path)
+
+
 def _check_floors(
-    ground: Ground, accounts: dict[int, Account], assets: dict[int, Asset], got: dict[tuple[int, int], int]
+    ground: Ground,
+    accounts: dict[int, Account],
+    assets: dict[int, Asset],
+    got: dict[tuple[int, int], int],
+    no_overdraft: bool,
 ) -> tuple[tuple[int, int, int, int], ...]:
     floors: list[tuple[int, int, int, int]] = []
     for (account_id, asset_id), change in got.items():
@@ -221,6 +246,9 @@ def _check_floors(
         if floor is None or change == 0:
             continue
         before = ground.balances[account_id, asset_id]
+        if no_overdraft and change < 0 and before + change < 0:
+            needed, there = (format_minor(minor, asset.precision) for minor in (-change, before))
+            raise InsufficientFunds(account.path, asset.code, needed, there)
         # Paying in is always welcome, even to an account that a stricter policy has left below its floor.
         if change < 0 and before + change < floor:
             raise FloorExceeded(

@@ -12,10 +12,10 @@ What comes out is not trusted: `validate_and_plan` checks it from scratch.
 
 from __future__ import annotations
 
-from bursar.model.accounts import Account, Book
+from bursar.model.accounts import Account, Book, check_active
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.envelope import BookedLeg, Envelope, booked_amount
-from bursar.model.errors import InsufficientFunds, InvalidEntry, PostingNotLive, TooManyPostings
+from bursar.model.errors import BalanceNotGuarded, InsufficientFunds, InvalidEntry, PostingNotLive, TooManyPostings
 from bursar.model.ground import MINUS, PLUS, Ground
 from bursar.model.money import Asset, format_minor
 from bursar.model.postings import INDEX_BITS, POSTINGS_MAX, Posting
@@ -89,7 +89,7 @@ def _payment(intent: Intent, leg: Leg, ground: Ground, book: Book, seq: int) -> 
             return None
         live = ground.live
         consumes = tuple([live[posting] for posting in chosen])
-    elif source.selects:
+    elif source.selects or intent.no_overdraft:
         return None
     paid = Posting(seq << INDEX_BITS | (total != minor), target.id, number, minor)
     return Envelope(
@@ -144,11 +144,15 @@ def _settle(account: Account, asset: Asset, rest: int, intent: Intent, ground: G
     """Consume what the account pays with (or pays off) and return what is left to create, with its sign."""
     if intent.kind is Kind.COMPACT:
         return rest  # the named postings are all it is about
+    if rest < 0 and intent.no_overdraft and account.may_owe(asset) and not account.capped:
+        check_active(account)
+        raise BalanceNotGuarded(account.path)
     if rest < 0 and account.selects:
         chosen, total = ground.pools[account.id, asset.id, PLUS].pick(-rest, intent.consume)
         if len(chosen) > POSTINGS_MAX:
             raise TooManyPostings(account.path, len(chosen), POSTINGS_MAX)
-        if total + rest < 0 and not account.may_owe(asset):
+        if total + rest < 0 and (intent.no_overdraft or not account.may_owe(asset)):
+            check_active(account)  # of a closed or frozen account it is not what it has that stops it
             raise InsufficientFunds(
                 account.path,
                 asset.code,

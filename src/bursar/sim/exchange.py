@@ -10,7 +10,7 @@ from typing import Any, Final
 from bursar.flows.transfers import MACHINE, Request, View
 from bursar.flows.transfers.link import StoreLink
 from bursar.flows.transfers.request import funding_account
-from bursar.flows.transfers.transfers import OPEN
+from bursar.flows.transfers.views import OPEN
 from bursar.ledger import Ledger
 from bursar.rails.trading import Reply, Status, TradingClient
 from bursar.sim.oracle import Violation

@@ -86,6 +86,14 @@ class Records(Table):
         args = (flow, *who) if who else ()
         return int(await self._one(f"floor_{name}", *args, before, skipped) or 0)
 
+    async def open_of(self, flow: str, owner: str) -> int:
+        """How many records of an owner are driven by somebody: they have not ended."""
+        return int(await self._one("count_open_of", flow, owner))
+
+    async def count(self, flow: str, owner: str) -> int:
+        """How many records of an owner there are."""
+        return int(await self._one("count_records_of", flow, owner))
+
     async def counts(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(flow, state) → how many, and when the oldest of them came there. Reads all that there ever was."""
         return {(row[0], row[1]): (row[2], row[3]) for row in await self._s.rows("count_records")}

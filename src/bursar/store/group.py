@@ -163,6 +163,7 @@ class Rows(msgspec.Struct):
     cache: list[tuple[int, int, int, int]] = []  # account, asset, part, amount
     holds: list[HoldRow] = []
     records: RecordRows | None = None
+    under_rules: bool = False  # its records rest on accounts being active: written only under the same generation
 
     @property
     def empty(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.accounts import Account, AccountStatus, Book, encode_policy
+from bursar.model.accounts import Account, AccountStatus, Book, Policy, decode_policy, encode_policy
 from bursar.model.envelope import Envelope
 from bursar.model.money import Asset
 from bursar.model.postings import SEQ_MAX, Posting, PostingState, posting_id
@@ -86,14 +86,19 @@ class Accounts(Table):
         """Newest versions by number."""
         return {row[0]: account_of(row) for row in await self._s.rows("heads_by_id", list(ids))}
 
-    async def standings(self, wanted: Sequence[tuple[str, int]]) -> dict[int, tuple[AccountStatus, int]]:
-        """(path, asset) by place in the list → status and sum of what is live; the missing are missing."""
+    async def standings(self, wanted: Sequence[tuple[str, int]]) -> dict[int, tuple[AccountStatus, Policy, int]]:
+        """(path, asset) by place in the list → status, policy and sum of what is live; the missing are missing."""
         rows = await self._s.rows("standings", [path for path, _ in wanted], [asset for _, asset in wanted])
-        return {row[0]: (AccountStatus(row[1]), int(row[2] or 0)) for row in rows}
+        return {row[0]: (AccountStatus(row[1]), decode_policy(row[2]), int(row[3] or 0)) for row in rows}
 
     async def in_transit(self, account: int) -> int:
         """How many postings in transit came from it and may have to go back."""
         return int(await self._one("in_transit_of", account))
+
+    async def holding(self, prefix: str) -> set[str]:
+        """Which of an account and all below it have anything, by their cached balances (system accounts have those)."""
+        rows = await self._s.rows("holding_accounts", prefix, prefix + ":", prefix + ":" + LAST_PATH)
+        return {path for path, total in rows if int(total)}
 
     async def versions(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Account]:
         """Exact versions by (number, version)."""

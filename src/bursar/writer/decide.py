@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.accounts import HELD
+from bursar.model.accounts import HELD, check_active
 from bursar.model.entries import HoldChange, Intent
 from bursar.model.envelope import Receipt, encode_legs
 from bursar.model.errors import HoldOwned, InvalidEntry, KeyReused, Refusal
 from bursar.model.ground import MINUS, PLUS, Ground
-from bursar.model.plan import check_active, validate_and_plan
+from bursar.model.plan import validate_and_plan
 from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
 from bursar.model.records import HoldRow, Taken, owner_name
@@ -113,7 +113,7 @@ class GroupJob:
         ask.floors = sorted(floors)
         heads = self.heads
         ask.hopeful = (
-            not (heads.wary or self._doubts or floors or any(change.active for change in self.changes))
+            not (heads.wary or self._doubts or floors)
             and (ask.pools.keys() <= heads.pools.keys() if self.keeps else not ask.pools)
             and all(number in heads.live for number in ask.named)
         )
@@ -254,6 +254,7 @@ class Decision:
         self._mark = 0  # where the steps of the change under way begin
         self.doubts = False
         self.refused = False  # anybody, also where that is an answer
+        self.under_rules = False  # whether a record rests on accounts being active
 
     def change(self, change: Change) -> Outcome:
         """All of a change, or a refusal and no trace; but an operation's refusal may itself be what it remembers."""
@@ -305,6 +306,7 @@ class Decision:
         """Its entries are in: now what goes with them, of which nothing can be refused any more."""
         records = self.records
         remember = change.remember
+        self.under_rules |= bool(change.active)
         records.use(change.limits)
         if change.high_water is not None:
             records.relies_on(*change.high_water)
@@ -343,7 +345,9 @@ class Decision:
         if key in self.fresh:
             return self._again(intent, self.fresh[key])
         envelope = resolve(intent, ground, next(self.numbers))
-        plan = validate_and_plan(envelope, ground, intent.pins)
+        plan = validate_and_plan(
+            envelope, ground, intent.pins, no_overdraft=intent.no_overdraft, outside=intent.outside
+        )
         hold = None if intent.hold is None else hold_row(intent.hold, plan, ground, moves)
         ground.apply(plan)
         step = self.fresh[key] = Step(plan, envelope_row(envelope, plan.id), hold)
@@ -402,6 +406,7 @@ class Decision:
         rows.cache = [(a, s, part, amount) for (a, s), (amount, part) in cache.items()]
         rows.holds = [holds[i] for i in sorted(holds)]
         rows.records = self.records.rows()
+        rows.under_rules = self.under_rules
         return rows
 
     def delta(self, rows: Rows) -> Delta:

@@ -124,7 +124,8 @@ class SagaCommit:
             if taken is not None:
                 return replay(intent, taken, ground)
             try:
-                plan = validate_and_plan(resolve(intent, ground, number), ground, intent.pins)
+                envelope, covered = resolve(intent, ground, number), intent.no_overdraft
+                plan = validate_and_plan(envelope, ground, intent.pins, no_overdraft=covered, outside=intent.outside)
                 hold = None if intent.hold is None else hold_row(intent.hold, plan, ground)
                 return saga_data(plan, hold, job.heads.wide)
             except Short as short:

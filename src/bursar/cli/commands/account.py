@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
 from bursar.cli.types import LIMIT, POLICIES, floor_options, policy_of
-from bursar.model.accounts import Account, CappedOverdraft, by_number
+from bursar.model.accounts import CORES, Account, CappedOverdraft, by_number, funding_user
 from bursar.model.views import Hold
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from bursar.config import Config
     from bursar.instance import Bursar
 
 COMPACT_STEP = 5_000  # postings merged between two looks at the bar
@@ -122,7 +124,7 @@ def hold_table(holds: list[Hold], title: str | None = None) -> RenderableType:
 @click.argument("path")
 @on_database()
 async def freeze(b: Bursar, out: Output, path: str) -> None:
-    """Freeze an account: once this returns nothing moves out or in, except what is given back."""
+    """Freeze an account: nothing moves out or in from then on, except what is given back or arrives from outside."""
     _changed(out, await b.ledger.freeze(path))
 
 
@@ -134,13 +136,46 @@ async def unfreeze(b: Bursar, out: Output, path: str) -> None:
     _changed(out, await b.ledger.unfreeze(path))
 
 
-@account.command(examples="bursar account close user:1001:funding")
+@account.command(
+    examples="""
+    bursar account close merchant:42
+    bursar account close user:1001:funding --config /etc/bursar.toml
+    """
+)
 @click.argument("path")
+@config_option
+@data_option
 @on_database()
-async def close(b: Bursar, out: Output, path: str) -> None:
-    """Close an account for good. It must be empty and have no open holds."""
+async def close(b: Bursar, out: Output, path: str, file: str | None, data: str | None) -> None:
+    """Close an account for good. It must be empty, with no open holds and no transfers under way.
+
+    A user's funding account is frozen first, and the trading cores are asked whether the user has money there: give the
+    settings that `bursar serve` has. A core that does not answer refuses it.
+    """
     # What is held or in transit is not netted first, which would be refused: let closing itself say what is wrong.
-    _changed(out, await (b.ledger.close_empty(path) if by_number(path) else b.ledger.close(path)))
+    if by_number(path):
+        _changed(out, await b.ledger.close_empty(path))
+    elif funding_user(path) is None or not await b.store.read.accounts.holding(CORES):
+        _changed(out, await b.ledger.close(path))
+    else:
+        _changed(out, await _close_asking(b, configured(click.get_current_context(), file, data=data), path))
+
+
+async def _close_asking(b: Bursar, config: Config, path: str) -> Account:
+    """Close a user's funding account, and ask the cores first."""
+    from contextlib import AsyncExitStack
+
+    from bursar.flows.transfers import AccountType, Transfers
+    from bursar.flows.transfers.link import StoreLink
+    from bursar.ports import SystemPorts
+    from bursar.runtime import client_of
+
+    async with AsyncExitStack() as stack:
+        cores = {}
+        for kind in config.cores:
+            client = client_of(config, SystemPorts(), kind, StoreLink(b.store, kind, binds=False))
+            cores[AccountType(kind.upper())] = await stack.enter_async_context(client)
+        return await Transfers(b.ledger, cores).close_account(path)
 
 
 @account.command(

@@ -3,12 +3,12 @@
 Every deposit has a reference that whoever sent the money gave it, and is booked once under it, however often it is
 asked for. Above a configured amount it is written down first and booked when a second person, who is not the one who
 asked and who says again what is to be booked, confirms it: otherwise one operator could mint money (L25). Both ways
-book under the same key, so that one reference is one deposit whichever way it came.
+remember the first request under its reference and book under the same key, so that one reference is one deposit
+whichever way it came. Where it is booked if its account is frozen or closed: `flows/transfers/incoming`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 
@@ -17,21 +17,34 @@ import msgspec
 from bursar.engine import Answer, Booking, Engine, Flow, Item
 from bursar.flows.deposits.machine import ASKED, BOOKED, CONFIRM, MACHINE, REJECT
 from bursar.flows.transfers import Transfers
-from bursar.flows.transfers.request import EXTERNAL, funding_account
+from bursar.flows.transfers.incoming import (
+    CREATE,
+    DEPOSITS,
+    Incoming,
+    alert_closed,
+    asked_of,
+    book,
+    booked_before,
+    open_account,
+    used_before,
+)
+from bursar.flows.transfers.request import SUSPENSE_DEPOSITS, funding_account
 from bursar.model.actors import check_actor, same_person
-from bursar.model.entries import USER_SCOPE, Intent, Leg, deposit
 from bursar.model.errors import (
-    AlreadyExists,
+    AccountClosed,
+    AssetSuspended,
+    Conflict,
     InvalidAmount,
     InvalidName,
     NotPossible,
     OtherRequest,
     RecordMoved,
+    UnknownAccount,
     UnknownAsset,
     UnknownRecord,
 )
 from bursar.model.machine import ImpossibleEvent
-from bursar.model.money import Asset
+from bursar.model.money import Asset, AssetStatus
 from bursar.model.records import Record
 from bursar.model.retry import Alarm
 
@@ -40,14 +53,20 @@ WAITS_S = 3_600.0  # for a second person, before people are told
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
 
-class Deposit(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of a deposit's record. It never changes."""
+class Deposit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The body of a deposit's record: what was asked never changes; where it was booked is added."""
 
     user: int
     asset: str
     amount: str  # smallest units
     reference: str
     asked_by: str
+    account: str = ""  # where it is booked
+
+    @property
+    def incoming(self) -> Incoming:
+        """What has arrived."""
+        return Incoming(user=self.user, asset=self.asset, minor=int(self.amount), reference=self.reference)
 
 
 class DepositView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +78,7 @@ class DepositView(msgspec.Struct, frozen=True, kw_only=True):
     amount: str  # in units of the asset
     state: str
     asked_by: str
+    account: str  # where it is booked; "" if it is not
 
 
 class Deposits:
@@ -68,27 +88,35 @@ class Deposits:
         self.ledger = transfers.ledger
         self.confirm_above = confirm_above  # asset → smallest units
         alarm = Alarm(reason="waiting", state=ASKED, seconds=waits_s)
-        self.flow: Flow[Deposit] = Flow(machine=MACHINE, body=Deposit, actions={}, book=_book, alarms=(alarm,))
+        self.flow: Flow[Deposit] = Flow(
+            machine=MACHINE, body=Deposit, actions={}, book=_book, after=_after, alarms=(alarm,)
+        )
         self.engine = Engine(self.ledger.store, self.ledger.writer, [self.flow], worker=transfers.engine.worker)
 
     async def ask(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
         """Book it; or, where it is large, write it down until a second person has confirmed it."""
         actor = check_actor(actor)
         kind, wanted = await self._checked(user, asset, amount, reference, actor)
-        found = await self.engine.get(self.flow.name, reference)
-        if found is None and int(wanted.amount) <= self.confirm_above.get(asset, int(wanted.amount)):
-            await self._open_account(user)
-            metadata = {"reference": reference, "actor": actor}
-            entry = deposit(EXTERNAL, funding_account(user), asset, amount, key=_key(reference), metadata=metadata)
-            await self.ledger.commit(entry)
-            return _view(wanted, BOOKED, kind)
-        if found is None:
-            with contextlib.suppress(RecordMoved):  # somebody asked for the same just now: see what he asked for
-                await self.engine.start(self.flow.name, wanted, id=reference, owner=str(user), actor=actor)
-            found = await self._record(reference)
-        body = self.flow.item(found).body
-        _same(body, wanted)
-        return _view(body, found.state, kind)
+        if (known := await self._known(wanted)) is not None:
+            return _view(*known, kind)
+        if kind.status is not AssetStatus.ACTIVE:
+            raise AssetSuspended(asset)
+        try:
+            return _view(*await self._begin(wanted, actor), kind)
+        except (RecordMoved, Conflict):  # the same reference was asked for just now, the other way: see what that was
+            known = await self._known(wanted)
+            if known is None:
+                raise
+            return _view(*known, kind)
+
+    async def _begin(self, wanted: Deposit, actor: str) -> tuple[Deposit, str]:
+        """Book a small one; write a large one down."""
+        if int(wanted.amount) <= self.confirm_above.get(wanted.asset, int(wanted.amount)):
+            done = await book(self.engine, self.ledger, wanted.incoming, actor=actor)
+            return msgspec.structs.replace(wanted, asked_by=done.asked_by, account=done.account), BOOKED
+        remember, name, owner = wanted.incoming.remember(asked_by=actor), wanted.reference, str(wanted.user)
+        started = await self.engine.start(self.flow.name, wanted, id=name, owner=owner, remember=remember, actor=actor)
+        return self.flow.item(started.record).body, started.record.state
 
     async def confirm(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
         """The second person says what is to be booked, and it is."""
@@ -101,16 +129,29 @@ class Deposits:
             return _view(body, BOOKED, kind)
         if same_person(actor, body.asked_by):
             raise NotPossible("deposits", reference, record.state, "whoever asked for it can't confirm it")
-        await self._open_account(user)
-        after = await self._hear(record, CONFIRM, actor)
-        return _view(body, after.state, kind)
+        if await booked_before(self.ledger, body.incoming) is not None:
+            raise NotPossible("deposits", reference, record.state, "that reference is booked already; reject this one")
+        after = await self._booked(record, body, actor)
+        return _view(self.flow.item(after).body, after.state, kind)
+
+    async def _booked(self, record: Record, body: Deposit, actor: str) -> Record:
+        """Confirmed and booked, in one unit: for the user, or in suspense if the account is closed by now (T44)."""
+        account = funding_account(body.user)
+        while True:
+            try:
+                return await self._hear(record, CONFIRM, actor, {"account": account})
+            except UnknownAccount as unknown:
+                await open_account(self.ledger, unknown)
+            except AccountClosed:
+                await alert_closed(self.engine, body.incoming, record)
+                account = SUSPENSE_DEPOSITS
 
     async def reject(self, reference: str, *, actor: str) -> DepositView:
         """It is not booked, and never will be under this reference by this way."""
         actor = check_actor(actor)
         record = await self._record(_named(reference))
         body = self.flow.item(record).body
-        after = await self._hear(record, REJECT, actor)
+        after = await self._hear(record, REJECT, actor, {})
         return _view(body, after.state, (await self.ledger.known_assets(body.asset))[body.asset])
 
     async def waiting(self, limit: int = 100) -> list[DepositView]:
@@ -132,9 +173,25 @@ class Deposits:
         name = _named(reference)
         return kind, Deposit(user=user, asset=asset, amount=str(minor), reference=name, asked_by=actor)
 
-    async def _open_account(self, user: int) -> None:
-        with contextlib.suppress(AlreadyExists):
-            await self.ledger.create_account(funding_account(user))
+    async def _known(self, wanted: Deposit) -> tuple[Deposit, str] | None:
+        """The deposit that this reference stands for already, and its state; a refusal if that is another one.
+
+        Older versions have left deposits of which no request is remembered: records, and entries under another key. One
+        that is booked counts more than one that waits.
+        """
+        remembered = await self.ledger.store.read.outcomes.get(DEPOSITS, wanted.reference, CREATE)
+        if remembered is not None and not (first := asked_of(remembered)).record:
+            if remembered.fingerprint != wanted.incoming.fingerprint:
+                raise used_before(wanted.reference)
+            return msgspec.structs.replace(wanted, asked_by=first.asked_by, account=first.account), BOOKED
+        if remembered is None and (old := await booked_before(self.ledger, wanted.incoming)) is not None:
+            return msgspec.structs.replace(wanted, asked_by=old.asked_by, account=old.account), BOOKED
+        record = await self.engine.get(self.flow.name, wanted.reference)
+        if record is None:
+            return None
+        body = self.flow.item(record).body
+        _same(body, wanted)
+        return body, record.state
 
     async def _record(self, reference: str) -> Record:
         found = await self.engine.get(self.flow.name, reference)
@@ -142,24 +199,31 @@ class Deposits:
             raise UnknownRecord(self.flow.name, reference)
         return found
 
-    async def _hear(self, record: Record, event: str, actor: str) -> Record:
+    async def _hear(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
         try:
-            return await self.engine.hear(record, event, actor, {})
+            return await self.engine.hear(record, event, actor, evidence)
         except ImpossibleEvent:
             raise NotPossible("deposits", record.id, record.state, "it is decided already") from None
 
 
-def _book(item: Item[Deposit], event: str, _answer: Answer) -> Booking:
+def _book(item: Item[Deposit], event: str, answer: Answer) -> Booking:
     """The deposit itself, in the unit in which it is confirmed. Pure."""
     if event != CONFIRM:
         return Booking()
-    body = item.body
-    leg = Leg(EXTERNAL, funding_account(body.user), body.asset, int(body.amount))
-    return Booking((Intent(scope=USER_SCOPE, key=_key(body.reference), legs=(leg,)),))
+    return Booking((item.body.incoming.intent(_account(item.body, answer), item.body.asked_by),))
+
+
+def _after(item: Item[Deposit], event: str, answer: Answer) -> Deposit | None:
+    """Where it is booked. Pure."""
+    return msgspec.structs.replace(item.body, account=_account(item.body, answer)) if event == CONFIRM else None
+
+
+def _account(body: Deposit, answer: Answer) -> str:
+    return str(answer.evidence.get("account", funding_account(body.user)))
 
 
 def _same(found: Deposit, wanted: Deposit) -> None:
-    if (found.user, found.asset, found.amount) != (wanted.user, wanted.asset, wanted.amount):
+    if found.incoming != wanted.incoming:
         raise OtherRequest("deposits", wanted.reference, "deposit")
 
 
@@ -167,10 +231,6 @@ def _named(reference: str) -> str:
     if not _REFERENCE.fullmatch(reference):
         raise InvalidName("reference", reference[:100], "1 to 100 letters, digits, '.', '_', ':' or '-'")
     return reference
-
-
-def _key(reference: str) -> str:
-    return f"deposit:{reference}"
 
 
 def _view(body: Deposit, state: str, asset: Asset) -> DepositView:
@@ -181,4 +241,5 @@ def _view(body: Deposit, state: str, asset: Asset) -> DepositView:
         amount=str(asset.of_minor(int(body.amount))),
         state=state,
         asked_by=body.asked_by,
+        account=body.account or (funding_account(body.user) if state == BOOKED else ""),
     )

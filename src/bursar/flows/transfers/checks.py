@@ -1,7 +1,8 @@
 """What is refused, and why: the checks of specification 000 §1.5, pure, each with its code, in a stated order.
 
-They are made before anything is written (T41), and again by the coordinator, by both adapters and by the core, because
-no layer may rely on the one above it. The order, in which the first that fails names the refusal:
+They are made before anything is written (T41), and again where the record is started, by whichever way
+(`check_transfer` is part of the flow), by both adapters and by the core, because no layer may rely on the one above it.
+The order, in which the first that fails names the refusal:
 
  1. form: the account types are known (INVALID_ACCOUNT_TYPE) and switched on (UNSUPPORTED_ACCOUNT_TYPE), and two
     (SAME_ACCOUNT)
@@ -10,7 +11,8 @@ no layer may rely on the one above it. The order, in which the first that fails 
     within its bounds (AMOUNT_TOO_SMALL, AMOUNT_TOO_LARGE) and those of a core with room to spare (OVERFLOW)
  4. the source exists (SOURCE_ACCOUNT_NOT_FOUND), is not frozen (ACCOUNT_FROZEN) or disabled (ACCOUNT_DISABLED), and so
     is the target, where it is not made on demand (TARGET_ACCOUNT_NOT_FOUND, T14, T15)
- 5. the balance suffices (INSUFFICIENT_BALANCE)
+ 5. the balance suffices, whatever overdraft the account has (INSUFFICIENT_BALANCE, T42), and is guarded: an account
+    whose overdraft has no limit can't be a source (TRANSFER_NOT_ALLOWED)
 
 Who asks (UNAUTHORIZED, FORBIDDEN) is checked before, by whoever knows; limits (RATE_LIMIT_EXCEEDED and the like) are
 counted after, in the unit that writes the record (T37).
@@ -26,12 +28,13 @@ import msgspec
 
 from bursar.flows.transfers.request import AccountType, Request, Transfer
 from bursar.model.accounts import AccountStatus
-from bursar.model.errors import AmountTooLarge, InvalidAmount, PrecisionOverflow, Refusal
+from bursar.model.errors import AmountTooLarge, InvalidAmount, PrecisionOverflow, Refusal, StoreError
 from bursar.model.money import Asset, AssetStatus, format_minor
 
 U64_MAX = 2**64 - 1
 SAFETY_FACTOR = 2  # T37
 CLIENT_ORDER_ID_LENGTH_MAX = 64
+USER_MAX = 2**63 - 1
 
 
 class Code(StrEnum):
@@ -75,12 +78,23 @@ class TransferRefused(Refusal):
     text = "{reason}: {why}"
 
 
+@dataclass(eq=False)
+class CommitUnknown(StoreError):
+    """The deadline came, or the database went away, while a transfer was written: it may be there, or not."""
+
+    req_id: str
+    why: str
+    code = "COMMIT_UNKNOWN"
+    text = "transfer {req_id} may or may not have been written ({why}); look for it before you ask again"
+
+
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One end of a transfer, as it was found."""
 
     exists: bool
     status: AccountStatus = AccountStatus.ACTIVE
     available: int = 0
+    is_guarded: bool = True  # whether what is available stays so until it is taken, or the taking is refused
 
 
 def check_order_id(order: str) -> str:
@@ -98,9 +112,9 @@ def check_request(
     safety_factor: int = SAFETY_FACTOR,
 ) -> Transfer:
     """Checks 1 to 3: what can be said without looking at anybody's account."""
-    source, target = _types(request, supported)
+    source, target = _types((request.source, request.target), supported)
     asset = _asset(request.asset, assets)
-    minor = _amount(request.amount, asset, safety_factor)
+    minor = _bounded(_amount(request.amount, asset), asset, safety_factor)
     return Transfer(
         user=request.user,
         source=source,
@@ -110,6 +124,22 @@ def check_request(
         amount=str(minor),
         client_order_id=check_order_id(request.client_order_id),
     )
+
+
+def check_transfer(
+    transfer: Transfer, assets: Mapping[str, Asset], supported: Collection[AccountType], safety_factor: int
+) -> None:
+    """The same of what is to become a record, whoever wrote it."""
+    if type(transfer.user) is not int or not 0 < transfer.user <= USER_MAX:
+        raise TransferRefused(Code.INVALID_REQUEST, f"a user is a whole number from 1 to {USER_MAX}")
+    _types((transfer.source, transfer.target), supported)
+    asset = _asset(transfer.asset, assets)
+    if transfer.asset_id != asset.id:
+        raise TransferRefused(Code.INVALID_ASSET, f"{asset.code} has the number {asset.id}, not {transfer.asset_id}")
+    if not (transfer.amount.isascii() and transfer.amount.isdigit()):
+        raise TransferRefused(Code.INVALID_AMOUNT, "an amount in smallest units is a whole number, as text")
+    _bounded(transfer.minor, asset, safety_factor)
+    check_order_id(transfer.client_order_id)
 
 
 def check_sides(transfer: Transfer, source: Side, target: Side, asset: Asset) -> None:
@@ -127,11 +157,14 @@ def check_sides(transfer: Transfer, source: Side, target: Side, asset: Asset) ->
     if source.available < transfer.minor:
         needed, there = (format_minor(minor, asset.precision) for minor in (transfer.minor, source.available))
         raise TransferRefused(Code.INSUFFICIENT_BALANCE, f"{needed} {asset.code} needed, {there} available")
+    if not source.is_guarded:
+        why = f"the {transfer.source} account of user {transfer.user} has an overdraft without limit"
+        raise TransferRefused(Code.TRANSFER_NOT_ALLOWED, why)
 
 
-def _types(request: Request, supported: Collection[AccountType]) -> tuple[AccountType, AccountType]:
+def _types(names: tuple[str, str], supported: Collection[AccountType]) -> tuple[AccountType, AccountType]:
     found = []
-    for name in (request.source, request.target):
+    for name in names:
         try:
             found.append(AccountType(name))
         except ValueError:
@@ -157,22 +190,25 @@ def _asset(code: str, assets: Mapping[str, Asset]) -> Asset:
     return asset
 
 
-def _amount(text: str, asset: Asset, safety_factor: int) -> int:
+def _amount(text: str, asset: Asset) -> int:
     try:
-        minor = asset.minor(text)
+        return asset.minor(text)
     except PrecisionOverflow as error:
         raise TransferRefused(Code.PRECISION_OVERFLOW, str(error)) from None
     except AmountTooLarge as error:
         raise TransferRefused(Code.OVERFLOW, str(error)) from None
     except InvalidAmount as error:
         raise TransferRefused(Code.INVALID_AMOUNT, str(error)) from None
+
+
+def _bounded(minor: int, asset: Asset, safety_factor: int) -> int:
+    """The same amount, if it is above zero, fits a core and is within the asset's bounds."""
     if minor <= 0:
         raise TransferRefused(Code.INVALID_AMOUNT, "an amount above zero is needed")
     if minor > U64_MAX // safety_factor:
-        raise TransferRefused(Code.OVERFLOW, f"{text} {asset.code} does not fit a trading core")
-    bounds = (format_minor(bound, asset.precision) for bound in (asset.min_transfer, asset.max_transfer))
+        raise TransferRefused(Code.OVERFLOW, f"{asset.of_minor(minor)} {asset.code} does not fit a trading core")
     if minor < asset.min_transfer:
-        raise TransferRefused(Code.AMOUNT_TOO_SMALL, f"at least {next(bounds)} {asset.code}")
+        raise TransferRefused(Code.AMOUNT_TOO_SMALL, f"at least {asset.of_minor(asset.min_transfer)} {asset.code}")
     if minor > asset.max_transfer:
-        raise TransferRefused(Code.AMOUNT_TOO_LARGE, f"at most {list(bounds)[1]} {asset.code}")
+        raise TransferRefused(Code.AMOUNT_TOO_LARGE, f"at most {asset.of_minor(asset.max_transfer)} {asset.code}")
     return minor

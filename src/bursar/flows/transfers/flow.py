@@ -7,12 +7,15 @@ Between the ledger and a core, money in flight is a posting in `transit:transfer
     compensation     refund at the source; if that is a core, with the arrow: transit → core
 
 The ledger's own operations are its rail's affair (rails). What a core has done is a fact outside; its booking goes with
-the transition that learns of it, in the same unit, and is never refused: it is booked as a return (T35).
+the transition that learns of it, in the same unit, and is never refused: no freeze stops it (T35).
+
+A transfer is admitted by the checks of its request (`admit`), whoever starts it, and only while the user's account in
+the ledger is active, in the transaction that writes its first state: so an account that is closing gets no new ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +24,7 @@ import msgspec
 from bursar.engine import Answer, Booking, Dispute, Flow, Item, Ride
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import Rail
-from bursar.flows.transfers.request import SUSPENSE, TRANSIT, AccountType, Transfer, core_account
+from bursar.flows.transfers.request import SUSPENSE, TRANSIT, AccountType, Transfer, core_account, funding_account
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
@@ -39,6 +42,7 @@ ALARMS = (
 def transfers_flow(
     rails: Mapping[AccountType, Rail],
     *,
+    admit: Callable[[Transfer], Awaitable[None]],
     retry: Retry = USUAL_RETRY,
     alarms: tuple[Alarm, ...] = ALARMS,
     call_timeout_s: float = CALL_TIMEOUT_S,
@@ -79,12 +83,15 @@ def transfers_flow(
         machine=MACHINE,
         body=Transfer,
         actions={"withdraw": withdraw, "deposit": deposit, "refund": refund},
+        admit=admit,
+        active=active,
         rails={"withdraw": _source, "deposit": _target, "refund": _source},
         rail_names=frozenset(rail_name(kind) for kind in rails),
         cancels={"withdraw": cancel_withdraw, "deposit": cancel_deposit},
         queries={"withdraw": query_withdraw, "deposit": query_deposit},
         certain_rails=frozenset({rail_name(AccountType.FUNDING)}),  # it lives in this database
         book=book,
+        after=after,
         ride=ride,
         dispute=dispute,
         retry=retry,
@@ -104,6 +111,21 @@ def _source(item: Item[Transfer]) -> str:
 
 def _target(item: Item[Transfer]) -> str:
     return rail_name(item.body.target)
+
+
+def active(transfer: Transfer) -> tuple[str, ...]:
+    """Accounts of the ledger that must be active for it to start: the user's, or between cores the cores'. Pure."""
+    kinds = (transfer.source, transfer.target)
+    if AccountType.FUNDING in kinds:
+        return (funding_account(transfer.user),)
+    return tuple(core_account(kind) for kind in kinds)
+
+
+def after(item: Item[Transfer], _event: str, answer: Answer) -> Transfer | None:
+    """The body from an arrow on: why the target refused it, which its owner is told when the money is back. Pure."""
+    if item.record.state == "TARGET_PENDING" and answer.outcome is Outcome.EXPLICIT_FAIL:
+        return msgspec.structs.replace(item.body, reason=answer.error)
+    return None
 
 
 def book(item: Item[Transfer], event: str, answer: Answer) -> Booking:
@@ -143,13 +165,13 @@ def dispute(called: Item[Transfer], now: Item[Transfer], answer: Answer) -> Disp
     key = f"{now.id}:{state}:late:{now.record.version}"
     disputed = tuple(sorted({state} ^ set(transfer.disputed)))
     body = msgspec.structs.replace(transfer, disputed=disputed)
-    return Dispute((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN),), body)
+    return Dispute((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN, outside=True),), body)
 
 
 def _booking(item: Item[Any], source: str, target: str) -> Booking:
     leg = Leg(source, target, item.body.asset, item.body.minor)
     key = f"{item.id}:{item.record.state}"
+    intent = Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN, outside=True)
     if target == TRANSIT:
-        return Booking((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN),), keeps=TRANSIT)
-    owned = (item.record.transit,)
-    return Booking((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN, consume=owned),), drops=True)
+        return Booking((intent,), keeps=TRANSIT)
+    return Booking((msgspec.structs.replace(intent, consume=(item.record.transit,)),), drops=True)

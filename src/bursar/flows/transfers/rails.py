@@ -9,7 +9,7 @@ that it could as well live in another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import msgspec
@@ -17,9 +17,10 @@ import msgspec
 from bursar.engine import Answer, Booking, Item, Ride
 from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, Side
 from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
-from bursar.model.accounts import AccountStatus
+from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
+from bursar.model.records import Remembered
 from bursar.rails.trading import BalancesReply, Op, Reply, Status, TradingClient
 from bursar.store import Store
 from bursar.writer import Change, Remember, Writer
@@ -29,6 +30,7 @@ FUNDING_SCOPE = "funding"
 FUNDING_REFUSALS = frozenset(
     {
         "INSUFFICIENT_BALANCE",
+        "BALANCE_NOT_GUARDED",
         "OVERDRAFT_FLOOR",
         "ACCOUNT_NOT_FOUND",
         "ACCOUNT_FROZEN",
@@ -38,6 +40,7 @@ FUNDING_REFUSALS = frozenset(
     }
 )
 CANCELLED = "CANCELLED"
+OVERFLOW = "OVERFLOW"
 STANDINGS_MAX = 512
 STATUSES = {
     Status.ACTIVE: AccountStatus.ACTIVE,
@@ -123,11 +126,12 @@ class Standings:
 class FundingRail:
     """Funding accounts in the ledger. In-flight money sits in the transit account, one posting per transfer (T36)."""
 
-    def __init__(self, store: Store, writer: Writer, *, rides: bool = True) -> None:
+    def __init__(self, store: Store, writer: Writer, *, rides: bool = True, safety_factor: int = SAFETY_FACTOR) -> None:
         """`rides`: as part of the transitions' own units (ADR 14); if not, it is called like any other end."""
         self._store = store
         self._standings = Standings(store)
         self._writer = writer
+        self._minor_max = U64_MAX // safety_factor
         self.rides = rides
 
     def look(self, transfer: Transfer) -> Look:
@@ -143,6 +147,16 @@ class FundingRail:
         return await self._operate(item, "refund")
 
     async def cancel(self, item: Item[Transfer], op: str) -> Answer:
+        return await self._refuse(item, op, CANCELLED)
+
+    async def query(self, item: Item[Transfer], op: str) -> Answer:
+        found = await self._store.read.outcomes.get(FUNDING_SCOPE, item.id, op)
+        if found is None:
+            return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message=f"nothing is on record of {op} {item.id}")
+        return _answer(msgspec.structs.replace(found, replayed=True))
+
+    async def _refuse(self, item: Item[Transfer], op: str, code: str) -> Answer:
+        """Refuse an operation for good, unless it was answered before: then that is the answer."""
         change = Change(
             remember=Remember(
                 scope=FUNDING_SCOPE,
@@ -150,20 +164,14 @@ class FundingRail:
                 op=op,
                 fingerprint=_fingerprint(item.body),
                 outcome=Outcome.EXPLICIT_FAIL,
-                code=CANCELLED,
+                code=code,
             )
         )
-        return await self._answer(change)
-
-    async def query(self, item: Item[Transfer], op: str) -> Answer:
-        found = await self._store.read.outcomes.get(FUNDING_SCOPE, item.id, op)
-        if found is None:
-            return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message="nothing is on record")
-        return Answer(outcome=found.outcome, code=found.code, evidence={"rail": FUNDING_SCOPE, "replayed": True})
+        return await self._apply(change)
 
     def ride(self, item: Item[Transfer], op: str, booking: Booking) -> Ride | None:
         """The operation, as rows that go with the transition that leads to it. Booked with it, money never rests."""
-        if not self.rides or not _in_bounds(item.body):
+        if not self.rides or (op == "withdraw" and not self._fits_core(item.body)):
             return None
         intent, remember = self._operation(item, op)
         if booking.intents:  # what a core has just let go of goes to the user, not to transit and from there
@@ -174,10 +182,15 @@ class FundingRail:
         return Ride(answer, (remember,), Booking((intent,), keeps=remember.keeps, drops=not remember.keeps))
 
     async def _operate(self, item: Item[Transfer], op: str) -> Answer:
-        if not _in_bounds(item.body):  # the last line of defence at this end
-            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="INVALID_AMOUNT", message="refused before it was tried")
+        if op == "withdraw" and not self._fits_core(item.body):
+            # The last line of defence at this end, for what is to leave it. What comes, or comes back, has been taken
+            # from the user elsewhere, and is never refused for its size.
+            return await self._refuse(item, op, OVERFLOW)
         intent, remember = self._operation(item, op)
-        return await self._answer(Change(intents=(intent,), remember=remember))
+        return await self._apply(Change(intents=(intent,), remember=remember))
+
+    def _fits_core(self, transfer: Transfer) -> bool:
+        return 0 < transfer.minor <= self._minor_max
 
     def _operation(self, item: Item[Transfer], op: str) -> tuple[Intent, Remember]:
         transfer = item.body
@@ -190,6 +203,7 @@ class FundingRail:
             kind=Kind.RETURN if op == "refund" else Kind.ENTRY,
             # What arrives, or goes back, is the very posting that this transfer put there, and no other (T36).
             consume=() if op == "withdraw" else (item.record.transit,),
+            no_overdraft=op == "withdraw",  # T42
         )
         remember = Remember(
             scope=FUNDING_SCOPE,
@@ -201,19 +215,11 @@ class FundingRail:
         )
         return intent, remember
 
-    async def _answer(self, change: Change) -> Answer:
+    async def _apply(self, change: Change) -> Answer:
         remembered = (await self._writer.apply(change)).remembered
         if remembered is None:
             return Answer(outcome=Outcome.UNKNOWN, message="the ledger remembers nothing of it")
-        detail = msgspec.json.decode(remembered.detail, type=dict[str, object])
-        posting = detail.get("posting")
-        return Answer(
-            outcome=remembered.outcome,
-            code=remembered.code,
-            message=str(detail.get("message", "")),
-            evidence={"rail": FUNDING_SCOPE, "replayed": remembered.replayed, **detail},
-            transit=posting if isinstance(posting, int) else None,
-        )
+        return _answer(remembered)
 
 
 class TradingRail:
@@ -271,13 +277,28 @@ class TradingRail:
         return Answer(outcome=reply.outcome, code=reply.code, message=reply.detail, evidence=evidence, high_water=known)
 
 
-def _side(status: AccountStatus, available: int) -> Side:
-    return Side(exists=True, status=status, available=available)
+def _side(status: AccountStatus, policy: Policy, available: int) -> Side:
+    is_guarded = isinstance(policy, NoOverdraft | CappedOverdraft)
+    return Side(exists=True, status=status, available=available, is_guarded=is_guarded)
 
 
-async def both(first: Look, second: Look) -> tuple[Side, Side]:
+def _answer(remembered: Remembered) -> Answer:
+    """What the ledger's end has answered to an operation, as the engine hears it."""
+    detail = msgspec.json.decode(remembered.detail, type=dict[str, object])
+    posting = detail.get("posting")
+    return Answer(
+        outcome=remembered.outcome,
+        code=remembered.code,
+        message=str(detail.get("message", "")),
+        evidence={"rail": FUNDING_SCOPE, "replayed": remembered.replayed, **detail},
+        transit=posting if isinstance(posting, int) else None,
+    )
+
+
+async def both(first: Look, second: Look, waits_for: Callable[[int], None]) -> tuple[Side, Side]:
     """What two have said that were asked together. If one of them can't be heard, the other need not be."""
     try:
+        waits_for(0)
         one = await first
     except BaseException:  # a cancellation, too: nobody is going to wait for the other one
         if isinstance(second, asyncio.Future):
@@ -285,11 +306,8 @@ async def both(first: Look, second: Look) -> tuple[Side, Side]:
         else:
             second.close()
         raise
+    waits_for(1)
     return one, await second
-
-
-def _in_bounds(transfer: Transfer) -> bool:
-    return 0 < transfer.minor <= U64_MAX // SAFETY_FACTOR
 
 
 def _fingerprint(transfer: Transfer) -> str:

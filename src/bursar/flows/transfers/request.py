@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 import msgspec
+
+_PLAIN = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?")
 
 
 class AccountType(StrEnum):
@@ -33,12 +36,32 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Two requests with one `client_order_id` are the same if these are (T11)."""
-        return msgspec.json.encode([self.source, self.target, self.asset, self.amount]).decode()
+        """Two requests with one `client_order_id` are the same if these are (T11): amounts count as values (T43)."""
+        return _fingerprint([self.source, self.target, self.asset, self.amount])
+
+
+def same_request(stored: str, fingerprint: str) -> bool:
+    """Whether a stored fingerprint stands for the same request; older ones hold the amount as it was written."""
+    return stored == fingerprint or _fingerprint(msgspec.json.decode(stored, type=list[str])) == fingerprint
+
+
+def _fingerprint(parts: list[str]) -> str:
+    *rest, amount = parts
+    return msgspec.json.encode([*rest, _value(amount)]).decode()
+
+
+def _value(amount: str) -> str:
+    """An amount in its shortest form: `20` and `20.00` are the same. What is no plain number stays as it is."""
+    match = _PLAIN.fullmatch(amount)
+    if match is None:
+        return amount
+    whole, decimals = match[1], (match[2] or "").rstrip("0")
+    return f"{whole}.{decimals}" if decimals else whole
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of a transfer's record: what was asked, checked and in smallest units. That never changes."""
+    """The body of a transfer's record: what was asked, checked and in smallest units. That never changes; what became
+    of it is added."""
 
     user: int
     source: AccountType
@@ -47,6 +70,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     asset_id: int
     amount: str  # smallest units, as text: JSON numbers end at 2^53 for many readers
     client_order_id: str = ""
+    reason: str = ""  # why the target refused it, and the money went back
     disputed: tuple[str, ...] = ()  # states whose call ended otherwise than was decided; booked in suspense (T34)
 
     @property
@@ -68,4 +92,5 @@ def core_account(kind: AccountType) -> str:
 NEW_TRANSFERS = ("flow", "new transfers")  # as a pause: none are started, those under way go on
 TRANSIT = "transit:transfers"  # money that has left one side and not arrived at the other
 SUSPENSE = "suspense:transfers"  # what a core did and nobody decided: below zero, users have it twice; above, we owe it
+SUSPENSE_DEPOSITS = "suspense:deposits"  # what has arrived for an account that is closed (T44)
 EXTERNAL = "external:deposits"  # where deposits come from

@@ -6,7 +6,8 @@
 
 A repeated `client_order_id` gets the transfer of the first request, whatever the limits and balances are by now (T12);
 one with other parameters is refused (T11). What is not at its end when `create` returns is PENDING to the caller, and
-goes on: by the task that drives it, or by whichever worker finds it.
+goes on: by the task that drives it, or by whichever worker finds it. `create` returns within its deadline, whatever
+hangs (T45): a far side that does not answer, or the database, in whose COMMIT the transfer may just be.
 """
 
 from __future__ import annotations
@@ -18,53 +19,67 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from bursar.deadlines import Deadline, Deadlines
 from bursar.engine import DatabaseClock, Engine, Flow, Lift, Snowflakes, lift_pause, set_pause
 from bursar.flows.transfers.checks import (
     SAFETY_FACTOR,
     Code,
+    CommitUnknown,
     TransferRefused,
     check_order_id,
     check_request,
     check_sides,
+    check_transfer,
 )
+from bursar.flows.transfers.closing import DRAIN_S, close_account
 from bursar.flows.transfers.flow import ALARMS, SCOPE, rail_name, transfers_flow
-from bursar.flows.transfers.machine import MACHINE
+from bursar.flows.transfers.incoming import Incoming
+from bursar.flows.transfers.incoming import book as incoming_book
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
     NEW_TRANSFERS,
     SUSPENSE,
+    SUSPENSE_DEPOSITS,
     TRANSIT,
     AccountType,
     Request,
     Transfer,
     core_account,
-    funding_account,
+    same_request,
 )
+from bursar.flows.transfers.views import NEWEST, TERMINAL, Filter, View, view_of
 from bursar.ledger import Ledger
-from bursar.model.accounts import AccountStatus, ExternalAccount, Policy, SystemAccount
+from bursar.model.accounts import Account, AccountStatus, ExternalAccount, Policy, SystemAccount
 from bursar.model.actors import check_reason
-from bursar.model.entries import deposit
-from bursar.model.envelope import Receipt
-from bursar.model.errors import AlreadyExists, Conflict, LimitExceeded, OtherRequest, RecordMoved, Refusal
-from bursar.model.machine import Kind
+from bursar.model.errors import (
+    AccountClosed,
+    AccountFrozen,
+    AlreadyExists,
+    Conflict,
+    DatabaseUnavailable,
+    InvalidAmount,
+    LimitExceeded,
+    OtherRequest,
+    OutcomeUnknown,
+    RecordMoved,
+    Refusal,
+    StoreError,
+)
 from bursar.model.money import MINOR_MAX, Amount, Asset
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_RETRY, Alarm, Retry
 from bursar.rails.trading import TradingClient
 from bursar.rails.trading.words import PREFIX
-from bursar.store.engine import Wanted
 from bursar.writer import Limit, Remember
 
 ASSETS_S = 0.5
 DEADLINE_S = 2.0  # how long a request waits for its transfer
+ACCEPT_S = 0.5  # and at least for its first state: an answer that it may or may not be there helps nobody
+FOLLOW_MIN_S, FOLLOW_MAX_S = 0.01, 0.25  # between two looks at a transfer that is driven elsewhere
 COUNT_MAX = 2**62
-NEWEST = 2**63 - 1
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 CREATE = "create"
-PENDING = "PENDING"
-OPEN = tuple(state.name for state in MACHINE.states if state.kind is not Kind.TERMINAL)
-TERMINAL = {state.name for state in MACHINE.states if state.kind is Kind.TERMINAL}
 
 log = logging.getLogger("bursar.transfers")
 
@@ -75,51 +90,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     per_second: int | None = 10
     per_day: int | None = 100
     amount_per_day: dict[str, int] = {}  # asset → smallest units
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer as its owner sees it."""
-
-    transfer_id: int
-    req_id: str
-    user: int
-    source: AccountType
-    target: AccountType
-    asset: str
-    amount: str  # in units of the asset
-    fsm_state: str
-    error: str
-    created_us: int
-    updated_us: int
-    client_order_id: str = ""
-    replayed: bool = False
-
-    @property
-    def state(self) -> str:
-        """The state where it is an end, else PENDING (T18)."""
-        return self.fsm_state if self.fsm_state in TERMINAL else PENDING
-
-
-class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which transfers are to be listed. Nothing said: all."""
-
-    state: str = ""  # PENDING, or an exact one
-    asset: str = ""
-    source: AccountType | None = None
-    target: AccountType | None = None
-    since_us: int = 0  # created then or later
-    until_us: int = NEWEST  # created before
-
-    def of(self, owner: str) -> Wanted:
-        """As the store asks for it."""
-        said = {"asset": self.asset, "source": self.source, "target": self.target}
-        return Wanted(
-            owner=owner,
-            states=OPEN if self.state == PENDING else (self.state,) if self.state else (),
-            facts={name: str(value) for name, value in said.items() if value},
-            since_us=self.since_us,
-            until_us=self.until_us,
-        )
 
 
 class Transfers:
@@ -139,12 +109,13 @@ class Transfers:
     ) -> None:
         """`rides`: the ledger's end happens in the transitions' own units, without a call (ADR 14)."""
         self.ledger = ledger
+        self.cores = dict(cores)
         self.limits = Limits() if limits is None else limits
         self.safety_factor = safety_factor
-        funding = FundingRail(ledger.store, ledger.writer, rides=rides)
+        funding = FundingRail(ledger.store, ledger.writer, rides=rides, safety_factor=safety_factor)
         self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: funding}
         self.rails |= {kind: TradingRail(client, rail_name(kind)) for kind, client in cores.items()}
-        self.flow: Flow[Transfer] = transfers_flow(self.rails, retry=retry, alarms=alarms)
+        self.flow: Flow[Transfer] = transfers_flow(self.rails, admit=self._admit, retry=retry, alarms=alarms)
         self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
         self._ids = Snowflakes(ledger.store)
         self._clock = DatabaseClock(ledger.store)
@@ -155,10 +126,13 @@ class Transfers:
         # Cores that nobody has compared with the ledger yet since the start (watch): nothing new goes there. Empty
         # unless whoever runs a watch fills it.
         self.unchecked: set[AccountType] = set()
+        self._deadlines = Deadlines()
+        self._following: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
         """The accounts of ours that transfers need. Twice is once."""
-        wanted: dict[str, Policy] = {TRANSIT: SystemAccount(), SUSPENSE: SystemAccount(), EXTERNAL: ExternalAccount()}
+        wanted: dict[str, Policy] = {path: SystemAccount() for path in (TRANSIT, SUSPENSE, SUSPENSE_DEPOSITS)}
+        wanted[EXTERNAL] = ExternalAccount()
         wanted |= {core_account(kind): SystemAccount() for kind in self.rails if kind is not AccountType.FUNDING}
         for path, policy in wanted.items():
             with contextlib.suppress(AlreadyExists):
@@ -166,28 +140,61 @@ class Transfers:
         # Before there is any money: every backup with something in it knows who this ledger is.
         await self.ledger.store.single().cores.make_identity(self.ledger.store.ports.token())
 
-    async def fund(self, user: int, asset: str, amount: Amount, *, reference: str) -> Receipt:
-        """A deposit from outside, known by its reference; the first one makes the user's funding account."""
-        account = funding_account(user)
-        with contextlib.suppress(AlreadyExists):
-            await self.ledger.create_account(account)
-        return await self.ledger.commit(deposit(EXTERNAL, account, asset, amount, key=f"deposit:{reference}"))
+    async def fund(self, user: int, asset: str, amount: Amount, *, reference: str) -> str:
+        """A deposit from outside, known by its reference; the first one makes the user's funding account. Where it is
+        booked: there, or in suspense if that account is closed (T44)."""
+        minor = (await self.ledger.asset(asset)).minor(amount)
+        if minor <= 0:
+            raise InvalidAmount(str(amount), "an amount above zero is needed")
+        incoming = Incoming(user=user, asset=asset, minor=minor, reference=reference)
+        return (await incoming_book(self.engine, self.ledger, incoming, actor=self.engine.worker)).account
+
+    async def close_account(self, path: str, *, drain_s: float = DRAIN_S) -> Account:
+        """Close an account of the ledger for good. Of a user's funding account the cores are asked first (T44)."""
+        return await close_account(self, path, drain_s)
 
     async def create(self, request: Request, *, deadline_s: float = DEADLINE_S) -> View:
-        """Check, write down, drive; the answer is at its end, or PENDING."""
-        if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
-            return first
+        """Check, write down, drive; the answer is at its end, or PENDING, and comes within the deadline (T45).
+
+        A deadline that is shorter than a COMMIT may take is one for its end only: to be written down, a transfer always
+        has a moment. With 0 nobody waits for its end.
+        """
+        stage, ports = _Stage(), self.ledger.store.ports
+        accept_s, began = max(deadline_s, ACCEPT_S), ports.monotonic()
+        deadline = self._deadlines.begin(accept_s)
         try:
-            return await self._create(request, deadline_s)
+            record, assets, replayed = await deadline.keep(self._accept(request, stage))
+            if accept_s > deadline_s:
+                deadline.end()
+                deadline = self._deadlines.begin(max(0.0, began + deadline_s - ports.monotonic()))
+            if record.state not in TERMINAL:
+                if not replayed:
+                    record = await self._drive(record, deadline, is_waiting=deadline_s > 0)
+                elif deadline_s > 0:
+                    record = await self._follow(record, deadline)
+        except TimeoutError:
+            if not deadline.is_over:
+                raise
+            raise self._too_late(stage, accept_s) from None
+        finally:
+            deadline.end()
+        return view_of(record, self.flow.item(record).body, assets, replayed)
+
+    async def _accept(self, request: Request, stage: _Stage) -> tuple[Record, Mapping[str, Asset], bool]:
+        """The transfer of this request, written down now or long ago, and the assets that there are."""
+        if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
+            return first, await self.ledger.known_assets(self.flow.item(first).body.asset), True
+        try:
+            return await self._create(request, stage)
         except TransferRefused:
             # The same request may have been faster at another server, or a moment ago here, and taken the very money
             # that is missing now: then that is the answer (T11).
             if request.client_order_id and (first := await self._first(request)) is not None:
-                return first
+                return first, await self.ledger.known_assets(self.flow.item(first).body.asset), True
             raise
 
-    async def _create(self, request: Request, deadline_s: float) -> View:
-        assets = await self._assets_now()
+    async def _create(self, request: Request, stage: _Stage) -> tuple[Record, Mapping[str, Asset], bool]:
+        assets = await self._assets_with(request.asset)
         if NEW_TRANSFERS in self._paused:
             raise TransferRefused(
                 Code.TRANSFERS_PAUSED, "no new transfers for now; those under way go on, try again later"
@@ -199,16 +206,69 @@ class Transfers:
         for kind in (transfer.source, transfer.target):
             if kind in self.unchecked:
                 raise ConnectionError(f"core {rail_name(kind)} was not compared with the ledger yet; try again later")
-        started = await self._at_once(request, transfer)
+        started = await self._at_once(request, transfer, stage)
         if started is None:
-            ends = (self.rails[transfer.source], self.rails[transfer.target])
-            source, target = await both(*[end.look(transfer) for end in ends])
+            kinds = (transfer.source, transfer.target)
+            first, second = (self.rails[kind].look(transfer) for kind in kinds)
+            source, target = await both(first, second, lambda place: stage.asks(kinds[place]))
+            stage.asks(None)
             check_sides(transfer, source, target, assets[transfer.asset])
-            started = await self._start(request, transfer)
+            started = await self._start(request, transfer, stage)
         record, replayed = started
-        if not replayed:
-            record = await self.engine.process_now(record, deadline_s)
-        return await self._view(record, replayed=replayed)
+        return record, assets, replayed
+
+    async def _drive(self, record: Record, deadline: Deadline, *, is_waiting: bool) -> Record:
+        """Drive a transfer, and wait for its end if there is time."""
+        task = self.engine.drive(record)
+        if is_waiting:
+            await deadline.wait(task)
+        return self.engine.newest(record, task)
+
+    async def _follow(self, record: Record, deadline: Deadline) -> Record:
+        """Wait for the end of a transfer that is under way: driven here, or by another process."""
+        task = self.engine.driving(record)
+        if task is not None:
+            await deadline.wait(task)
+            record = self.engine.newest(record, task)
+        pause_s = FOLLOW_MIN_S
+        try:
+            while record.state not in TERMINAL:
+                await deadline.keep(self.ledger.store.ports.sleep(pause_s))
+                found = await deadline.keep(self.engine.get(record.flow, record.id))
+                record = record if found is None else found
+                pause_s = min(2 * pause_s, FOLLOW_MAX_S)
+        except TimeoutError:
+            if not deadline.is_over:
+                raise
+        except StoreError as error:  # it is written down and goes on, whether or not it can be read just now
+            log.warning("transfer %s can't be followed: %s", record.id, error)
+        return record
+
+    def _too_late(self, stage: _Stage, deadline_s: float) -> Exception:
+        """What to say when the deadline came before the transfer was known to be written."""
+        why = f"no answer within {deadline_s:g} s"
+        if stage.req_id:
+            task = asyncio.get_running_loop().create_task(self._pick_up(stage.req_id), name=f"bursar-{stage.req_id}")
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
+            return CommitUnknown(stage.req_id, why)
+        if stage.asked is not None and stage.asked is not AccountType.FUNDING:
+            return ConnectionError(f"core {rail_name(stage.asked)}: {why}")
+        return DatabaseUnavailable(f"{why}; nothing was written")
+
+    async def _pick_up(self, req_id: str) -> None:
+        """Drive a transfer whose COMMIT nobody has waited for, once it can be seen: its lease is ours, and long."""
+        ports, pause_s = self.ledger.store.ports, FOLLOW_MIN_S
+        until = ports.monotonic() + self.engine.lease_us / 1e6
+        while ports.monotonic() < until:
+            await ports.sleep(pause_s)
+            pause_s = min(2 * pause_s, FOLLOW_MAX_S)
+            with contextlib.suppress(StoreError):
+                record = await self.engine.get(self.flow.name, req_id)
+                if record is not None:
+                    if record.state not in TERMINAL and self.engine.driving(record) is None:
+                        self.engine.drive(record)
+                    return
 
     async def stop_new(self, actor: str, reason: str, *, two_people: bool = False) -> bool:
         """Start no new transfers; those under way go on. Whether they were started until now.
@@ -249,6 +309,18 @@ class Transfers:
         found, below = await records.page(self.flow.name, wanted.of(owner), before=before, limit=limit)
         return await self._views(found), below
 
+    async def _admit(self, transfer: Transfer) -> None:
+        """What every transfer is checked for when it is started, by whichever way."""
+        check_transfer(transfer, await self._assets_with(transfer.asset), self.rails.keys(), self.safety_factor)
+
+    async def _assets_with(self, code: str) -> Mapping[str, Asset]:
+        """All assets, at most a moment old; read again if one is not among them, for it may be new."""
+        assets = await self._assets_now()
+        if code not in assets:
+            self._assets_read = float("-inf")
+            assets = await self._assets_now()
+        return assets
+
     async def _assets_now(self) -> Mapping[str, Asset]:
         """All assets, and what is paused, at most a moment old: another process may change both."""
         if self.ledger.store.ports.monotonic() - self._assets_read > ASSETS_S:
@@ -268,17 +340,16 @@ class Transfers:
         finally:
             self._reading = None
 
-    async def _first(self, request: Request) -> View | None:
+    async def _first(self, request: Request) -> Record | None:
         """The transfer that this `client_order_id` stands for already."""
         answer = await self.ledger.store.read.outcomes.get(_orders(request.user), request.client_order_id, CREATE)
         if answer is None:
             return None
-        if answer.fingerprint != request.fingerprint:
+        if not same_request(answer.fingerprint, request.fingerprint):
             raise _other(request)
-        record = await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
-        return None if record is None else await self._view(record, replayed=True)
+        return await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
 
-    async def _at_once(self, request: Request, transfer: Transfer) -> tuple[Record, bool] | None:
+    async def _at_once(self, request: Request, transfer: Transfer, stage: _Stage) -> tuple[Record, bool] | None:
         """Start without a look at the ledger's end: the unit that starts it looks there, as it takes the money, or at
         the account if that is the target. A lone caller looks at both ends at the same time, which is faster.
 
@@ -287,21 +358,22 @@ class Transfers:
         source, target = self.rails[transfer.source], self.rails[transfer.target]
         if not source.rides and not (target.rides and self.ledger.writer.busy):
             return None
+        stage.asks(transfer.target if source.rides else transfer.source)
         other = await (target if source.rides else source).look(transfer)
+        stage.asks(None)
         enough = source.rides or (other.exists and other.available >= transfer.minor)
         if other.status is not AccountStatus.ACTIVE or not enough:
             return None
         try:
-            if source.rides:
-                return await self._start(request, transfer, riding=True)
-            return await self._start(request, transfer, active=(funding_account(transfer.user),))
+            return await self._start(request, transfer, stage, riding=source.rides)
         except (Refusal, Conflict):
             return None
 
     async def _start(
-        self, request: Request, transfer: Transfer, *, riding: bool = False, active: tuple[str, ...] = ()
+        self, request: Request, transfer: Transfer, stage: _Stage, *, riding: bool = False
     ) -> tuple[Record, bool]:
         while True:
+            stage.req_id = ""
             req_id = f"{PREFIX}{await self._ids.next()}"
             remember = None
             if request.client_order_id:
@@ -312,6 +384,7 @@ class Transfers:
                     fingerprint=request.fingerprint,
                     detail=msgspec.json.encode({"record": req_id}).decode(),
                 )
+            stage.req_id = req_id  # from here on it may be written, heard of or not
             try:
                 started = await self.engine.start(
                     self.flow.name,
@@ -321,7 +394,6 @@ class Transfers:
                     remember=remember,
                     limits=self._limits(transfer),
                     riding=riding,
-                    active=active,
                 )
             except RecordMoved:
                 # It is there: ours, if the reply to its COMMIT was lost, and then another one would pay twice; or
@@ -331,10 +403,35 @@ class Transfers:
                     return found, False
                 continue
             except OtherRequest:
+                stage.req_id = ""
                 raise _other(request) from None
-            except LimitExceeded as refusal:
-                raise TransferRefused(Code(refusal.name), f"limit {refusal.limit}") from None
+            except OutcomeUnknown as error:
+                raise CommitUnknown(req_id, error.why) from error
+            except Refusal as refusal:
+                stage.req_id = ""
+                raise self._refused(refusal, transfer) from None
             return started.record, started.replayed
+
+    def _refused(self, refusal: Refusal, transfer: Transfer) -> Refusal:
+        """The refusal of a first state in the specification's words, and without our inside."""
+        match refusal:
+            case LimitExceeded(name=name):
+                amount_max = self.limits.amount_per_day.get(transfer.asset, 0)
+                why = {
+                    Code.RATE_LIMIT_EXCEEDED: f"at most {self.limits.per_second} in a second",
+                    Code.DAILY_LIMIT_EXCEEDED: f"at most {self.limits.per_day} transfers in a day",
+                    Code.DAILY_AMOUNT_EXCEEDED: f"at most {self._shown(amount_max, transfer.asset)} in a day",
+                }
+                return TransferRefused(Code(name), why[Code(name)])
+            case AccountFrozen():
+                return TransferRefused(Code.ACCOUNT_FROZEN, f"an account of user {transfer.user} is frozen")
+            case AccountClosed():
+                return TransferRefused(Code.ACCOUNT_DISABLED, f"an account of user {transfer.user} is disabled")
+            case _:
+                return refusal
+
+    def _shown(self, minor: int, asset: str) -> str:
+        return f"{self._assets[asset].of_minor(minor)} {asset}"
 
     def _limits(self, transfer: Transfer) -> tuple[Limit, ...]:
         """What this transfer uses up, in buckets of a second and of a day (UTC)."""
@@ -366,7 +463,7 @@ class Transfers:
 
     async def _view(self, record: Record, *, replayed: bool = False) -> View:
         transfer = self.flow.item(record).body
-        return _view(record, transfer, await self.ledger.known_assets(transfer.asset), replayed)
+        return view_of(record, transfer, await self.ledger.known_assets(transfer.asset), replayed)
 
     async def _views(self, records: Sequence[Record]) -> Sequence[View]:
         """All at once. A body that can't be read is left out: it must not hide the others."""
@@ -377,25 +474,19 @@ class Transfers:
             except (msgspec.MsgspecError, UnicodeError) as error:
                 log.error("transfer %s can't be read: %s", record.id, error)
         assets = await self.ledger.known_assets(*{transfer.asset for _, transfer in readable})
-        return [_view(record, transfer, assets) for record, transfer in readable]
+        return [view_of(record, transfer, assets) for record, transfer in readable]
 
 
-def _view(record: Record, transfer: Transfer, assets: Mapping[str, Asset], replayed: bool = False) -> View:
-    return View(
-        transfer_id=record.number,
-        req_id=record.id,
-        user=transfer.user,
-        source=transfer.source,
-        target=transfer.target,
-        asset=transfer.asset,
-        amount=str(assets[transfer.asset].of_minor(transfer.minor)),
-        fsm_state=record.state,
-        error=record.error,
-        created_us=record.created_us,
-        updated_us=record.updated_us,
-        client_order_id=transfer.client_order_id,
-        replayed=replayed,
-    )
+class _Stage:
+    """How far a request has come: what it waits for, and the id of the transfer that is being written."""
+
+    def __init__(self) -> None:
+        self.asked: AccountType | None = None
+        self.req_id = ""
+
+    def asks(self, kind: AccountType | None) -> None:
+        """An end is asked, or none any more."""
+        self.asked = kind
 
 
 def _orders(user: int) -> str:

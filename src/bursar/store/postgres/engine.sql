@@ -20,8 +20,8 @@ SELECT 4, 0, c.count, 0, ARRAY[c.key, c.amount::text] FROM bursar.counters c WHE
 SELECT nextval('bursar.numbers') FROM generate_series(1, $1::bigint)
 
 -- name: group_records
--- The records' part of a group by itself; and numbers for the next one.
-SELECT bursar.write_records_1((string_to_array($1::text, E'\x1f'))[2:], (string_to_array($2::text, E'\x1f'))[2:],
+-- The records' part of a group by itself, under these rules if they matter (not 0); and numbers for the next one.
+SELECT bursar.share_rules_1($44::bigint), bursar.write_records_1((string_to_array($1::text, E'\x1f'))[2:], (string_to_array($2::text, E'\x1f'))[2:],
     (string_to_array($3::text, E'\x1f'))[2:], (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text,
     E'\x1f'))[2:], (string_to_array($6::text, E'\x1f'))[2:], (string_to_array($7::text, E'\x1f'))[2:],
     (string_to_array($8::text, E'\x1f'))[2:], $9::text::bigint[], $10::text::text[], $11::text::bigint[],
@@ -35,8 +35,8 @@ SELECT bursar.write_records_1((string_to_array($1::text, E'\x1f'))[2:], (string_
     $35::text::bigint[], $36::text::integer[], (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text,
     E'\x1f'))[2:], (string_to_array($39::text, E'\x1f'))[2:], $40::text::integer[], (string_to_array($41::text,
     E'\x1f'))[2:], (string_to_array($42::text, E'\x1f'))[2:]),
-    bursar.raise_high_water_1((string_to_array($44::text, E'\x1f'))[2:], (string_to_array($45::text,
-    E'\x1f'))[2:], $46::text::bigint[]),
+    bursar.raise_high_water_1((string_to_array($45::text, E'\x1f'))[2:], (string_to_array($46::text,
+    E'\x1f'))[2:], $47::text::bigint[]),
     ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $43::bigint))
 
 -- name: group_write_all

@@ -146,8 +146,9 @@ async def write_group(connection: Connection, decided: Decided, now_s: float) ->
             SQL["group_write_all"], *_entries(decided), *_records(rows.records), ahead, *known
         )
     else:
+        generation = decided.generation if rows.under_rules else 0
         known = packed(rows.records.high_water, "ttn")
-        written = await connection.fetch(SQL["group_records"], *_records(rows.records), ahead, *known)
+        written = await connection.fetch(SQL["group_records"], *_records(rows.records), ahead, generation, *known)
     heads.numbers, heads.numbers_until = [int(number) for number in written[0][-1]], now_s + NUMBERS_S
     _keep(heads, rows)
 

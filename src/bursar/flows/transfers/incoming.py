@@ -1,0 +1,138 @@
+"""Money that has arrived from outside: booked once per reference, whatever has become of its account (T35, T44).
+
+To a frozen account it is booked all the same; what has arrived for a closed one is booked in `suspense:deposits`, and
+an alert says so. A reference is one deposit, whichever way it came: the first request under it is remembered with who
+made it, and an unlike second one is refused. Keys live in a scope of their own, which no entry from outside can reach
+(L19); what was booked before that is found under its old key.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bursar.engine import Engine
+from bursar.flows.transfers.checks import Code, TransferRefused
+from bursar.flows.transfers.request import EXTERNAL, SUSPENSE_DEPOSITS, funding_account
+from bursar.ledger import Ledger
+from bursar.model.accounts import NoOverdraft, SystemAccount
+from bursar.model.entries import USER_SCOPE, Intent, Leg, encode_metadata
+from bursar.model.errors import AccountClosed, Conflict, OtherRequest, UnknownAccount
+from bursar.model.records import Record, Remembered
+from bursar.writer import Change, Remember
+
+DEPOSITS = "deposits"  # the scope of keys and remembered requests
+CREATE = "create"
+CLOSED = "account closed"  # the reason of the alert
+
+
+class Incoming(msgspec.Struct, frozen=True, kw_only=True):
+    """What has arrived, and for whom."""
+
+    user: int
+    asset: str
+    minor: int
+    reference: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Two requests under one reference are the same if these are."""
+        return f"{self.user}:{self.asset}:{self.minor}"
+
+    def intent(self, account: str, actor: str) -> Intent:
+        """Its entry."""
+        return Intent(
+            scope=DEPOSITS,
+            key=self.reference,
+            legs=(Leg(EXTERNAL, account, self.asset, self.minor),),
+            metadata=encode_metadata({"reference": self.reference, "actor": actor}),
+            outside=True,
+        )
+
+    def remember(self, **detail: str) -> Remember:
+        """That it was asked for, and by whom."""
+        text = msgspec.json.encode(detail).decode()
+        return Remember(scope=DEPOSITS, id=self.reference, op=CREATE, fingerprint=self.fingerprint, detail=text)
+
+
+class Booked(msgspec.Struct, frozen=True, kw_only=True):
+    """A deposit that is in the ledger."""
+
+    account: str
+    asked_by: str
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of the first request."""
+
+    asked_by: str = ""
+    account: str = ""
+    record: str = ""  # if it waits, or waited, for a second person
+
+
+async def book(engine: Engine, ledger: Ledger, incoming: Incoming, *, actor: str) -> Booked:
+    """Book it now, unless that was done before."""
+    if (old := await booked_before(ledger, incoming)) is not None:
+        return old
+    account = funding_account(incoming.user)
+    while True:
+        asked = incoming.remember(asked_by=actor, account=account, record="")
+        try:
+            done = await ledger.writer.apply(Change((incoming.intent(account, actor),), remember=asked))
+        except UnknownAccount as unknown:
+            await open_account(ledger, unknown)
+        except AccountClosed:
+            await alert_closed(engine, incoming, None)
+            account = SUSPENSE_DEPOSITS
+        except OtherRequest:
+            raise used_before(incoming.reference) from None
+        else:
+            assert done.remembered is not None
+            first = asked_of(done.remembered)
+            if first.record:
+                raise Conflict(f"deposit {incoming.reference} waits for a second person", 1)
+            return Booked(account=first.account, asked_by=first.asked_by)
+
+
+async def booked_before(ledger: Ledger, incoming: Incoming) -> Booked | None:
+    """A deposit under this reference from before keys had a scope of their own; a refusal if it was another one."""
+    key = (USER_SCOPE, f"deposit:{incoming.reference}")
+    taken = (await ledger.store.read.envelopes.taken([key])).get(key)
+    if taken is None:
+        return None
+    view = await ledger.envelope(taken.seq)
+    if [movement.source for movement in view.movements] != [EXTERNAL]:
+        return None  # an entry of somebody else's, under a key that he chose
+    (found,) = view.movements
+    same = (found.target, found.amount.asset, found.amount.minor)
+    if same != (funding_account(incoming.user), incoming.asset, incoming.minor):
+        raise used_before(incoming.reference)
+    return Booked(account=found.target, asked_by=str(view.metadata.get("actor", "")))
+
+
+def used_before(reference: str) -> TransferRefused:
+    """Another deposit is booked under that reference."""
+    why = f"reference {reference} was used before, for another deposit, which is booked"
+    return TransferRefused(Code.DUPLICATE_REQUEST, why)
+
+
+def asked_of(remembered: Remembered) -> Asked:
+    """What a remembered request says."""
+    return msgspec.json.decode(remembered.detail, type=Asked)
+
+
+async def open_account(ledger: Ledger, unknown: UnknownAccount) -> None:
+    """Make the account that a deposit turned out to need: nothing but a booking makes one."""
+    path = unknown.account
+    if path == EXTERNAL:  # `prepare` makes it
+        raise unknown
+    await ledger.create_account(path, policy=SystemAccount() if path == SUSPENSE_DEPOSITS else NoOverdraft())
+
+
+async def alert_closed(engine: Engine, incoming: Incoming, record: Record | None) -> None:
+    """Say that a deposit goes to suspense, before it does: it must not be booked there without a word."""
+    message = (
+        f"deposit {incoming.reference} of {incoming.minor} smallest units of {incoming.asset} is for user "
+        f"{incoming.user}, whose funding account is closed; it is booked in {SUSPENSE_DEPOSITS}: find out whose it is"
+    )
+    reason = CLOSED if record is not None else f"{CLOSED}: deposit {incoming.reference}"
+    await engine.alert(record, reason, "critical", message)
