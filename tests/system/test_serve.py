@@ -58,6 +58,7 @@ class Serve:
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("BURSAR_")}
         self.environ |= {"BURSAR_DATA": str(folder), "BURSAR_LISTEN": "127.0.0.1:0"}
         self.environ |= {"BURSAR_LIMIT_PER_SECOND": "0", "BURSAR_LIMIT_PER_DAY": "0", "BURSAR_DEADLINE_MS": "300"}
+        self.environ |= {"BURSAR_LIMIT_READS_PER_SECOND": "0", "BURSAR_REQUESTS_PER_USER_MAX": "0"}
         self.environ |= {"BURSAR_RETRY_BACKOFF_MAX_MS": "500"} | environ
         self.process: subprocess.Popen[str] | None = None
         self.cwd: Path | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -166,10 +166,17 @@ class Transfers:
             await self.ledger.create_account(account)
         return await self.ledger.commit(deposit(EXTERNAL, account, asset, amount, key=f"deposit:{reference}"))
 
-    async def create(self, request: Request, *, deadline_s: float = DEADLINE_S) -> View:
-        """Check, write down, drive; the answer is at its end, or PENDING."""
+    async def create(
+        self, request: Request, *, deadline_s: float = DEADLINE_S, admit: Callable[[], None] = lambda: None
+    ) -> View:
+        """Check, write down, drive; the answer is at its end, or PENDING.
+
+        `admit` is called for a request that does not repeat an accepted one (T12), and may refuse it: how often
+        somebody may ask is known to whoever knows who asks (T46). What is accepted is counted here, too (`_limits`).
+        """
         if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
             return first
+        admit()
         try:
             return await self._create(request, deadline_s)
         except TransferRefused:
