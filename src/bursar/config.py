@@ -150,9 +150,9 @@ def _stripped(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def setting(default: Any, read: Reader, what: str) -> Any:
-    """A field of `Config`."""
-    return field(default=default, metadata={"read": read, "what": what})
+def setting(default: Any, read: Reader, what: str, *, is_secret: bool = False) -> Any:
+    """A field of `Config`. What is secret, or may contain it, is not part of its text."""
+    return field(default=default, repr=not is_secret, metadata={"read": read, "what": what})
 
 
 def _core_setting(kind: str, default: str) -> Any:
@@ -172,7 +172,7 @@ class Config:
         "bursar-data", _text, "Folder for what `bursar serve` makes by itself: database, secrets, the child core's log."
     )
     database: str = setting(
-        "", _database, "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder."
+        "", _database, "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder.", is_secret=True
     )
     listen: str = setting("127.0.0.1:8080", _host_port, "Where the API listens. Port 0: any that is free.")
     health_listen: str = setting(
@@ -268,7 +268,9 @@ class Config:
     alert_waiting_s: int = setting(
         3_600, _whole(1, 30 * 86_400), "Seconds that a deposit may wait for a second person before people are told."
     )
-    alert_webhook: str = setting("", _webhook, "Where alerts are POSTed to, beside the log. Empty: nowhere.")
+    alert_webhook: str = setting(
+        "", _webhook, "Where alerts are POSTed to, beside the log. Empty: nowhere.", is_secret=True
+    )
     alert_webhook_secret_file: str = setting(
         "", _text, f"File with the secret that they are signed with, at least {WEBHOOK_SECRET_BYTES_MIN} bytes."
     )

@@ -159,6 +159,7 @@ async def _serve(config: Config, out: Output) -> None:
     from bursar.config import CHILD
     from bursar.ports import SystemPorts
     from bursar.runtime import make_secrets, running
+    from bursar.store.address import printable
 
     ports = SystemPorts()
     make_folder(config.data, "--data")
@@ -182,7 +183,7 @@ async def _serve(config: Config, out: Output) -> None:
                 await asyncio.sleep(0.01)
             garbage.rarely()
             cores = {kind: config.core_address(kind) for kind in config.cores}
-            url, database = _url_of(listener), _shown(config.database_url)
+            url, database = _url_of(listener), printable(config.database_url)
             fact = {"listen": url, "database": database, "cores": cores, "pid": os.getpid()}
             fact |= {"health": _url_of(aside)} if aside is not None else {}
             out.line(fact, f"bursar is ready at {url}: database {database}, cores {', '.join(cores)}")
@@ -197,12 +198,13 @@ async def _work(config: Config, out: Output) -> None:
     from bursar import garbage
     from bursar.ports import SystemPorts
     from bursar.runtime import running
+    from bursar.store.address import printable
 
     make_folder(config.data, "--data")
     stop = _until_told()
     async with running(config, SystemPorts(), "worker"):
         garbage.rarely()
-        database = _shown(config.database_url)
+        database = printable(config.database_url)
         out.line({"worker": True, "database": database, "pid": os.getpid()}, f"a worker is ready: database {database}")
         await stop.wait()
 
@@ -265,13 +267,6 @@ def _bound(listen: str) -> Iterator[socket.socket]:
 def _url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _shown(url: str) -> str:
-    """An address without its password."""
-    scheme, sep, rest = url.partition("://")
-    who, at, where = rest.rpartition("@")
-    return f"{scheme}{sep}{who.partition(':')[0]}{at}{where}"
 
 
 class _Lines(logging.Formatter):
