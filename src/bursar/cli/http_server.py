@@ -3,7 +3,9 @@
 Anybody can open a connection. What must go on whatever is opened: the database, the core and its restart, files. So
 connections never get the last descriptors, and when all that there may be are in use, those that nobody would miss are
 closed for the next: strangers first (no valid token has come over them), of the address that has the most, the oldest
-first. A connection that is being answered is never closed.
+first. A connection that is being answered is never closed. Whoever is hung up on calls again, and each call costs us
+more than him: so accepting has a pace, which is slow when there is little room left. Who has to wait waits with the
+kernel, while those who are in have the processor.
 
 asyncio's own server logs every connection that it can't accept, two thousand times in a turn; here an outage is one
 line, and the next try comes after a pause.
@@ -30,7 +32,9 @@ from bursar.config import Config
 BACKLOG = 2_048
 FILES_MAX = 65_536  # more descriptors than that are of no use here
 FILES_RESERVED = 256  # for database, core, files, and connections that are about to be closed
-ACCEPTED_MAX = 32  # in one turn of the event loop, so that others get theirs
+ACCEPTED_MAX = 8  # at once, so that others get their turn of the event loop
+PACE_S = 0.005  # until the next are accepted: 1,600 connections in a second
+CROWDED_PACE_S = 0.02  # the same when there is little room left: 400
 PAUSE_S, PAUSE_S_MAX = 0.1, 1.0  # before accepting is tried again
 EVICTED_PART = 16  # of all connections, so many are closed at once: looking for them costs the same for one
 TICKS = 5  # of a tenth of a second, between two looks at the clock of each connection
@@ -57,10 +61,13 @@ def connections_of(config: Config, files: int) -> int:
 class Listener:
     """Accepts connections at a socket. In uvicorn's place of an asyncio server."""
 
-    def __init__(self, listening: socket.socket, make: Callable[[], Connection]) -> None:
+    def __init__(
+        self, listening: socket.socket, make: Callable[[], Connection], is_crowded: Callable[[], bool]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = listening
         self._make = make
+        self._is_crowded = is_crowded
         self._opening: set[asyncio.Task[None]] = set()
         self._failing_since: float | None = None
         self._pause_s = PAUSE_S
@@ -79,10 +86,12 @@ class Listener:
         await asyncio.gather(*self._opening)
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTED_MAX):
+        for number in range(ACCEPTED_MAX):
             try:
                 accepted, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                if number and self._is_crowded():
+                    self._stop_for(CROWDED_PACE_S)
                 return
             except OSError as error:
                 self._pause(error)
@@ -93,6 +102,7 @@ class Listener:
             task = self._loop.create_task(self._open(accepted), name="bursar-accept")
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+        self._stop_for(CROWDED_PACE_S if self._is_crowded() else PACE_S)
 
     async def _open(self, accepted: socket.socket) -> None:
         try:
@@ -106,9 +116,12 @@ class Listener:
             self._failing_since = self._loop.time()
             hint = "; raise the limit of open files" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
             log.error("no connection can be accepted: %s%s. It is tried again until it works", error.strerror, hint)
-        self._loop.remove_reader(self._socket)
-        self._again = self._loop.call_later(self._pause_s, self._resume)
+        self._stop_for(self._pause_s)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+    def _stop_for(self, seconds: float) -> None:
+        self._loop.remove_reader(self._socket)
+        self._again = self._loop.call_later(seconds, self._resume)
 
     def _resume(self) -> None:
         self._again = None
@@ -149,7 +162,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen at these sockets."""
         await self.lifespan.startup()
-        self.servers = [Listener(one, self._connection) for one in sockets or ()]  # type: ignore[misc]
+        self.servers = [Listener(one, self._connection, self._is_crowded) for one in sockets or ()]  # type: ignore[misc]
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -158,14 +171,16 @@ class Server(uvicorn.Server):
             now = asyncio.get_running_loop().time()
             for connection in self._open():
                 connection.check_time(now)
-            count = len(self.server_state.connections)
-            self._is_full = self._is_full and count > self._connections_max * 3 // 4
+            self._is_full = self._is_full and self._is_crowded()
         return await super().on_tick(counter)
 
     def _connection(self) -> Connection:
         return Connection(
             self.config, self.server_state, self.lifespan.state, self._bounds, self._traffic, self._make_room
         )
+
+    def _is_crowded(self) -> bool:
+        return len(self.server_state.connections) > self._connections_max * 7 // 8
 
     def _open(self) -> Sequence[Connection]:
         return cast("list[Connection]", list(self.server_state.connections))
