@@ -406,6 +406,8 @@ async def test_an_address_has_one_spelling(url: str, tmp_path: Path) -> None:
             "/x/../metrics",
             "/metrics%2f",
             "/metrics;x",
+            "/metrics#",
+            "/metrics#/api/v1/assets",
             "/metrics%00",
             "/%2fmetrics",
             "\\metrics",
