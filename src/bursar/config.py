@@ -90,6 +90,10 @@ def _host_port(raw: Any) -> str:
     return str(raw)
 
 
+def _optional(read: Reader) -> Reader:
+    return lambda raw: "" if raw == "" else read(raw)
+
+
 def _core(raw: Any) -> str:
     address = _text(raw)
     if address in ("", CHILD):
@@ -146,9 +150,9 @@ def _stripped(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def setting(default: Any, read: Reader, what: str) -> Any:
-    """A field of `Config`."""
-    return field(default=default, metadata={"read": read, "what": what})
+def setting(default: Any, read: Reader, what: str, *, is_secret: bool = False) -> Any:
+    """A field of `Config`. What is secret, or may contain it, is not part of its text."""
+    return field(default=default, repr=not is_secret, metadata={"read": read, "what": what})
 
 
 def _core_setting(kind: str, default: str) -> Any:
@@ -168,9 +172,12 @@ class Config:
         "bursar-data", _text, "Folder for what `bursar serve` makes by itself: database, secrets, the child core's log."
     )
     database: str = setting(
-        "", _database, "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder."
+        "", _database, "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder.", is_secret=True
     )
     listen: str = setting("127.0.0.1:8080", _host_port, "Where the API listens. Port 0: any that is free.")
+    health_listen: str = setting(
+        "", _optional(_host_port), "Where health and metrics are, and nowhere else. Empty: at `listen`, for everybody."
+    )
     worker_name: str = setting(
         "",
         _text,
@@ -213,8 +220,30 @@ class Config:
     jwt_audience: str = setting("", _text, "If given, tokens must name it as `aud`.")
     jwt_leeway_s: int = setting(0, _whole(0, 300), "How far the clock of whoever makes tokens may be off.")
 
+    connections_max: int = setting(
+        4_096,
+        _whole(1, 60_000),
+        "Open connections; fewer if the limit of open files says so. Beyond, idle ones are closed for new ones.",
+    )
     requests_max: int = setting(512, _whole(1, 100_000), "Requests in progress; beyond, the answer is 503.")
+    requests_per_user_max: int = setting(
+        64, _whole(0, 100_000), "Requests in progress of one user; beyond, the answer is 429. 0: no limit."
+    )
+    header_bytes_max: int = setting(
+        16_384, _whole(1_024, 1_048_576), "Size of a request's address and headers; beyond, 431."
+    )
     body_bytes_max: int = setting(16_384, _whole(256, 1_048_576), "Size of a request's body; beyond, 413.")
+    header_timeout_ms: int = setting(
+        10_000, _whole(10, 10 * MINUTE_MS), "How long the headers of a request may take, from its first byte; then 408."
+    )
+    body_timeout_ms: int = setting(
+        10_000,
+        _whole(10, 10 * MINUTE_MS),
+        "How long its body may take, and its answer to be read; then 408, or the end.",
+    )
+    idle_timeout_ms: int = setting(
+        75_000, _whole(10, 60 * MINUTE_MS), "How long a connection is kept for the next request."
+    )
     deadline_ms: int = setting(
         2_000,
         _whole(0, MINUTE_MS),
@@ -227,7 +256,12 @@ class Config:
     )
 
     safety_factor: int = setting(2, _whole(1, 2**32), "Transfers stay below 2^64 divided by this (OVERFLOW).")
-    limit_per_second: int = setting(10, _whole(0, 10**9), "Transfers of one user in a second. 0: no limit.")
+    limit_per_second: int = setting(
+        10, _whole(0, 10**9), "Requests for transfers of one user in a second, refused ones too. 0: no limit."
+    )
+    limit_reads_per_second: int = setting(
+        100, _whole(0, 10**9), "Requests to read of one user in a second; staff has no limit. 0: no limit."
+    )
     limit_per_day: int = setting(100, _whole(0, 10**9), "Transfers of one user in a day (UTC). 0: no limit.")
     limit_amount_per_day: dict[str, int] = field(
         default_factory=dict,
@@ -259,7 +293,9 @@ class Config:
         _whole(0, 30 * 86_400),
         "Seconds after which a pause raises an alert, and again each time it doubles; 0: never.",
     )
-    alert_webhook: str = setting("", _webhook, "Where alerts are POSTed to, beside the log. Empty: nowhere.")
+    alert_webhook: str = setting(
+        "", _webhook, "Where alerts are POSTed to, beside the log. Empty: nowhere.", is_secret=True
+    )
     alert_webhook_secret_file: str = setting(
         "", _text, f"File with the secret that they are signed with, at least {WEBHOOK_SECRET_BYTES_MIN} bytes."
     )

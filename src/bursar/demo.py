@@ -40,6 +40,7 @@ CALLERS = 12
 SETTINGS = {
     "limit_per_second": "0",  # eight users do the work of thousands
     "limit_per_day": "0",
+    "limit_reads_per_second": "0",
     "deadline_ms": "500",
     "retry_backoff_max_ms": "500",
 }

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import random
 import secrets
 import signal
 import socket
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +34,8 @@ T = TypeVar("T")
 READ_BYTES_MAX = 1 << 20  # of a stream, at a time
 BACKLOG = 128  # connections that wait to be accepted
 ACCEPT_S, ACCEPT_S_MAX = 0.05, 1.0  # before the next try, where there is no descriptor for a connection
+
+log = logging.getLogger("bursar.ports")
 
 
 class Lane(Protocol):
@@ -407,6 +411,36 @@ def split_address(address: str) -> tuple[str, str, int]:
     raise ValueError(f"{address!r} is not unix:PATH or tcp:HOST:PORT")
 
 
+def _keep_private(path: str) -> None:
+    """Make a database's file for its owner alone before SQLite makes it for everybody, and close one that is open.
+
+    SQLite gives its other files (the log, the shared memory) the mode of the first. No file that is there is opened
+    here: closing it would drop the locks that SQLite holds on it in this process.
+    """
+    try:
+        os.mknod(path, stat.S_IFREG | 0o600)
+        return
+    except FileExistsError:
+        pass
+    except OSError:  # not for everybody (macOS), or there is no such folder, which SQLite will say
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            return
+    opened = False
+    for name in (path, *(f"{path}-{beside}" for beside in ("wal", "shm", "journal"))):
+        with contextlib.suppress(FileNotFoundError):
+            file = Path(name)
+            found = file.stat()
+            if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) & 0o077:
+                opened = True
+                with contextlib.suppress(PermissionError):
+                    file.chmod(0o600)
+    if opened and stat.S_IMODE(Path(path).stat().st_mode) & 0o077:
+        log.warning("%s can be read by others, and is not ours: its owner should chmod 600 it", path)
+    elif opened:
+        log.warning("%s could be read by others; it is for its owner alone now (600)", path)
+
+
 async def _make_way(path: str) -> None:
     """Binding would take a Unix socket over from whoever has it, also from somebody who still listens: refuse that."""
     try:
@@ -460,6 +494,8 @@ class SystemPorts:
         return ThreadLane(name)
 
     def sqlite(self, path: str, *, read_only: bool) -> sqlite3.Connection:
+        if not read_only:
+            _keep_private(path)
         uri = Path(path).absolute().as_uri() + ("?mode=ro" if read_only else "?mode=rwc")
         # autocommit: every BEGIN and COMMIT in this code base is written out, none is implied by the driver.
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=256)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.api.office import ALICE, office
 
-from bursar.cli.commands.serve import _uvicorn
+from bursar.cli.http_server import Server
 
 
 @pytest.fixture
@@ -54,12 +54,13 @@ def _serving(url: str, folder: Path) -> Iterator[str]:
     """It is run by a thread of its own."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen()
     ready, stop = threading.Event(), threading.Event()
 
     async def serve() -> None:
         async with office(url, folder, deposit_confirm_above={"USDT": 10**9}) as here:
             await here.fund(ALICE, "100")
-            server = _uvicorn(here.app, 5)
+            server = Server(here.app, here.runtime.config, 100)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             ready.set()
             while not stop.is_set():  # noqa: ASYNC110

@@ -20,7 +20,7 @@ import httpx
 import jwt
 from tests.unit.rails.desk import SECRET, Desk, desk
 
-from bursar.api.app import application
+from bursar.api.app import applications
 from bursar.api.tokens import Keys
 from bursar.config import Config
 from bursar.instance import Bursar
@@ -137,6 +137,7 @@ def config_for(url: str, folder: Path, **settings: Any) -> Config:
         "jwt_key_file": str(key),
         "limit_per_second": 0,
         "limit_per_day": 0,
+        "limit_reads_per_second": 0,
         "retry_backoff_ms": 10,
         "retry_backoff_max_ms": 50,
         "scan_interval_ms": 20,
@@ -152,7 +153,7 @@ async def office(url: str, folder: Path, *, ports: SystemPorts | None = None, **
     config = config_for(url, folder, **settings)
     ports = ports or SystemPorts()
     async with desk(folder) as core, running(config, ports, "test") as runtime:
-        app: Any = application(runtime, Keys.of(config))
+        app: Any = applications(runtime, Keys.of(config))[0]
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://bursar") as http:
             here = Office(runtime, core, app, http)

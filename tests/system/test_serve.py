@@ -58,9 +58,11 @@ class Serve:
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("BURSAR_")}
         self.environ |= {"BURSAR_DATA": str(folder), "BURSAR_LISTEN": "127.0.0.1:0"}
         self.environ |= {"BURSAR_LIMIT_PER_SECOND": "0", "BURSAR_LIMIT_PER_DAY": "0", "BURSAR_DEADLINE_MS": "300"}
+        self.environ |= {"BURSAR_LIMIT_READS_PER_SECOND": "0", "BURSAR_REQUESTS_PER_USER_MAX": "0"}
         self.environ |= {"BURSAR_RETRY_BACKOFF_MAX_MS": "500"} | environ
         self.process: subprocess.Popen[str] | None = None
         self.cwd: Path | None = None
+        self.files = 0  # how many it may have open, if not as many as we
         self.http = httpx.Client(timeout=20, verify=False)
         self.tokens: dict[tuple[str, str], str] = {}
 
@@ -73,16 +75,22 @@ class Serve:
         """Start it; returns the one line that it prints when it is ready."""
         log = (self.folder.parent / "serve.log").open("a")
         command = [*COMMAND, "--json", *self.words, "serve"]
+        if self.files:
+            command = ["sh", "-c", f'ulimit -n {self.files}; exec "$@"', "sh", *command]
         self.process = subprocess.Popen(
             command, env=self.environ, cwd=self.cwd, stdout=subprocess.PIPE, stderr=log, text=True
         )
         log.close()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, (self.folder.parent / "serve.log").read_text()[-2_000:]
+        assert line, self.log()[-2_000:]
         fact: dict[str, Any] = json.loads(line)
         self.http = httpx.Client(base_url=fact["listen"], timeout=20, verify=False)
         return fact
+
+    def log(self) -> str:
+        """What it has written to stderr."""
+        return (self.folder.parent / "serve.log").read_text()
 
     def refused(self) -> subprocess.CompletedProcess[str]:
         """Start it where it can't start, and see how it ends."""

@@ -10,6 +10,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
+from bursar.api.gate import TURN
 from bursar.api.problems import (
     COMMIT_UNKNOWN,
     CORE_UNAVAILABLE,
@@ -22,6 +23,7 @@ from bursar.api.problems import (
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
 )
+from bursar.api.rates import Turn
 from bursar.flows.transfers import Code, CommitUnknown, TransferRefused
 from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
@@ -36,6 +38,12 @@ def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     """The answer to a request that ended with an exception."""
     ports: Ports = request.app.state["ports"]
     problem = problem_of(error, ports)
+    turn: Turn | None = request.scope["state"].get(TURN)
+    if turn is not None:
+        try:
+            turn.count()  # what is refused counts too, however early it was refused (T46)
+        except Problem as too_many:
+            problem = too_many
     if problem.status >= 500 and problem.id is None:
         log.warning("%s %s: %s: %s", request.method, request.scope["path"], problem.code, problem.detail)
     content = msgspec.json.encode(problem.body())

@@ -1,6 +1,6 @@
 """The application: all routes, behind one gate.
 
-    app = application(runtime, Keys.of(config))         # an ASGI application, for uvicorn
+    app, health = applications(runtime, Keys.of(config))  # ASGI applications, for a server (cli/http_server)
     description()                                       # OpenAPI, as docs/reference/openapi.json has it
 
 Litestar and uvicorn open their own sockets; nothing else here does.
@@ -21,7 +21,7 @@ from litestar.routes import HTTPRoute
 
 from bursar.api import health, money, transfers
 from bursar.api.answers import answer
-from bursar.api.gate import Gate, Traffic
+from bursar.api.gate import ALWAYS_OPEN, Gate, Traffic
 from bursar.api.strict import QueryNames, StrictRequest, check_request
 from bursar.api.tokens import Keys
 from bursar.runtime import Runtime
@@ -50,21 +50,26 @@ Refusals are `application/problem+json` with a stable `code`. Amounts are text i
 with the same `client_order_id` (or `Idempotency-Key`) and nothing happens twice."""
 
 
-def application(runtime: Runtime, keys: Keys) -> Gate:
-    """Everything, ready to be served."""
-    traffic = Traffic()
+def applications(runtime: Runtime, keys: Keys) -> tuple[Gate, Gate]:
+    """What is served to everybody, and what is served to those who watch.
+
+    The first has health and metrics too, unless the configuration gives them an address of their own.
+    """
+    ports, config, traffic = runtime.ports, runtime.config, Traffic()
     state = State(
         {
             "runtime": runtime,
             "keys": keys,
             "traffic": traffic,
             "watched": health.Watched(runtime),
-            "ports": runtime.ports,
+            "ports": ports,
         }
     )
-    app = _litestar(state, runtime.config.body_bytes_max)
+    app = _litestar(state, config.body_bytes_max)
     app.state["query_names"] = _query_names(app)
-    return Gate(app, runtime.ports, traffic, requests_max=runtime.config.requests_max)
+    routes = {route.path_format for route in app.routes}
+    public = routes - ALWAYS_OPEN if config.health_listen else routes
+    return Gate(app, ports, traffic, config, keys, public), Gate(app, ports, traffic, config, keys, ALWAYS_OPEN)
 
 
 def description() -> dict[str, Any]:

@@ -8,8 +8,9 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
+from bursar.api.gate import AUTHENTICATED
 from bursar.api.problems import Problem
-from bursar.api.tokens import Keys, Role
+from bursar.api.tokens import Identity, Keys, Role
 from bursar.flows.transfers import Code
 
 
@@ -19,7 +20,8 @@ def allow(*roles: Role) -> Guard:
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         # async, though it waits for nothing: Litestar would run any other in a thread, for each request
         keys: Keys = connection.app.state["keys"]
-        identity = keys.identify(connection.headers.get("authorization"))
+        known: Identity | None = connection.scope["state"].get(AUTHENTICATED)  # the gate has looked already
+        identity = known or keys.identify(connection.headers.get("authorization"))
         if not identity.has(*roles):
             raise Problem(Code.FORBIDDEN, f"this needs the role {' or '.join(roles)}")
         connection.scope["user"] = identity

@@ -18,7 +18,9 @@ from msgspec import Meta
 
 from bursar.api.auth import allow
 from bursar.api.documented import BODY, also, problems
+from bursar.api.gate import TURN
 from bursar.api.problems import Problem
+from bursar.api.rates import Turn
 from bursar.api.shapes import (
     EPOCH,
     CreateTransfer,
@@ -180,7 +182,11 @@ async def _create(request: Asked, data: CreateTransfer | CreateTransfer1, source
     runtime = _runtime(request)
     transfers: Transfers = runtime.transfers
     wish = Wish(user=user, source=source, target=target, asset=data.asset, amount=data.amount, client_order_id=order)
-    return await transfers.create(wish, deadline_s=runtime.config.deadline_ms / 1000)
+    turn: Turn = request.scope["state"][TURN]
+    view = await transfers.create(wish, deadline_s=runtime.config.deadline_ms / 1000, admit=turn.count)
+    if view.replayed:
+        turn.give_back()
+    return view
 
 
 async def _get(request: Asked, req_id: str) -> View:

@@ -146,6 +146,7 @@ async def serving(folder: Path, address: str) -> AsyncIterator[Serving]:
         "JWT_KEY_FILE": str(folder / "jwt.key"),
         "LIMIT_PER_SECOND": "0",
         "LIMIT_PER_DAY": "0",
+        "LIMIT_READS_PER_SECOND": "0",
         "REQUESTS_MAX": str(REQUESTS_MAX),
         "AUDIT_INTERVAL_S": "0",
     }

@@ -97,6 +97,7 @@ async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Do something on a bare connection, where the store would refuse to open."""
     import asyncpg
 
+    from bursar.store.address import HOW_TO
     from bursar.store.postgres.store import CONNECT_TIMEOUT_S, explain
 
     if not url.startswith(("postgresql://", "postgres://")):
@@ -108,10 +109,10 @@ async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
             return await work(connection)
         finally:
             await connection.close()
+    except ValueError:  # which would quote it, and its password (asyncpg's own is one, too)
+        raise DatabaseUnavailable(f"its address can't be read; {HOW_TO}") from None
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
         raise explain(error) from error
-    except ValueError as error:
-        raise DatabaseUnavailable(f"its address can't be read: {error}") from error
 
 
 def make_folder(folder: str | Path, option: str, mode: int = OWNER_ALONE) -> None:

@@ -5,8 +5,8 @@
 
 No lock is held across a call. A lost compare-and-set means that somebody else did it: read again and go on. What the
 machine dies on, at any line here, is found by the scanner and called again; the operation is the same, so it happens
-once. Only `EXPLICIT_FAIL` leads towards giving money back; the machine saw to that when it was built, and `validate_answer`
-sees to it that an answer is what it claims to be.
+once. Only `EXPLICIT_FAIL` leads towards giving money back; the machine saw to that when it was built, and
+`validate_answer` sees to it that an answer is what it claims to be.
 
 Not here: who looks for records that are due (worker), what people do (operators).
 """

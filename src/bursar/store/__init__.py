@@ -2,6 +2,7 @@
 
 from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import Ports
+from bursar.store.address import printable
 from bursar.store.protocol import Store
 
 
@@ -21,9 +22,7 @@ def connect(url: str, ports: Ports, *, split: bool = False) -> Store:
         from bursar.store.postgres.store import PostgresStore  # noqa: PLC0415
 
         return PostgresStore(ports, url)
-    raise DatabaseUnavailable(
-        f"{url.rsplit('@', maxsplit=1)[-1]!r} is no address; write sqlite:///funds.db or postgresql://host/name"
-    )
+    raise DatabaseUnavailable(f"{printable(url)!r} is no address; write sqlite:///funds.db or postgresql://host/name")
 
 
 __all__ = ["Store", "connect"]

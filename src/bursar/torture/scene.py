@@ -34,6 +34,7 @@ SETTINGS = {
     "listen": "127.0.0.1:0",
     "limit_per_second": "0",
     "limit_per_day": "0",
+    "limit_reads_per_second": "0",
     "deadline_ms": "300",
     "core_timeout_ms": "2000",
     "retry_backoff_max_ms": "500",

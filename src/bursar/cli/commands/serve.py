@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bursar.ports import Ports
 
 BACKLOG = 2_048
+HEALTH_CONNECTIONS_MAX = 64
 LOCK = "serve.lock"
 LOCK_SUFFIX = "-serve.lock"  # beside the database
 DAY_S = 86_400
@@ -152,35 +153,45 @@ def openapi() -> None:
 
 async def _serve(config: Config, out: Output) -> None:
     from bursar import garbage
-    from bursar.api.app import application
+    from bursar.api.app import applications
     from bursar.api.tokens import Keys
     from bursar.cli.children import children
+    from bursar.cli.http_server import Server, connections_of, raise_file_limit
     from bursar.config import CHILD
     from bursar.ports import SystemPorts
     from bursar.runtime import make_secrets, running
+    from bursar.store.address import printable
 
     ports = SystemPorts()
     make_folder(config.data, "--data")
     make_secrets(config, ports)
     keys = Keys.of(config)
     kinds = [kind for kind in config.cores if config.core(kind) == CHILD]
-    with _alone(config, ports, kinds), _bound(config.listen) as listener:
+    connections_max = connections_of(config, raise_file_limit())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(config, ports, kinds))
+        listener = stack.enter_context(_bound(config.listen))
+        aside = stack.enter_context(_bound(config.health_listen)) if config.health_listen else None
         stop = _until_told()
         async with children(config, ports, kinds), running(config, ports, "serve") as runtime:
-            server = _uvicorn(application(runtime, keys), config.shutdown_ms / 1000)
-            task = asyncio.create_task(server.serve(sockets=[listener]), name="bursar-http")
-            host, port = listener.getsockname()[:2]
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            app, health = applications(runtime, keys)
+            servers = [(Server(app, config, connections_max), listener)]
+            servers += [(Server(health, config, HEALTH_CONNECTIONS_MAX), aside)] if aside is not None else []
+            tasks = [asyncio.create_task(server.serve(sockets=[at]), name="bursar-http") for server, at in servers]
             stopped = asyncio.create_task(stop.wait())
-            while not server.started and not task.done() and not stopped.done():  # noqa: ASYNC110
+            ended = [*tasks, stopped]
+            while not (servers[-1][0].started or any(task.done() for task in ended)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             garbage.rarely()
             cores = {kind: config.core_address(kind) for kind in config.cores}
-            fact = {"listen": url, "database": _shown(config.database_url), "cores": cores, "pid": os.getpid()}
-            out.line(fact, f"bursar is ready at {url}: database {fact['database']}, cores {', '.join(cores)}")
-            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
-            server.should_exit = True
-            await task
+            url, database = _url_of(listener), printable(config.database_url)
+            fact = {"listen": url, "database": database, "cores": cores, "pid": os.getpid()}
+            fact |= {"health": _url_of(aside)} if aside is not None else {}
+            out.line(fact, f"bursar is ready at {url}: database {database}, cores {', '.join(cores)}")
+            await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+            for server, _ in servers:
+                server.should_exit = True
+            await asyncio.gather(*tasks)
             stopped.cancel()
 
 
@@ -188,12 +199,13 @@ async def _work(config: Config, out: Output) -> None:
     from bursar import garbage
     from bursar.ports import SystemPorts
     from bursar.runtime import running
+    from bursar.store.address import printable
 
     make_folder(config.data, "--data")
     stop = _until_told()
     async with running(config, SystemPorts(), "worker"):
         garbage.rarely()
-        database = _shown(config.database_url)
+        database = printable(config.database_url)
         out.line({"worker": True, "database": database, "pid": os.getpid()}, f"a worker is ready: database {database}")
         await stop.wait()
 
@@ -261,34 +273,9 @@ def _bound(listen: str) -> Iterator[socket.socket]:
         listener.close()
 
 
-def _uvicorn(app: Any, shutdown_s: float) -> Any:
-    """A server that leaves signals and logs to us."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    settings = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        ws="none",
-        backlog=BACKLOG,
-        proxy_headers=False,
-        timeout_graceful_shutdown=max(1, int(shutdown_s)),
-    )
-    return Server(settings)
-
-
-def _shown(url: str) -> str:
-    """An address without its password."""
-    scheme, sep, rest = url.partition("://")
-    who, at, where = rest.rpartition("@")
-    return f"{scheme}{sep}{who.partition(':')[0]}{at}{where}"
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class _Lines(logging.Formatter):

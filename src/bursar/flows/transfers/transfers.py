@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -35,6 +35,7 @@ from bursar.flows.transfers.closing import DRAIN_S, close_account
 from bursar.flows.transfers.flow import ALARMS, SCOPE, rail_name, transfers_flow
 from bursar.flows.transfers.incoming import Incoming
 from bursar.flows.transfers.incoming import book as incoming_book
+from bursar.flows.transfers.limits import Limits
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
@@ -66,30 +67,20 @@ from bursar.model.errors import (
     Refusal,
     StoreError,
 )
-from bursar.model.money import MINOR_MAX, Amount, Asset
+from bursar.model.money import Amount, Asset
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_RETRY, Alarm, Retry
 from bursar.rails.trading import TradingClient
 from bursar.rails.trading.words import PREFIX
-from bursar.writer import Limit, Remember
+from bursar.writer import Remember
 
 ASSETS_S = 0.5
 DEADLINE_S = 2.0  # how long a request waits for its transfer
 ACCEPT_S = 0.5  # and at least for its first state: an answer that it may or may not be there helps nobody
 FOLLOW_MIN_S, FOLLOW_MAX_S = 0.01, 0.25  # between two looks at a transfer that is driven elsewhere
-COUNT_MAX = 2**62
-SECOND_US, DAY_US = 1_000_000, 86_400_000_000
 CREATE = "create"
 
 log = logging.getLogger("bursar.transfers")
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one user may do (000 §1.5.6). None: no limit."""
-
-    per_second: int | None = 10
-    per_day: int | None = 100
-    amount_per_day: dict[str, int] = {}  # asset → smallest units
 
 
 class Transfers:
@@ -153,17 +144,20 @@ class Transfers:
         """Close an account of the ledger for good. Of a user's funding account the cores are asked first (T44)."""
         return await close_account(self, path, drain_s)
 
-    async def create(self, request: Request, *, deadline_s: float = DEADLINE_S) -> View:
+    async def create(
+        self, request: Request, *, deadline_s: float = DEADLINE_S, admit: Callable[[], None] = lambda: None
+    ) -> View:
         """Check, write down, drive; the answer is at its end, or PENDING, and comes within the deadline (T45).
 
         A deadline that is shorter than a COMMIT may take is one for its end only: to be written down, a transfer always
-        has a moment. With 0 nobody waits for its end.
+        has a moment. With 0 nobody waits for its end. `admit` is called for a request that does not repeat an accepted
+        one (T12), and may refuse it: how often somebody may ask is known to whoever knows who asks (T46).
         """
         stage, ports = _Stage(), self.ledger.store.ports
         accept_s, began = max(deadline_s, ACCEPT_S), ports.monotonic()
         deadline = self._deadlines.begin(accept_s)
         try:
-            record, assets, replayed = await deadline.keep(self._accept(request, stage))
+            record, assets, replayed = await deadline.keep(self._accept(request, stage, admit))
             if accept_s > deadline_s:
                 deadline.end()
                 deadline = self._deadlines.begin(max(0.0, began + deadline_s - ports.monotonic()))
@@ -180,10 +174,13 @@ class Transfers:
             deadline.end()
         return view_of(record, self.flow.item(record).body, assets, replayed)
 
-    async def _accept(self, request: Request, stage: _Stage) -> tuple[Record, Mapping[str, Asset], bool]:
+    async def _accept(
+        self, request: Request, stage: _Stage, admit: Callable[[], None]
+    ) -> tuple[Record, Mapping[str, Asset], bool]:
         """The transfer of this request, written down now or long ago, and the assets that there are."""
         if check_order_id(request.client_order_id) and (first := await self._first(request)) is not None:
             return first, await self.ledger.known_assets(self.flow.item(first).body.asset), True
+        admit()
         try:
             return await self._create(request, stage)
         except TransferRefused:
@@ -392,7 +389,7 @@ class Transfers:
                     id=req_id,
                     owner=str(request.user),
                     remember=remember,
-                    limits=self._limits(transfer),
+                    limits=self.limits.used_by(transfer, self._clock.now_us()),
                     riding=riding,
                 )
             except RecordMoved:
@@ -432,34 +429,6 @@ class Transfers:
 
     def _shown(self, minor: int, asset: str) -> str:
         return f"{self._assets[asset].of_minor(minor)} {asset}"
-
-    def _limits(self, transfer: Transfer) -> tuple[Limit, ...]:
-        """What this transfer uses up, in buckets of a second and of a day (UTC)."""
-        now_us = self._clock.now_us()
-        second, day = now_us // SECOND_US, now_us // DAY_US
-        who = f"{SCOPE}:{transfer.user}"
-        buckets = (
-            (f"{who}:s:{second}", self.limits.per_second, (second + 1) * SECOND_US, Code.RATE_LIMIT_EXCEEDED),
-            (f"{who}:d:{day}", self.limits.per_day, (day + 1) * DAY_US, Code.DAILY_LIMIT_EXCEEDED),
-        )
-        found = [
-            Limit(key=key, count_max=most, amount_max=MINOR_MAX, until_us=until_us, code=code)
-            for key, most, until_us, code in buckets
-            if most is not None
-        ]
-        amount_max = self.limits.amount_per_day.get(transfer.asset)
-        if amount_max is not None:
-            found.append(
-                Limit(
-                    key=f"{who}:a:{transfer.asset}:{day}",
-                    count_max=COUNT_MAX,
-                    amount_max=amount_max,
-                    amount=transfer.minor,
-                    until_us=(day + 1) * DAY_US,
-                    code=Code.DAILY_AMOUNT_EXCEEDED,
-                )
-            )
-        return tuple(found)
 
     async def _view(self, record: Record, *, replayed: bool = False) -> View:
         transfer = self.flow.item(record).body

@@ -16,6 +16,7 @@ import asyncpg
 
 from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable, InvalidEntry
 from bursar.ports import Ports
+from bursar.store.address import HOW_TO
 from bursar.store.group import (
     Blocked,
     Broken,
@@ -172,10 +173,10 @@ class PostgresStore:
                 init=_durably,
                 reset=_nothing,
             )
+        except ValueError:  # which would quote it, and its password (asyncpg's own is one, too)
+            raise DatabaseUnavailable(f"its address can't be read; {HOW_TO}") from None
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             raise explain(error) from error
-        except ValueError as error:
-            raise DatabaseUnavailable(f"its address can't be read: {error}") from error
         try:
             async with self.connection() as connection:
                 await check_version(connection, migrate=migrate)
