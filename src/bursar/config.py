@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from bursar.model.errors import Refusal
 from bursar.ports import split_address
+from bursar.store.options import Options
 
 PREFIX = "BURSAR_"
 # Read elsewhere, so not unknown: which file, tracebacks, what tests run on and how long.
@@ -73,6 +74,13 @@ def _one_of(*words: str) -> Reader:
         return str(raw)
 
     return read
+
+
+def _yes_or_no(raw: Any) -> bool:
+    found = {"true": True, "false": False}.get(raw, raw) if isinstance(raw, str) else raw
+    if not isinstance(found, bool):
+        raise ValueError("true or false is needed")
+    return found
 
 
 def _database(raw: Any) -> str:
@@ -170,6 +178,18 @@ class Config:
     database: str = setting(
         "", _database, "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder."
     )
+    database_timeout_ms: int = setting(
+        5_000,
+        _whole(50, 10 * MINUTE_MS),
+        "PostgreSQL: how long one statement may take; then its connection is dropped and another one used. Not for "
+        "migrations, audit and rebuild.",
+    )
+    require_synchronous: bool = setting(
+        False,
+        _yes_or_no,
+        "PostgreSQL: refuse a server whose commits are not at a synchronous standby before they are told: "
+        "`synchronous_standby_names` empty, or `synchronous_commit` below `on`.",
+    )
     listen: str = setting("127.0.0.1:8080", _host_port, "Where the API listens. Port 0: any that is free.")
     worker_name: str = setting(
         "", _text, "Who drives a record, in its history. Empty: made of the host's name. A restart should keep it."
@@ -251,6 +271,11 @@ class Config:
     def database_url(self) -> str:
         """The database, also where none was named."""
         return self.database or f"sqlite:///{Path(self.data).absolute()}/bursar.db"
+
+    @property
+    def database_options(self) -> Options:
+        """How the database is used."""
+        return Options(statement_s=self.database_timeout_ms / 1000, require_synchronous=self.require_synchronous)
 
     @property
     def is_embedded(self) -> bool:
@@ -371,6 +396,8 @@ def _contradictions(config: Config) -> list[str]:
         found.append("jwt_key_file is needed with EdDSA: the public key of whoever makes the tokens")
     if config.alert_webhook and not config.alert_webhook_secret_file:
         found.append("alert_webhook is given, so alert_webhook_secret_file is needed: nobody could tell who sent it")
+    if config.require_synchronous and config.is_embedded:
+        found.append("require_synchronous is for PostgreSQL: a SQLite file has no standby")
     if config.retry_backoff_max_ms < config.retry_backoff_ms:
         found.append("retry_backoff_max_ms is below retry_backoff_ms")
     return found

@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import random
 import secrets
 import signal
+import socket
 import sqlite3
 import threading
 import time
@@ -351,6 +353,19 @@ def split_address(address: str) -> tuple[str, str, int]:
     if kind == "tcp" and colon and host and port.isascii() and port.isdigit() and int(port) < 65_536:
         return kind, host.removeprefix("[").removesuffix("]"), int(port)
     raise ValueError(f"{address!r} is not unix:PATH or tcp:HOST:PORT")
+
+
+def notice_silence(connected: socket.socket, seconds: float) -> None:
+    """Have the kernel end a TCP connection whose other side acknowledges nothing for so long, idle or not."""
+    if connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    part_s = max(1, math.ceil(seconds / 3))
+    wanted = {"TCP_KEEPIDLE": part_s, "TCP_KEEPALIVE": part_s, "TCP_KEEPINTVL": part_s, "TCP_KEEPCNT": 2}
+    wanted["TCP_USER_TIMEOUT"] = math.ceil(seconds * 1000)
+    for name, value in wanted.items():
+        if hasattr(socket, name):  # each system has its own
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _make_way(path: str) -> None:

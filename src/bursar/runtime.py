@@ -78,7 +78,9 @@ def make_secrets(config: Config, ports: Ports) -> None:
 async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
     """Open it all; in the end finish or park what is in hand. Nobody looks for what is due."""
     async with AsyncExitStack() as stack:
-        bursar = await stack.enter_async_context(Bursar(config.database_url, ports=ports))
+        bursar = await stack.enter_async_context(
+            Bursar(config.database_url, ports=ports, options=config.database_options)
+        )
         marks = Marks(ports, config.data)
         cores = {
             AccountType(kind.upper()): client_of(config, ports, kind, await marks.seen(kind)) for kind in config.cores

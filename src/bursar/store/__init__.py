@@ -2,10 +2,11 @@
 
 from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import Ports
+from bursar.store.options import USUAL, Options
 from bursar.store.protocol import Store
 
 
-def connect(url: str, ports: Ports, *, split: bool = False) -> Store:
+def connect(url: str, ports: Ports, *, split: bool = False, options: Options = USUAL) -> Store:
     """The store behind an address: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://…`."""
     scheme, separator, rest = url.partition("://")
     if scheme == "sqlite" and separator:
@@ -20,10 +21,10 @@ def connect(url: str, ports: Ports, *, split: bool = False) -> Store:
     if scheme in ("postgresql", "postgres") and separator:
         from bursar.store.postgres.store import PostgresStore  # noqa: PLC0415
 
-        return PostgresStore(ports, url)
+        return PostgresStore(ports, url, options)
     raise DatabaseUnavailable(
         f"{url.rsplit('@', maxsplit=1)[-1]!r} is no address; write sqlite:///funds.db or postgresql://host/name"
     )
 
 
-__all__ = ["Store", "connect"]
+__all__ = ["Options", "Store", "connect"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from bursar.model.errors import BursarError, Conflict, DatabaseUnavailable, OutcomeUnknown, Refusal
 from bursar.store import Store
-from bursar.store.group import Blocked, Broken, Decided, Heads, Lost
+from bursar.store.group import Blocked, Broken, Decided, Heads, Lost, Unreachable
 from bursar.writer.change import Change, Done
 from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
@@ -202,7 +202,7 @@ class Writer:
             return False
         except Exception as error:
             self.heads.forget()
-            if isinstance(error, Broken):
+            if isinstance(error, Broken) and not isinstance(error, Unreachable):
                 in_doubt(batch, self.store.ports.monotonic())
             await self._group(batch)  # what went wrong is met again there, and reported if it stays
             return False

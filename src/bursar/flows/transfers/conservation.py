@@ -100,7 +100,7 @@ async def _look(transfers: Transfers, kind: AccountType, client: TradingClient) 
     totals = await client.totals()
     if totals.outcome is not Outcome.SUCCESS:
         return _Look(note=f"core {kind} does not answer: {totals.code}")
-    async with store.snapshot() as tables:
+    async with store.snapshot(unhurried=True) as tables:
         booked = await _booked(tables, core_account(kind))
         watched |= set(await _open(tables))
         found = [record for number in sorted(watched) if (record := await tables.records.by_number(number)) is not None]

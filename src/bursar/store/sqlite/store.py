@@ -136,8 +136,8 @@ class SqliteStore:
             raise calls.explain(error) from error
 
     @contextlib.asynccontextmanager
-    async def unit(self) -> AsyncIterator[Tables]:
-        """Several primitives as one."""
+    async def unit(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
+        """Several primitives as one. Nothing on this host's own disk has a time limit."""
         async with self.write_lock:
             tables = Tables(SqliteSession(self, self._write_lane, self._get_writer))
             try:
@@ -154,7 +154,7 @@ class SqliteStore:
         return Tables(SingleSession(self, self._write_lane, self._get_writer))
 
     @contextlib.asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Tables]:
+    async def snapshot(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
         """Reads that all see the same moment, on a connection of their own: other readers go on meanwhile."""
         lane = self.ports.lane("snapshot")
         try:
