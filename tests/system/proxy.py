@@ -44,6 +44,7 @@ class Proxy:
         self.cancels = 0  # requests to cancel a statement
         self.silent = False  # also for those who connect from now on
         self.refuses = False  # those who connect from now on
+        self.refused = 0
         self._wake, self._woken = socket.socketpair()
         self._ends = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -92,6 +93,7 @@ class Proxy:
     def _accept(self) -> None:
         client, _ = self._listener.accept()
         if self.refuses:
+            self.refused += 1
             client.close()
             return
         server = socket.socket(socket.AF_UNIX)

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 from tests.system.crew import ASSET, BANK, furnish
 from tests.system.pooler import pooled
+from tests.system.standby import standby
 from tests.system.test_trouble import sql
 
 from bursar import Bursar, Receipt, deposit
@@ -50,6 +51,11 @@ async def refusal(url: str, options: Options) -> BursarError | None:
     return None
 
 
+async def refusal_beside_standby(url: str) -> BursarError | None:
+    async with standby(url, "one"):
+        return await refusal(url, STRICT)
+
+
 async def shown(url: str, name: str, options: Options = STRICT) -> str:
     bursar = Bursar(url, options=options)
     async with bursar, cast("PostgresStore", bursar.store).connection() as connection:
@@ -87,14 +93,19 @@ def test_require_synchronous_refuses_a_commit_that_does_not_wait(pg: str, level:
         assert f"synchronous_commit is {level}" in error.why
     finally:
         asyncio.run(sql(pg, "SET synchronous_commit = local", f"ALTER {by} {name} RESET synchronous_commit"))
-    assert asyncio.run(refusal(pg, STRICT)) is None
+    assert asyncio.run(refusal_beside_standby(pg)) is None
 
 
 @pytest.mark.parametrize("level", ["on", "remote_apply"])
 def test_require_synchronous_takes_a_commit_that_waits(pg: str, level: str) -> None:
     asyncio.run(sql(pg, f"ALTER DATABASE {database(pg)} SET synchronous_commit = {level}"))
-    asyncio.run(set_standbys(pg, "one"))
-    assert asyncio.run(shown(pg, "synchronous_commit")) == level
+
+    async def body() -> None:
+        await set_standbys(pg, "one")
+        async with standby(pg, "one"):
+            assert await shown(pg, "synchronous_commit") == level
+
+    asyncio.run(body())
 
 
 def test_require_synchronous_refuses_new_connections_once_the_standbys_are_gone(pg: str) -> None:
@@ -102,7 +113,7 @@ def test_require_synchronous_refuses_new_connections_once_the_standbys_are_gone(
 
     async def body() -> None:
         await set_standbys(pg, "one")
-        async with Bursar(pg, options=STRICT) as bursar:
+        async with standby(pg, "one"), Bursar(pg, options=STRICT) as bursar:
             await bursar.ledger.assets()
             await set_standbys(pg, "")
             store = cast("PostgresStore", bursar.store)

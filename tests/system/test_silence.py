@@ -232,6 +232,23 @@ def test_silent_host_does_not_block_the_others(proxy: Proxy, silent: Callable[[]
             asyncio.run(body())
 
 
+def test_host_that_refuses_is_tried_again_while_a_silent_one_is_waited_for(proxy: Proxy) -> None:
+    """The leader goes silent, and a standby refuses us until it is promoted: then it is not the silent one's limit that
+    decides when it is found."""
+
+    async def body(url: str) -> None:
+        proxy.refuses = True
+        opening = asyncio.create_task(_open(url))
+        async with asyncio.timeout(20):
+            while proxy.refused < 2 and not opening.done():  # noqa: ASYNC110 (a thread's)
+                await asyncio.sleep(0.01)
+        proxy.refuses = False
+        await opening
+
+    with accepts_and_says_nothing() as silent, soon():
+        asyncio.run(body(proxy.url.replace(proxy.host, f"{silent},{proxy.host}")))
+
+
 def test_only_silent_hosts_are_named_in_the_error() -> None:
     with accepts_and_says_nothing() as one, accepts_and_says_nothing() as two:
         with pytest.MonkeyPatch.context() as patch:

@@ -270,7 +270,7 @@ class Scene:
         self.cluster = Cluster(self.folder, self.guard)
         stack.enter_context(self.cluster.running())
         asyncio.run(self.cluster.prepare(PROBE))
-        return {"database": self.cluster.url}
+        return {"database": self.cluster.url, "require_synchronous": "true"}
 
     def _core(self, kind: str, settings: dict[str, str]) -> Hired:
         address, secret = f"unix:{self.folder}/{kind}.sock", self._key(f"{kind}.secret")

@@ -12,6 +12,7 @@ connections per transaction would apply them to somebody else's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -26,6 +27,8 @@ from bursar.store.options import Options
 from bursar.store.postgres.errors import POOLER, not_connected
 
 HOST_S = 5.0  # to connect to one host, be let in, and make the settings
+STANDBY_S = 3.0  # of that, for a standby to have what a server shows, where that is required
+CANCEL_S = 1.0
 NEXT_HOST_S = 0.3  # after which the next host is tried beside it
 SILENCE_S = 15.0  # after which the kernels at both ends give up on a peer that acknowledges nothing
 CLIENT_CHECK_S = 2.0  # between two looks of a busy server process whether its client is still there
@@ -60,6 +63,11 @@ MADE = (  # beside those that are named, in the order of the statement that make
     "idle_in_transaction_session_timeout",
     "client_connection_check_interval",
 )
+# Flushed by a standby, whatever the level of other commits; a server that takes no writes is asked for nothing.
+BARRIER = """
+    SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'bursar', 'connected')
+    WHERE current_setting('transaction_read_only') = 'off'
+"""
 SESSION = "bursar.session"  # a setting of our own: which connection of ours this is
 
 Connection = asyncpg.Connection
@@ -114,6 +122,7 @@ class Connector:
         self._options = options
         self.is_pooled = False  # whether the last connection was to a pooler: its process is not the server's
         self._good: Host | None = None  # whom the last connection was made to
+        self._closing: set[asyncio.Task[None]] = set()
         self._sessions: WeakValueDictionary[str, Connection] = WeakValueDictionary()
 
     async def connect(self, settings: Mapping[str, str], *, limited: bool = True) -> Connection:
@@ -137,20 +146,29 @@ class Connector:
     async def _attempt(
         self, host: Host | None, settings: Mapping[str, str], limited: bool, errors: dict[str, BaseException]
     ) -> Connection:
+        try:
+            connection = await self._prepared(host, settings, limited)
+            if self._options.require_synchronous:
+                await self._until_replicated(connection)
+            return connection
+        except BaseException as error:  # also a cancellation: another host was faster
+            if isinstance(error, TimeoutError):
+                error = TimeoutError(f"no answer within {HOST_S:g} s")
+            if isinstance(error, ValueError):
+                error = DatabaseUnavailable(f"its address can't be read: {error}")
+            errors["" if host is None else f"{host.name}:{host.port or ''}".rstrip(":")] = error
+            raise
+
+    async def _prepared(self, host: Host | None, settings: Mapping[str, str], limited: bool) -> Connection:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(HOST_S):
                 connection = await self._open(host, limited)
                 await self._prepare(connection, settings, limited)
                 return connection
-        except BaseException as error:  # also a cancellation: another host was faster
+        except BaseException:
             if connection is not None:
                 connection.terminate()
-            if isinstance(error, TimeoutError):
-                error = TimeoutError(f"no answer within {HOST_S:g} s")
-            if isinstance(error, ValueError):
-                error = DatabaseUnavailable(f"its address can't be read: {error}")
-            errors["" if host is None else f"{host.name}:{host.port or ''}".rstrip(":")] = error
             raise
 
     async def _open(self, host: Host | None, limited: bool) -> Connection:
@@ -187,6 +205,25 @@ class Connector:
                     f"connections per transaction: {POOLER}"
                 )
         self._sessions[session] = connection
+
+    async def _until_replicated(self, connection: Connection) -> None:
+        """Wait until a standby has everything that can be read here. A server shows commits that no standby has: after
+        a crash in their wait, after its promotion, and, deposed, until it notices. Answered to a client and then lost
+        with that server, one of them would be a promise broken. The message in its log comes after all of them."""
+        try:
+            await connection.execute(BARRIER, timeout=STANDBY_S)
+        except BaseException as error:
+            # Here, and only here, the server is asked to cancel a wait (asyncpg does, and `close` sees to it). Nothing
+            # is in this transaction, and a server process left behind by every attempt would use up all connections.
+            task = asyncio.get_running_loop().create_task(_close(connection), name="bursar-close")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            if not isinstance(error, TimeoutError):
+                raise
+            raise DatabaseUnavailable(
+                f"require_synchronous is set, but no synchronous standby has answered within {STANDBY_S:g} s: what is "
+                "committed there could be lost with its server. Bring a standby back, or take require_synchronous back"
+            ) from None
 
     def _check_before(self, session: str | None, synchronous_commit: str, standbys: str) -> None:
         """What the connection was before we have touched it."""
@@ -234,25 +271,36 @@ def _make(wanted: Mapping[str, str]) -> str:
     """
 
 
+async def _close(connection: Connection) -> None:
+    with contextlib.suppress(Exception):  # it is given up either way
+        await connection.close(timeout=CANCEL_S)
+
+
 async def _first(
     attempt: Callable[[Host | None], Coroutine[Any, Any, Connection]], hosts: Sequence[Host | None]
 ) -> tuple[Connection, Host | None] | None:
-    """The first connection that can be made. Each host is tried when those before it have failed, or after a moment."""
+    """The first connection that can be made. Each host is tried when those before it have failed, or after a moment;
+    and again, every moment, while a silent one is waited for: any of them may be the next leader."""
     left = list(hosts)
+    first: set[asyncio.Task[Connection]] = set()  # each host's first try: the others last no longer than the slowest
     tasks: dict[asyncio.Task[Connection], Host | None] = {}
     winner: asyncio.Task[Connection] | None = None
     try:
         while left or any(not task.done() for task in tasks):
             if left:
                 host = left.pop(0)
-                tasks[asyncio.get_running_loop().create_task(attempt(host), name="bursar-connect")] = host
+                task = asyncio.get_running_loop().create_task(attempt(host), name="bursar-connect")
+                tasks[task] = host
+                if len(first) < len(hosts):
+                    first.add(task)
             running = [task for task in tasks if not task.done()]
-            done, _ = await asyncio.wait(
-                running, timeout=NEXT_HOST_S if left else None, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait(running, timeout=NEXT_HOST_S, return_when=asyncio.FIRST_COMPLETED)
             winner = next((task for task in done if not task.cancelled() and task.exception() is None), None)
             if winner is not None:
                 return winner.result(), tasks[winner]
+            if not left and not done and any(not task.done() for task in first):
+                busy = [tasks[task] for task in running]
+                left = [host for host in hosts if host not in busy]
     finally:
         for task in tasks:
             if task is not winner:
