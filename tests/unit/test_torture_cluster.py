@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,23 @@ from bursar.torture.network import Place, Relays
 from bursar.torture.outages import FAILOVERS, Fault, Gap, Outage, longest_gap, plan
 
 HISTORY_TIME = 1_794_974_378.0
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "cluster.md"
+DOCUMENTED = configuration(
+    "n1",
+    Place(
+        listen="10.0.0.11",
+        port=5432,
+        rest_port=8008,
+        reach="10.0.0.11",
+        reach_port=5432,
+        reach_rest_port=8008,
+        etcd="10.0.0.11:2379, 10.0.0.12:2379, 10.0.0.13:2379",
+        network="10.0.0.0/24",
+    ),
+    Secrets("superuser-secret", "replication-secret", "rewind-secret", "api-secret", "another-secret"),
+    folder="/var/lib/postgresql/bursar",
+    bin_dir="/usr/lib/postgresql/17/bin",
+)
 
 
 def test_every_fault_comes_once_before_any_comes_again() -> None:
@@ -110,6 +128,10 @@ def test_nodes_are_synchronous_and_strict() -> None:
     assert found["postgresql"]["connect_address"] == "10.0.0.2:3"
     assert found["restapi"]["connect_address"] == "10.0.0.2:4"
     assert found["etcd3"]["hosts"] == ["10.0.0.3:5"]
+
+
+def test_documented_patroni_file_is_the_one_that_is_tortured() -> None:
+    assert f"```yaml\n{DOCUMENTED}```" in HOW_TO.read_text(encoding="utf-8")
 
 
 def test_relay_that_is_cut_is_silent_and_passes_on_later() -> None:
