@@ -23,11 +23,13 @@ from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.conservation import watch
 from bursar.flows.transfers.flow import ALARMS
 from bursar.instance import Bursar
-from bursar.model.errors import BursarError
+from bursar.model.errors import BursarError, DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
 from bursar.rails.trading import TradingClient
+from bursar.store.probe import STUCK, Probe
 
+FIRST_WRITE_S = 10.0  # how long the database may take to commit a row when we start
 WAITING_S = 2.0  # between two looks at what waits for people
 MARKS_S = 1.0  # between two writes of how far the cores are
 T = TypeVar("T")
@@ -46,6 +48,7 @@ class Runtime:
     transfers: Transfers
     deposits: Deposits
     worker: Worker
+    probe: Probe
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -81,6 +84,10 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
         bursar = await stack.enter_async_context(
             Bursar(config.database_url, ports=ports, options=config.database_options)
         )
+        name = config.worker_name or (role if config.is_embedded else f"{platform.node()}:{role}")
+        probe = Probe(bursar.store, name)
+        stack.callback(probe.close)
+        await _require_writes(probe)
         marks = Marks(ports, config.data)
         cores = {
             AccountType(kind.upper()): client_of(config, ports, kind, await marks.seen(kind)) for kind in config.cores
@@ -88,7 +95,6 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
         await stack.enter_async_context(marks.kept({kind.value.lower(): client for kind, client in cores.items()}))
         for client in cores.values():
             await stack.enter_async_context(client)
-        name = config.worker_name or (role if config.is_embedded else f"{platform.node()}:{role}")
         transfers = Transfers(
             bursar.ledger,
             cores,
@@ -118,11 +124,20 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
                 transfers=transfers,
                 deposits=deposits,
                 worker=worker,
+                probe=probe,
             )
         finally:
             left = await transfers.engine.finish(config.shutdown_ms / 1000)
             if left:
                 log.warning("%s transfers are left where they are; whoever comes next goes on with them", left)
+
+
+async def _require_writes(probe: Probe) -> None:
+    """A database that only answers reads would take no transfer: better not to start than to be ready for nothing."""
+    try:
+        await probe.require(FIRST_WRITE_S)
+    except TimeoutError:
+        raise DatabaseUnavailable(f"no write was committed within {FIRST_WRITE_S:g} s: {STUCK}") from None
 
 
 @asynccontextmanager

@@ -208,6 +208,18 @@ class Pauses(Table):
         return [Pause(kind=r[0], name=r[1], actor=r[2], reason=r[3], at_us=r[4]) for r in rows]
 
 
+class Heartbeats(Table):
+    """Processes that can write."""
+
+    async def beat(self, worker: str) -> None:
+        """This one can."""
+        await self._s.write("beat", [(worker,)])
+
+    async def hanging_commits(self, longer_us: int) -> int:
+        """PostgreSQL: commits of ours that wait for a synchronous standby, for longer than that."""
+        return int(await self._one("group_hanging", longer_us))
+
+
 class Nodes(Table):
     """Node numbers, leased."""
 

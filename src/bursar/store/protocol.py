@@ -39,6 +39,10 @@ class Store(Protocol):
         """Reads that all see one moment. `unhurried`: none of them has a time limit (audit)."""
         ...
 
+    async def beat(self, worker: str) -> None:
+        """Write something small, durably, or raise why that can't be."""
+        ...
+
     async def decide(self, job: Job, *, beside: bool) -> Decided:
         """The first half of a group: read and decide. Only where `overlaps`; it may run `beside` another's `write`."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bursar.store.engine import Alerts, Nodes, Outcomes, Pauses, Records
+from bursar.store.engine import Alerts, Heartbeats, Nodes, Outcomes, Pauses, Records
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
 from bursar.store.value import Accounts, Envelopes, Postings, Rules
@@ -26,3 +26,4 @@ class Tables:
         self.alerts = Alerts(session)
         self.pauses = Pauses(session)
         self.nodes = Nodes(session)
+        self.heartbeats = Heartbeats(session)

@@ -217,3 +217,13 @@ DELETE FROM bursar.pauses WHERE kind = $1 AND name = $2 RETURNING name
 -- name: pauses
 -- What is switched off.
 SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint FROM bursar.pauses ORDER BY kind, name
+
+-- name: beat
+-- A small durable write: this process is here, and the database takes what it writes.
+INSERT INTO bursar.heartbeats (worker) SELECT * FROM unnest($1::text[]) ON CONFLICT (worker) DO UPDATE SET at = now()
+
+-- name: group_hanging
+-- How many of our role's commits wait for a synchronous standby, for longer than so many microseconds.
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND wait_event = 'SyncRep'
+    AND query_start < clock_timestamp() - $1::bigint * interval '1 microsecond'

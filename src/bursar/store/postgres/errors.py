@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncpg
 
-from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable, InvalidEntry
+from bursar.model.errors import (
+    BursarError,
+    Conflict,
+    DatabaseCorrupt,
+    DatabaseReadOnly,
+    DatabaseUnavailable,
+    InvalidEntry,
+)
 from bursar.store.group import Blocked, Broken, Lost, Unreachable
 
 LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "23505", "40001", "40P01"}
@@ -38,7 +45,7 @@ def explain(error: BaseException) -> BursarError:
     if state == "53100":
         return DatabaseUnavailable("the disk is full; nothing was written, make room and try again")
     if state == READ_ONLY:
-        return DatabaseUnavailable("it is read-only (a replica, or set so); connect to the primary")
+        return DatabaseReadOnly("it is read-only (a replica, or set so); connect to the primary")
     if state in ("40001", "40P01"):
         return Conflict(text, 1)
     if state in BLOCKED_STATES:

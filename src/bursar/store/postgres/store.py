@@ -26,7 +26,15 @@ from bursar.store.group import Decided, Job, Unreachable
 from bursar.store.options import USUAL, Options
 from bursar.store.postgres.arrays import SQL, plain
 from bursar.store.postgres.connecting import SETTINGS, SLOWER, WRITER_SETTINGS, Connection, Connector
-from bursar.store.postgres.errors import CONNECTION_ERRORS, broken, explain, first_line, read_only, sorted_out
+from bursar.store.postgres.errors import (
+    CONNECTION_ERRORS,
+    broken,
+    explain,
+    first_line,
+    not_connected,
+    read_only,
+    sorted_out,
+)
 from bursar.store.postgres.groups import read_group, write_group
 from bursar.store.postgres.schema import check_version
 from bursar.store.rows import Row
@@ -36,6 +44,8 @@ T = TypeVar("T")
 READERS = 4
 FREE_S = 10  # to wait for a connection that is free, and to make it
 CLOSE_S = 1.0  # for the server to take note that we go
+HANGING_MAX = 4  # commits that wait for a standby for too long; then no more are started
+HANGING = "commits wait for a synchronous standby that does not answer; see synchronous_standby_names"
 ISOLATION = "SELECT current_setting('transaction_isolation')"
 ASIDE = "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
 READS = frozenset(name for name, text in SQL.items() if text.startswith("SELECT") or name.startswith("list_"))
@@ -76,11 +86,15 @@ class PoolSession(PostgresSession):
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
-        async with self._store.connection(writes=name not in READS) as connection:
+        writes = name not in READS
+        if writes:
+            await self._store.check_commits()
+        async with self._store.connection(writes=writes) as connection:
             return await PostgresSession(connection).rows(name, *args)
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement with one array per column."""
+        await self._store.check_commits()
         async with self._store.connection(writes=True) as connection:
             return await PostgresSession(connection).write(name, rows)
 
@@ -110,6 +124,7 @@ class PostgresStore:
         self._aside: Connection | None = None
         self._setting_aside = asyncio.Lock()
         self._readers: WeakSet[Connection] = WeakSet()  # of the pool
+        self._may_hang = False  # whether a commit got no answer since we last looked
         self._busy: set[int] = set()  # server processes that work for somebody
         self.read = Tables(PoolSession(self))
 
@@ -160,7 +175,11 @@ class PostgresStore:
                 raise explain(error) from error
             drop(connection)  # also one that lives: it may be in the middle of what we no longer wait for
             why = f"no answer within {self.timeout_s:g} s" if isinstance(error, TimeoutError) else first_line(error)
+            self._may_hang |= writes
             raise (OutcomeUnknown(NO_KEY, why) if writes else DatabaseUnavailable(why)) from error
+        except OutcomeUnknown:  # of COMMIT
+            self._may_hang = True
+            raise
         except asyncio.CancelledError:
             drop(connection)
             raise
@@ -214,6 +233,7 @@ class PostgresStore:
     @contextlib.asynccontextmanager
     async def unit(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
         """Several primitives as one transaction."""
+        await self.check_commits()
         async with self.connection(unhurried=unhurried) as connection, whole(connection):
             yield Tables(PostgresSession(connection))
 
@@ -227,6 +247,24 @@ class PostgresStore:
         options = {"isolation": "repeatable_read", "readonly": True}
         async with self.connection(unhurried=unhurried) as connection, whole(connection, **options):
             yield Tables(PostgresSession(connection))
+
+    async def beat(self, worker: str) -> None:
+        """Write something small, durably, or raise why that can't be."""
+        if await self._hanging(self.read):
+            raise DatabaseUnavailable(HANGING)
+        await self.read.heartbeats.beat(worker)
+
+    async def check_commits(self) -> None:
+        """Begin no write while too many commits hang. Nothing is asked unless one has had no answer lately."""
+        if self._may_hang:
+            if await self._hanging(self.read) > HANGING_MAX:
+                raise DatabaseUnavailable(HANGING)
+            self._may_hang = False
+
+    async def _hanging(self, tables: Tables) -> int:
+        """How many commits hang. Each keeps a process of the server until its standby is back, although whoever asked
+        for it is long gone: to start one after the other would use up all connections."""
+        return await tables.heartbeats.hanging_commits(int(self.timeout_s * 1e6))
 
     async def group(self, job: Job, connection: Connection | None = None) -> None:
         """Write a group: in one statement of its own, or in the caller's transaction."""
@@ -319,6 +357,14 @@ class PostgresStore:
             raise DatabaseUnavailable("it is not open")
         if connection is None or connection.is_closed():
             connection = await self._connector.connect(WRITER_SETTINGS)
+            try:
+                if await self._hanging(Tables(PostgresSession(connection))) > HANGING_MAX:
+                    raise Unreachable(HANGING)
+            except BaseException as error:  # also a cancellation: it would never be used
+                connection.terminate()
+                if isinstance(error, CONNECTION_ERRORS):
+                    raise not_connected({"": error}) from error
+                raise
         return connection
 
 

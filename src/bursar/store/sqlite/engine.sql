@@ -176,3 +176,7 @@ DELETE FROM pauses WHERE kind = ? AND name = ? RETURNING name
 -- name: pauses
 -- What is switched off.
 SELECT kind, name, actor, reason, at FROM pauses ORDER BY kind, name
+
+-- name: beat
+-- A small durable write: this process is here, and the database takes what it writes.
+INSERT INTO heartbeats (worker, at) VALUES (?, now_us()) ON CONFLICT (worker) DO UPDATE SET at = excluded.at

@@ -174,6 +174,11 @@ class SqliteStore:
             await self.run(lane, connection.close)
             lane.close()
 
+    async def beat(self, worker: str) -> None:
+        """Write something small, durably, or raise why that can't be."""
+        self._check_there()
+        await self.single().heartbeats.beat(worker)
+
     async def decide(self, job: Job, *, beside: bool) -> Decided:
         """Never: see `overlaps`."""
         raise DatabaseUnavailable("a group on SQLite is one transaction; it has no halves")
