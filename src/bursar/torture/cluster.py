@@ -29,7 +29,6 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
-from urllib.parse import quote
 
 import asyncpg
 
@@ -225,10 +224,9 @@ class Node:
         finally:
             connection.close()
 
-    def url(self, *, superuser: bool = False, database: str = DATABASE) -> str:
-        """The URL of this very node."""
-        role, password = ("postgres", self._passwords.superuser) if superuser else (ROLE, self._passwords.role)
-        return f"postgresql://{role}:{quote(password)}@{self.place.reach}:{self.place.reach_port}/{database}"
+    def url_of(self, database: str) -> str:
+        """The URL of a database on this very node."""
+        return f"postgresql://{ROLE}:{self._passwords.role}@{self.place.reach}:{self.place.reach_port}/{database}"
 
     def _postgres(self) -> list[int]:
         """Its postmaster and every process of that, the postmaster first."""
@@ -273,12 +271,11 @@ class Cluster:
         self.nodes = [Node(n, p, folder, guard, self._passwords) for n, p in enumerate(self.network.places)]
         self.start_s = 0.0  # how long it took to come up
 
-    @property
-    def url(self) -> str:
-        """The database, wherever its leader is."""
+    def url_of(self, database: str = DATABASE, *, superuser: bool = False) -> str:
+        """The URL of a database, wherever its leader is."""
+        role, password = ("postgres", self._passwords.superuser) if superuser else (ROLE, self._passwords.role)
         hosts = ",".join(f"{node.place.reach}:{node.place.reach_port}" for node in self.nodes)
-        login = f"{ROLE}:{quote(self._passwords.role)}"
-        return f"postgresql://{login}@{hosts}/{DATABASE}?target_session_attrs=read-write"
+        return f"postgresql://{role}:{password}@{hosts}/{database}?target_session_attrs=read-write"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -304,8 +301,7 @@ class Cluster:
 
     async def prepare(self, *databases: str) -> None:
         """Make our role and databases on the leader."""
-        leader = self.node(self.view().leader)
-        connection = await asyncpg.connect(leader.url(superuser=True, database="postgres"), timeout=END_S)
+        connection = await asyncpg.connect(self.url_of("postgres", superuser=True), timeout=END_S)
         try:
             await connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{self._passwords.role}'")
             for name in (DATABASE, *databases):
@@ -328,11 +324,6 @@ class Cluster:
             if views.count(view) * 2 > NODES:
                 return view
         return View()
-
-    def leader(self) -> str:
-        """Who holds the leader's lock and takes writes, by its own word."""
-        found = [n.name for n, (status, _) in zip(self.nodes, self._ask_all("/primary"), strict=True) if status == 200]
-        return found[0] if len(found) == 1 else ""
 
     def promotions(self) -> list[Promotion]:
         """Patroni's history, the longest that any node tells."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from bursar.torture.cluster import Cluster, Node
+from bursar.torture.cluster import POLL_S, Cluster, Node, View
 from bursar.torture.outages import FAILOVERS, Fault, Outage, longest_gap
 from bursar.torture.probe import DatabaseProbe, Pulses
 
@@ -51,17 +51,19 @@ class Faults:
         began = time.monotonic()
         for fault in faults:
             self._report.elapsed = time.monotonic() - began
-            if self._report.elapsed >= self._report.seconds or not self._until_whole():
+            if self._report.elapsed >= self._report.seconds:
                 break
             time.sleep(QUIET_S + self._rng.random())  # all is well meanwhile, or the fault before would be measured
-            outage = self._strike(fault, time.monotonic() - began)
+            view = self._until_whole()
+            if view is None:
+                break
+            outage = self._strike(fault, view, time.monotonic() - began)
             self._report.outages.append(outage)
             if outage.late:
                 self._report.wrong.append(outage.late)
         self._report.elapsed = time.monotonic() - began
 
-    def _strike(self, fault: Fault, at_s: float) -> Outage:
-        view = self._cluster.view()
+    def _strike(self, fault: Fault, view: View, at_s: float) -> Outage:
         leader, standby = self._cluster.node(view.leader), self._cluster.node(view.sync[0])
         also = self._rng.choice(self._hired) if self._rng.random() < ALSO else None
         began, began_wall = time.monotonic(), time.time()
@@ -160,11 +162,14 @@ class Faults:
                 f"no transfer was acknowledged within {timeout_s:g} s, though the database is back"
             )
 
-    def _until_whole(self) -> bool:
-        if self._cluster.until(lambda: self._cluster.view().is_whole, WHOLE_S):
-            return True
-        self._report.wrong.append(f"the cluster is not whole again after {WHOLE_S:g} s: {self._cluster.view()}")
-        return False
+    def _until_whole(self) -> View | None:
+        deadline = time.monotonic() + WHOLE_S
+        while not (view := self._cluster.view()).is_whole:
+            if time.monotonic() > deadline:
+                self._report.wrong.append(f"the cluster is not whole again after {WHOLE_S:g} s: {view}")
+                return None
+            time.sleep(POLL_S)  # Patroni tells nobody
+        return view
 
     def _judge_strictness(self, began: float, healed: float) -> None:
         """Without a standby nothing may be acknowledged that was asked for since."""

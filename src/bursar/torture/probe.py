@@ -61,16 +61,14 @@ class DatabaseProbe:
         return len(self.acknowledged - asyncio.run(self._there()))
 
     async def _create(self) -> None:
-        leader = self._cluster.node(self._cluster.view().leader)
-        connection = await asyncpg.connect(leader.url(database=DATABASE), timeout=10 * PATIENCE_S)
+        connection = await asyncpg.connect(self._cluster.url_of(DATABASE), timeout=10 * PATIENCE_S)
         try:
             await connection.execute(CREATE)
         finally:
             await connection.close()
 
     async def _there(self) -> set[int]:
-        leader = self._cluster.node(self._cluster.view().leader)
-        connection = await asyncpg.connect(leader.url(database=DATABASE), timeout=10 * PATIENCE_S)
+        connection = await asyncpg.connect(self._cluster.url_of(DATABASE), timeout=10 * PATIENCE_S)
         try:
             return {row[0] for row in await connection.fetch("SELECT n FROM writes")}
         finally:
@@ -84,7 +82,7 @@ class DatabaseProbe:
         while not self._over.is_set():
             try:
                 if connection is None:
-                    connection = await asyncpg.connect(node.url(database=DATABASE), timeout=PATIENCE_S)
+                    connection = await asyncpg.connect(node.url_of(DATABASE), timeout=PATIENCE_S)
                 number = next(self._numbers)
                 self.tried += 1
                 await connection.execute(INSERT, number, timeout=PATIENCE_S)

@@ -233,7 +233,9 @@ class Scene:
     def traces(self) -> list[str]:
         """Where something unexpected stands in a log: a program of ours has no business printing a traceback."""
         found = []
-        for log in sorted(self.folder.glob("*.log")):
+        for log in [hired.program.log for hired in self.hired]:
+            if not log.exists():
+                continue
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             found += [f"{log.name}:{n}: {line}" for n, line in enumerate(lines, 1) if line.startswith("Traceback")]
         return found
@@ -270,7 +272,7 @@ class Scene:
         self.cluster = Cluster(self.folder, self.guard)
         stack.enter_context(self.cluster.running())
         asyncio.run(self.cluster.prepare(PROBE))
-        return {"database": self.cluster.url, "require_synchronous": "true"}
+        return {"database": self.cluster.url_of(), "require_synchronous": "true"}
 
     def _core(self, kind: str, settings: dict[str, str]) -> Hired:
         address, secret = f"unix:{self.folder}/{kind}.sock", self._key(f"{kind}.secret")
