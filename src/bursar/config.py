@@ -37,6 +37,7 @@ HS256_KEY_BYTES_MIN = 32
 CORE_SECRET_BYTES_MIN = 16
 WEBHOOK_SECRET_BYTES_MIN = 32
 MINUTE_MS = 60_000
+ANSWER_S = 1.5  # for an answer, beyond the longest that it may have to wait for
 
 
 @dataclass(eq=False)
@@ -225,7 +226,8 @@ class Config:
     shutdown_ms: int = setting(
         10_000,
         _whole(0, 10 * MINUTE_MS),
-        "How long SIGTERM waits for what is in hand; the rest is found at next start.",
+        "How long stopping may take in all after SIGTERM, whatever hangs (at least a second); the rest is found at "
+        "next start.",
     )
 
     safety_factor: int = setting(2, _whole(1, 2**32), "Transfers stay below 2^64 divided by this (OVERFLOW).")
@@ -276,6 +278,11 @@ class Config:
     def database_options(self) -> Options:
         """How the database is used."""
         return Options(statement_s=self.database_timeout_ms / 1000, require_synchronous=self.require_synchronous)
+
+    @property
+    def answer_s(self) -> float:
+        """Within which every request is answered, whatever hangs."""
+        return max(self.deadline_ms, self.database_timeout_ms, self.core_timeout_ms) / 1000 + ANSWER_S
 
     @property
     def is_embedded(self) -> bool:

@@ -42,7 +42,11 @@ class Bursar:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.ledger.writer.close()
+        await self.close()
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Finish what is being written, in that time, and let go."""
+        await self.ledger.writer.close(timeout_s)
         await self.store.close()
 
 

@@ -27,6 +27,7 @@ from bursar.model.errors import BursarError, DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
 from bursar.rails.trading import TradingClient
+from bursar.stopping import Stopping
 from bursar.store.probe import STUCK, Probe
 
 FIRST_WRITE_S = 10.0  # how long the database may take to commit a row when we start
@@ -78,12 +79,12 @@ def make_secrets(config: Config, ports: Ports) -> None:
 
 
 @asynccontextmanager
-async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
+async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | None = None) -> AsyncIterator[Runtime]:
     """Open it all; in the end finish or park what is in hand. Nobody looks for what is due."""
+    stopping = stopping or Stopping(ports, config.shutdown_ms / 1000)
     async with AsyncExitStack() as stack:
-        bursar = await stack.enter_async_context(
-            Bursar(config.database_url, ports=ports, options=config.database_options)
-        )
+        bursar = await Bursar(config.database_url, ports=ports, options=config.database_options).__aenter__()
+        stack.push_async_callback(_let_go, bursar, stopping)
         name = config.worker_name or (role if config.is_embedded else f"{platform.node()}:{role}")
         probe = Probe(bursar.store, name)
         stack.callback(probe.close)
@@ -127,9 +128,13 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
                 probe=probe,
             )
         finally:
-            left = await transfers.engine.finish(config.shutdown_ms / 1000)
+            left = await transfers.engine.finish(stopping.left_s(0.5))
             if left:
                 log.warning("%s transfers are left where they are; whoever comes next goes on with them", left)
+
+
+async def _let_go(bursar: Bursar, stopping: Stopping) -> None:
+    await bursar.close(stopping.left_s(0.5))
 
 
 async def _require_writes(probe: Probe) -> None:
@@ -141,10 +146,11 @@ async def _require_writes(probe: Probe) -> None:
 
 
 @asynccontextmanager
-async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
+async def running(config: Config, ports: Ports, role: str, stopping: Stopping | None = None) -> AsyncIterator[Runtime]:
     """The same, and a worker that drives whatever is due, and a bell that tells people."""
     told = sinks(config, ports)  # wrong settings are refused before anything is opened
-    async with opened(config, ports, role) as runtime:
+    stopping = stopping or Stopping(ports, config.shutdown_ms / 1000)
+    async with opened(config, ports, role, stopping) as runtime:
         runtime.transfers.engine.logs_alerts = runtime.deposits.engine.logs_alerts = False  # the bell does, once
         waiting = Worker(runtime.deposits.engine, scan_s=WAITING_S)
         workers = {"bursar-worker": runtime.worker, "bursar-waiting": waiting}
@@ -160,7 +166,10 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
                 worker.stop()
             for other in beside:
                 other.cancel()
-            await asyncio.gather(*tasks, *beside, return_exceptions=True)
+            await asyncio.wait([*tasks, *beside], timeout=stopping.left_s(0.3))
+            for task in (*tasks, *beside):  # in the middle of a look, or of what can't be cancelled
+                task.cancel()
+            await asyncio.wait([*tasks, *beside], timeout=stopping.left_s(0.3))
 
 
 async def _watch(runtime: Runtime) -> None:

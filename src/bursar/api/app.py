@@ -21,6 +21,7 @@ from litestar.routes import HTTPRoute
 
 from bursar.api import health, money, transfers
 from bursar.api.answers import answer
+from bursar.api.bound import Bound
 from bursar.api.gate import Gate, Traffic
 from bursar.api.strict import QueryNames, StrictRequest, check_request
 from bursar.api.tokens import Keys
@@ -62,7 +63,7 @@ def application(runtime: Runtime, keys: Keys) -> Gate:
     )
     app = _litestar(state, runtime.config.body_bytes_max)
     app.state["query_names"] = _query_names(app)
-    return Gate(app, runtime.ports, traffic, requests_max=runtime.config.requests_max)
+    return Gate(Bound(app, runtime.config.answer_s), runtime.ports, traffic, requests_max=runtime.config.requests_max)
 
 
 def description() -> dict[str, Any]:

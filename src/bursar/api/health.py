@@ -56,11 +56,12 @@ async def metrics(request: Asked) -> Response[str]:
     traffic: Traffic = request.app.state["traffic"]
     runtime: Runtime = request.app.state["runtime"]
     watched: Watched = request.app.state["watched"]
-    up = [("", int(await runtime.probe.look(LOOK_S) == OK))]
+    database, counted = await asyncio.gather(runtime.probe.look(LOOK_S), watched.lines())
+    up = [("", int(database == OK))]
     lines = [
         *traffic.lines(),
         *family("bursar_database_up", "gauge", "Whether the database takes writes.", up),
-        *await watched.lines(),
+        *counted,
         *_here(runtime),
     ]
     return Response("\n".join(lines) + "\n", media_type=TEXT)

@@ -28,6 +28,7 @@ from bursar.cli.state import Command, State
 if TYPE_CHECKING:
     from bursar.config import Config
     from bursar.ports import Ports
+    from bursar.stopping import Stopping
 
 BACKLOG = 2_048
 LOCK = "serve.lock"
@@ -157,6 +158,7 @@ async def _serve(config: Config, out: Output) -> None:
     from bursar.config import CHILD
     from bursar.ports import SystemPorts
     from bursar.runtime import make_secrets, running
+    from bursar.stopping import Stopping
 
     ports = SystemPorts()
     make_folder(config.data, "--data")
@@ -164,8 +166,12 @@ async def _serve(config: Config, out: Output) -> None:
     keys = Keys.of(config)
     kinds = [kind for kind in config.cores if config.core(kind) == CHILD]
     with _alone(config, ports, kinds), _bound(config.listen) as listener:
-        stop = _until_told()
-        async with children(config, ports, kinds), running(config, ports, "serve") as runtime:
+        stopping = Stopping(ports, config.shutdown_ms / 1000)
+        stop = _until_told(stopping)
+        async with (
+            children(config, ports, kinds, stopping),
+            running(config, ports, "serve", stopping) as runtime,
+        ):
             server = _uvicorn(application(runtime, keys), config.shutdown_ms / 1000)
             task = asyncio.create_task(server.serve(sockets=[listener]), name="bursar-http")
             host, port = listener.getsockname()[:2]
@@ -178,6 +184,7 @@ async def _serve(config: Config, out: Output) -> None:
             fact = {"listen": url, "database": _shown(config.database_url), "cores": cores, "pid": os.getpid()}
             out.line(fact, f"bursar is ready at {url}: database {fact['database']}, cores {', '.join(cores)}")
             await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            server.config.timeout_graceful_shutdown = stopping.left_s(0.5)
             server.should_exit = True
             await task
             stopped.cancel()
@@ -187,23 +194,31 @@ async def _work(config: Config, out: Output) -> None:
     from bursar import garbage
     from bursar.ports import SystemPorts
     from bursar.runtime import running
+    from bursar.stopping import Stopping
 
     make_folder(config.data, "--data")
-    stop = _until_told()
-    async with running(config, SystemPorts(), "worker"):
+    ports = SystemPorts()
+    stopping = Stopping(ports, config.shutdown_ms / 1000)
+    stop = _until_told(stopping)
+    async with running(config, ports, "worker", stopping):
         garbage.rarely()
         database = _shown(config.database_url)
         out.line({"worker": True, "database": database, "pid": os.getpid()}, f"a worker is ready: database {database}")
         await stop.wait()
 
 
-def _until_told() -> asyncio.Event:
-    """Set by SIGTERM or SIGINT. A second one ends at once: whoever comes next goes on."""
+def _until_told(stopping: Stopping) -> asyncio.Event:
+    """Set by SIGTERM or SIGINT. A second one ends at once, and so does the end of the time for stopping, whatever hangs
+    then (a thread on a stuck disk, too): whoever comes next goes on."""
+    from bursar.ports import exit_after
+
     told = asyncio.Event()
 
     def tell(number: int) -> None:
         if told.is_set():
             os._exit(128 + number)
+        stopping.begin()
+        exit_after(stopping.seconds, 0, "shutdown_ms is over: what had not ended is left to the next start")
         told.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
