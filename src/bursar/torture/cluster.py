@@ -150,7 +150,7 @@ class Node:
             self._patroni = subprocess.Popen(
                 [*self.place.prefix, *self._as_user(), str(Path(sys.executable).with_name("patroni")), str(self._file)],
                 cwd=self.folder,
-                env=inherited | {"LC_ALL": "C", "HOME": str(self.folder)},
+                env=inherited | dict(self.place.environment) | {"LC_ALL": "C", "HOME": str(self.folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -210,7 +210,7 @@ class Node:
     def ask(self, path: str, *, method: str = "GET", body: Any = None) -> tuple[int, Any]:
         """A question to its Patroni: the status and what it says; (0, why) without an answer."""
         place, login = self.place, b64encode(f"patroni:{self._passwords.rest}".encode()).decode()
-        connection = http.client.HTTPConnection(place.reach, place.reach_rest_port, timeout=ASK_S)
+        connection = http.client.HTTPConnection(place.listen, place.rest_port, timeout=ASK_S)
         try:
             headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)

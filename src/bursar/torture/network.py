@@ -5,8 +5,9 @@ more namespace. Cutting a node off takes its port from the bridge: packets vanis
 until somebody loses patience. The namespaces belong to processes that only sleep, so they go with them, however we end.
 
 Without those rights all nodes listen on loopback, behind relays. A relay that is cut keeps its connections open and
-passes nothing on. That is weaker: a cut node still follows the leader, since one standby's way out is the leader's way
-in; it does lose etcd, its clients and whoever follows it.
+passes nothing on. That is weaker: a standby that is cut off still follows the leader, since its way out is the leader's
+way in. And no Patroni can be asked by another one meanwhile, or a leader that is cut off from etcd could still ask them
+whether it may stay (failsafe_mode), and would.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Place:
     reach_rest_port: int
     etcd: str
     network: str  # who may connect, as pg_hba says it
+    environment: tuple[tuple[str, str], ...] = ()  # for Patroni
     prefix: tuple[str, ...] = ()  # the words before a command that is to run there
 
 
@@ -209,10 +211,13 @@ class Relays:
         self.etcd_listen, taken = f"127.0.0.1:{etcd_port}", iter(others)
         self.places = []
         self._relays: list[list[Relay]] = []
+        self._rest: list[Relay] = []  # between one Patroni and another
         for _ in range(count):
             port, rest_port, reach_port, reach_rest_port, to_etcd = (next(taken) for _ in range(5))
             pairs = [(reach_port, port), (reach_rest_port, rest_port), (to_etcd, etcd_port)]
-            self._relays.append([self._relay(*pair) for pair in pairs])
+            relays = [self._relay(*pair) for pair in pairs]
+            self._relays.append(relays)
+            self._rest.append(relays[1])
             self.places.append(
                 Place(
                     listen="127.0.0.1",
@@ -223,25 +228,39 @@ class Relays:
                     reach_rest_port=reach_rest_port,
                     etcd=f"127.0.0.1:{to_etcd}",
                     network="127.0.0.1/32",
+                    # Or it would ask etcd where etcd is, and go there past the relay.
+                    environment=(
+                        ("PATRONI_ETCD3_USE_PROXIES", "true"),
+                        ("PATRONI_ETCD3_HOSTS", f"127.0.0.1:{to_etcd}"),
+                    ),
                 )
             )
 
     def cut(self, number: int) -> None:
-        for relay in self._relays[number]:
+        for relay in [*self._relays[number], *self._rest]:
             self._loop.call_soon_threadsafe(relay.passing.clear)
 
     def heal(self, number: int) -> None:
-        for relay in self._relays[number]:
+        for relay in [*self._relays[number], *self._rest]:
             self._loop.call_soon_threadsafe(relay.passing.set)
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(TOOL_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     def _relay(self, listen: int, target: int) -> Relay:
         relay = Relay(target)
         asyncio.run_coroutine_threadsafe(relay.listen(listen), self._loop).result(TOOL_S)
         return relay
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Relay:
