@@ -183,6 +183,10 @@ class Ports(Protocol):
         """What tells the file at a path from any other that may be there later; None if there is none."""
         ...
 
+    def free_bytes(self, path: str) -> int:
+        """How much room there is on the disk of a file."""
+        ...
+
     def files(self) -> Files:
         """The disk."""
         ...
@@ -444,6 +448,10 @@ class SystemPorts:
         except OSError:
             return None
         return found.st_dev, found.st_ino
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     def files(self) -> Files:
         return SystemFiles()

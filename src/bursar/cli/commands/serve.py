@@ -184,7 +184,7 @@ async def _serve(config: Config, out: Output) -> None:
             fact = {"listen": url, "database": _shown(config.database_url), "cores": cores, "pid": os.getpid()}
             out.line(fact, f"bursar is ready at {url}: database {fact['database']}, cores {', '.join(cores)}")
             await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
-            server.config.timeout_graceful_shutdown = stopping.left_s(0.5)
+            server.config.timeout_graceful_shutdown = stopping.left_s(0.7)
             server.should_exit = True
             await task
             stopped.cancel()

@@ -125,8 +125,9 @@ class Connector:
         self._closing: set[asyncio.Task[None]] = set()
         self._sessions: WeakValueDictionary[str, Connection] = WeakValueDictionary()
 
-    async def connect(self, settings: Mapping[str, str], *, limited: bool = True) -> Connection:
-        """A connection with these settings. Without `limited`, its statements may take as long as they take."""
+    async def connect(self, settings: Mapping[str, str], *, limited: bool = True, timed: bool = False) -> Connection:
+        """A connection with these settings. Without `limited`, the server lets its statements take as long as they
+        take. With `timed`, we stop waiting for each of them by ourselves, too; without, whoever uses it does."""
         try:
             hosts: Sequence[Host | None] = hosts_of(self._url) or [None]
         except ValueError as error:
@@ -135,7 +136,7 @@ class Connector:
         errors: dict[str, BaseException] = {}
 
         def attempt(host: Host | None) -> Coroutine[Any, Any, Connection]:
-            return self._attempt(host, settings, limited, errors)
+            return self._attempt(host, settings, limited, timed, errors)
 
         found = await _first(attempt, ordered)
         if found is None:
@@ -144,26 +145,33 @@ class Connector:
         return connection
 
     async def _attempt(
-        self, host: Host | None, settings: Mapping[str, str], limited: bool, errors: dict[str, BaseException]
+        self,
+        host: Host | None,
+        settings: Mapping[str, str],
+        limited: bool,
+        timed: bool,
+        errors: dict[str, BaseException],
     ) -> Connection:
         try:
-            connection = await self._prepared(host, settings, limited)
+            connection = await self._prepared(host, settings, limited, timed)
             if self._options.require_synchronous:
                 await self._until_replicated(connection)
             return connection
         except BaseException as error:  # also a cancellation: another host was faster
             if isinstance(error, TimeoutError):
                 error = TimeoutError(f"no answer within {HOST_S:g} s")
+            if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+                error = ConnectionError("it is not what target_session_attrs wants (read-write: one that takes writes)")
             if isinstance(error, ValueError):
                 error = DatabaseUnavailable(f"its address can't be read: {error}")
             errors["" if host is None else f"{host.name}:{host.port or ''}".rstrip(":")] = error
             raise
 
-    async def _prepared(self, host: Host | None, settings: Mapping[str, str], limited: bool) -> Connection:
+    async def _prepared(self, host: Host | None, settings: Mapping[str, str], limited: bool, timed: bool) -> Connection:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(HOST_S):
-                connection = await self._open(host, limited)
+                connection = await self._open(host, timed)
                 await self._prepare(connection, settings, limited)
                 return connection
         except BaseException:
@@ -171,7 +179,7 @@ class Connector:
                 connection.terminate()
             raise
 
-    async def _open(self, host: Host | None, limited: bool) -> Connection:
+    async def _open(self, host: Host | None, timed: bool) -> Connection:
         more: dict[str, Any] = {}
         if host is not None:
             more = {"host": host.name, "port": host.port}
@@ -180,7 +188,7 @@ class Connector:
         return await asyncpg.connect(
             self._url,
             timeout=HOST_S,
-            command_timeout=self._options.statement_s * SLOWER if limited else None,
+            command_timeout=self._options.statement_s * SLOWER if timed else None,
             server_settings={"application_name": "bursar"},  # which every pooler knows
             **more,
         )

@@ -169,11 +169,12 @@ class PostgresStore:
         try:
             yield connection
         except (TimeoutError, *CONNECTION_ERRORS) as error:
+            if broken(error):  # before anything is awaited, or a cancel request would be on its way
+                drop(connection)
             if read_only(error) or isinstance(error, TimeoutError):
                 await self._reconnect()
             if not broken(error):
                 raise explain(error) from error
-            drop(connection)  # also one that lives: it may be in the middle of what we no longer wait for
             why = f"no answer within {self.timeout_s:g} s" if isinstance(error, TimeoutError) else first_line(error)
             self._may_hang |= writes
             raise (OutcomeUnknown(NO_KEY, why) if writes else DatabaseUnavailable(why)) from error
@@ -211,7 +212,7 @@ class PostgresStore:
                 await self._pool.release(connection, timeout=CLOSE_S)
 
     async def _connect_reader(self, *_: Any, **__: Any) -> Connection:
-        connection = await self._connector.connect(SETTINGS)
+        connection = await self._connector.connect(SETTINGS, timed=True)
         self._readers.add(connection)
         return connection
 
@@ -358,8 +359,9 @@ class PostgresStore:
         if connection is None or connection.is_closed():
             connection = await self._connector.connect(WRITER_SETTINGS)
             try:
-                if await self._hanging(Tables(PostgresSession(connection))) > HANGING_MAX:
-                    raise Unreachable(HANGING)
+                async with asyncio.timeout(self.timeout_s):
+                    if await self._hanging(Tables(PostgresSession(connection))) > HANGING_MAX:
+                        raise Unreachable(HANGING)
             except BaseException as error:  # also a cancellation: it would never be used
                 connection.terminate()
                 if isinstance(error, CONNECTION_ERRORS):
