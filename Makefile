@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+CLUSTER_STAMP := $(VENV)/.stamp-cluster
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Nothing may depend on the order of a set: a failure that does would not come back. Fixed, so that it does.
@@ -46,8 +47,13 @@ test: setup ## every test
 TORTURE_SECONDS ?= 600
 TORTURE_STORE ?= both
 
-torture: setup ## kill -9 of everything at random under load (TORTURE_SECONDS=600 TORTURE_STORE=both TORTURE_SEED=)
+torture: setup $(if $(filter cluster,$(TORTURE_STORE)),$(CLUSTER_STAMP)) ## kill -9 of everything at random under load (TORTURE_SECONDS=600 TORTURE_STORE=both|cluster TORTURE_SEED=)
 	@$(BIN)/bursar torture --seconds $(TORTURE_SECONDS) --store $(TORTURE_STORE) $(if $(TORTURE_SEED),--seed $(TORTURE_SEED))
+
+$(CLUSTER_STAMP): requirements-cluster.lock $(STAMP)
+	@echo "Installing Patroni and etcd into $(VENV) ..."
+	@$(PIP) install --requirement requirements-cluster.lock
+	@touch $@
 
 lint: setup ## style, types and the direction of imports
 	@$(BIN)/ruff check

@@ -11,6 +11,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -33,6 +34,14 @@ _numbers = count(1)
 
 # Begun first: they last a minute each however fast the machine is, and at the end would have it for themselves.
 LASTING = ("test_torture_postgres.py", "test_torture_sqlite.py")
+
+# Runs only if it is named: it lasts for minutes, and needs requirements-cluster.lock, which `make setup` leaves out.
+CLUSTER = Path(__file__).parent / "system" / "test_cluster.py"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Whether a file is left out; None: somebody else may decide. Not asked for a file that is named."""
+    return True if collection_path == CLUSTER else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from bursar.model.errors import Refusal
 from bursar.ports import split_address
+from bursar.store.options import Options
 
 PREFIX = "BURSAR_"
 # Read elsewhere, so not unknown: which file, tracebacks, what tests run on and how long.
@@ -36,6 +37,7 @@ HS256_KEY_BYTES_MIN = 32
 CORE_SECRET_BYTES_MIN = 16
 WEBHOOK_SECRET_BYTES_MIN = 32
 MINUTE_MS = 60_000
+ANSWER_S = 1.5  # for an answer, beyond the longest that it may have to wait for
 
 
 @dataclass(eq=False)
@@ -73,6 +75,13 @@ def _one_of(*words: str) -> Reader:
         return str(raw)
 
     return read
+
+
+def _yes_or_no(raw: Any) -> bool:
+    found = {"true": True, "false": False}.get(raw, raw) if isinstance(raw, str) else raw
+    if not isinstance(found, bool):
+        raise ValueError("true or false is needed")
+    return found
 
 
 def _database(raw: Any) -> str:
@@ -174,6 +183,18 @@ class Config:
     database: str = setting(
         "", _database, "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder.", is_secret=True
     )
+    database_timeout_ms: int = setting(
+        5_000,
+        _whole(50, 10 * MINUTE_MS),
+        "PostgreSQL: how long one statement may take; then its connection is dropped and another one used. Not for "
+        "migrations, audit and rebuild.",
+    )
+    require_synchronous: bool = setting(
+        False,
+        _yes_or_no,
+        "PostgreSQL: refuse a server whose commits are not at a synchronous standby before they are told: "
+        "`synchronous_standby_names` empty, or `synchronous_commit` below `on`.",
+    )
     listen: str = setting("127.0.0.1:8080", _host_port, "Where the API listens. Port 0: any that is free.")
     health_listen: str = setting(
         "", _optional(_host_port), "Where health and metrics are, and nowhere else. Empty: at `listen`, for everybody."
@@ -252,7 +273,8 @@ class Config:
     shutdown_ms: int = setting(
         10_000,
         _whole(0, 10 * MINUTE_MS),
-        "How long SIGTERM waits for what is in hand; the rest is found at next start.",
+        "How long stopping may take in all after SIGTERM, whatever hangs (at least a second); the rest is found at "
+        "next start.",
     )
 
     safety_factor: int = setting(2, _whole(1, 2**32), "Transfers stay below 2^64 divided by this (OVERFLOW).")
@@ -315,6 +337,16 @@ class Config:
     def database_url(self) -> str:
         """The database, also where none was named."""
         return self.database or f"sqlite:///{Path(self.data).absolute()}/bursar.db"
+
+    @property
+    def database_options(self) -> Options:
+        """How the database is used."""
+        return Options(statement_s=self.database_timeout_ms / 1000, require_synchronous=self.require_synchronous)
+
+    @property
+    def answer_s(self) -> float:
+        """Within which every request is answered, whatever hangs."""
+        return max(self.deadline_ms, self.database_timeout_ms, self.core_timeout_ms) / 1000 + ANSWER_S
 
     @property
     def is_embedded(self) -> bool:
@@ -437,6 +469,8 @@ def _contradictions(config: Config) -> list[str]:
         found.append("alert_webhook is given, so alert_webhook_secret_file is needed: nobody could tell who sent it")
     if config.core_forget_after_s < config.core_room_after_s:
         found.append("core_forget_after_s is below core_room_after_s")
+    if config.require_synchronous and config.is_embedded:
+        found.append("require_synchronous is for PostgreSQL: a SQLite file has no standby")
     if config.retry_backoff_max_ms < config.retry_backoff_ms:
         found.append("retry_backoff_max_ms is below retry_backoff_ms")
     return found

@@ -115,7 +115,7 @@ def find_binaries() -> Path:
     return directory_found
 
 
-def _server_user() -> pwd.struct_passwd | None:
+def server_user() -> pwd.struct_passwd | None:
     """Whom the server runs as; None is whoever we are."""
     if os.geteuid() != 0:
         return None
@@ -149,7 +149,7 @@ class ThrowawayPostgres:
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self._binaries = find_binaries()
-        self._user = _server_user()
+        self._user = server_user()
         self._server: subprocess.Popen[bytes] | None = None
         self._root = _temporary_root()
         self.data_dir = self._root / "data"

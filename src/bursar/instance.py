@@ -8,19 +8,29 @@ from typing import Self
 from bursar.ledger import Ledger
 from bursar.ports import Ports, SystemPorts
 from bursar.store import connect
+from bursar.store.options import USUAL, Options
 
 
 class Bursar:
     """An open database. Use it as `async with bursar.open(url) as b:`."""
 
-    def __init__(self, url: str, *, ports: Ports | None = None, split: bool = False, migrate: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        ports: Ports | None = None,
+        split: bool = False,
+        migrate: bool = False,
+        options: Options = USUAL,
+    ) -> None:
         self.url = url
         self._ports = SystemPorts() if ports is None else ports
         self._split = split
         self._migrate = migrate
+        self._options = options
 
     async def __aenter__(self) -> Self:
-        self.store = connect(self.url, self._ports, split=self._split)
+        self.store = connect(self.url, self._ports, split=self._split, options=self._options)
         try:
             await self.store.open(migrate=self._migrate)
         except BaseException:  # also a cancellation: nothing was written yet, let go and pass it on
@@ -32,7 +42,11 @@ class Bursar:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.ledger.writer.close()
+        await self.close()
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Finish what is being written, in that time, and let go."""
+        await self.ledger.writer.close(timeout_s)
         await self.store.close()
 
 

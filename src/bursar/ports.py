@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import random
 import secrets
@@ -186,6 +187,10 @@ class Ports(Protocol):
 
     def identity(self, path: str) -> tuple[int, int] | None:
         """What tells the file at a path from any other that may be there later; None if there is none."""
+        ...
+
+    def free_bytes(self, path: str) -> int:
+        """How much room there is on the disk of a file."""
         ...
 
     def files(self) -> Files:
@@ -441,6 +446,19 @@ def _keep_private(path: str) -> None:
         log.warning("%s could be read by others; it is for its owner alone now (600)", path)
 
 
+def notice_silence(connected: socket.socket, seconds: float) -> None:
+    """Have the kernel end a TCP connection whose other side acknowledges nothing for so long, idle or not."""
+    if connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    part_s = max(1, math.ceil(seconds / 3))
+    wanted = {"TCP_KEEPIDLE": part_s, "TCP_KEEPALIVE": part_s, "TCP_KEEPINTVL": part_s, "TCP_KEEPCNT": 2}
+    wanted["TCP_USER_TIMEOUT"] = math.ceil(seconds * 1000)
+    for name, value in wanted.items():
+        if hasattr(socket, name):  # each system has its own
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 async def _make_way(path: str) -> None:
     """Binding would take a Unix socket over from whoever has it, also from somebody who still listens: refuse that."""
     try:
@@ -470,6 +488,19 @@ async def run_program(words: Sequence[str], given: bytes, timeout_s: float) -> i
             await process.wait()
     assert process.returncode is not None  # it has ended
     return process.returncode
+
+
+def exit_after(seconds: float, code: int, last_words: str) -> None:
+    """End this process after so long, whatever it does then: also if its event loop hangs."""
+
+    def end() -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{last_words}\n".encode())
+        os._exit(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 class SystemPorts:
@@ -506,6 +537,10 @@ class SystemPorts:
         except OSError:
             return None
         return found.st_dev, found.st_ino
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     def files(self) -> Files:
         return SystemFiles()

@@ -31,9 +31,12 @@ from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
 from bursar.rails.trading import CoreLink, TradingClient
 from bursar.rails.trading.replies import OTHER_CORE, OTHER_LEDGER
+from bursar.stopping import Stopping
+from bursar.store.probe import STUCK, Probe
 from bursar.supervise import supervise
 from bursar.worker_names import held_name
 
+FIRST_WRITE_S = 10.0  # how long the database may take to commit a row when we start
 NOT_OURS = (OTHER_CORE, OTHER_LEDGER)  # trouble with a core that only people can end
 UNCHECKED_S = 1.0  # between two tries to compare a core with the ledger that did not answer yet
 WAITING_S = 2.0  # between two looks at what waits for people
@@ -52,6 +55,7 @@ class Runtime:
     transfers: Transfers
     deposits: Deposits
     worker: Worker
+    probe: Probe
 
     @property
     def horizons(self) -> Horizons:
@@ -94,10 +98,16 @@ def make_secrets(config: Config, ports: Ports) -> None:
 
 
 @asynccontextmanager
-async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
+async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | None = None) -> AsyncIterator[Runtime]:
     """Open it all; in the end finish or park what is in hand. Nobody looks for what is due."""
+    stopping = stopping or Stopping(ports, config.shutdown_ms / 1000)
     async with AsyncExitStack() as stack:
-        bursar = await stack.enter_async_context(Bursar(config.database_url, ports=ports))
+        bursar = await Bursar(config.database_url, ports=ports, options=config.database_options).__aenter__()
+        stack.push_async_callback(_let_go, bursar, stopping)
+        name = stack.enter_context(held_name(config, ports, role))
+        probe = Probe(bursar.store, name)
+        stack.callback(probe.close)
+        await _require_writes(probe)
         await _check_assets(config, bursar)
         cores = {
             AccountType(kind.upper()): client_of(config, ports, kind, StoreLink(bursar.store, kind))
@@ -105,7 +115,6 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
         }
         for client in cores.values():
             await stack.enter_async_context(client)
-        name = stack.enter_context(held_name(config, ports, role))
         transfers = Transfers(
             bursar.ledger,
             cores,
@@ -136,9 +145,10 @@ async def opened(config: Config, ports: Ports, role: str) -> AsyncIterator[Runti
                 transfers=transfers,
                 deposits=deposits,
                 worker=worker,
+                probe=probe,
             )
         finally:
-            left = await transfers.engine.finish(config.shutdown_ms / 1000)
+            left = await transfers.engine.finish(stopping.left_s(0.5))
             if left:
                 log.warning("%s transfers are left where they are; whoever comes next goes on with them", left)
 
@@ -152,11 +162,24 @@ async def _check_assets(config: Config, bursar: Bursar) -> None:
             raise ConfigRefused(f"{name}: there is no asset {codes} in the database; create it first, or correct it")
 
 
+async def _let_go(bursar: Bursar, stopping: Stopping) -> None:
+    await bursar.close(stopping.left_s(0.5))
+
+
+async def _require_writes(probe: Probe) -> None:
+    """A database that only answers reads would take no transfer: better not to start than to be ready for nothing."""
+    try:
+        await probe.require(FIRST_WRITE_S)
+    except TimeoutError:
+        raise DatabaseUnavailable(f"no write was committed within {FIRST_WRITE_S:g} s: {STUCK}") from None
+
+
 @asynccontextmanager
-async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runtime]:
+async def running(config: Config, ports: Ports, role: str, stopping: Stopping | None = None) -> AsyncIterator[Runtime]:
     """The same, and a worker that drives whatever is due, and a bell that tells people."""
     told = sinks(config, ports)  # wrong settings are refused before anything is opened
-    async with opened(config, ports, role) as runtime:
+    stopping = stopping or Stopping(ports, config.shutdown_ms / 1000)
+    async with opened(config, ports, role, stopping) as runtime:
         runtime.transfers.engine.logs_alerts = runtime.deposits.engine.logs_alerts = False  # the bell does, once
         waiting = Worker(runtime.deposits.engine, scan_s=WAITING_S)
         workers = {"bursar-worker": runtime.worker, "bursar-waiting": waiting}
@@ -177,7 +200,10 @@ async def running(config: Config, ports: Ports, role: str) -> AsyncIterator[Runt
                 worker.stop()
             for other in beside:
                 other.cancel()
-            await asyncio.gather(*tasks, *beside, return_exceptions=True)
+            await asyncio.wait([*tasks, *beside], timeout=stopping.left_s(0.3))
+            for task in (*tasks, *beside):  # in the middle of a look, or of what can't be cancelled
+                task.cancel()
+            await asyncio.wait([*tasks, *beside], timeout=stopping.left_s(0.3))
 
 
 async def first_look(runtime: Runtime) -> None:

@@ -204,7 +204,7 @@ async def test_many_who_ask_for_metrics_have_the_database_count_once(url: str, t
         assert all("bursar_database_up 1" in text for text in texts)
         assert calls.count("count_driven") == 1
         assert "count_records" not in calls
-        watched = here.app._app.state["watched"]
+        watched = here.app._app.app.state["watched"]
         watched._seen = msgspec.structs.replace(watched._seen, at=watched._seen.at - COUNTED_S - 0.001)
         await here.get("/metrics")
         assert calls.count("count_driven") == 2

@@ -19,6 +19,7 @@ from bursar.cli.commands.core import LOADING, Tell
 from bursar.cli.errors import Unusable
 from bursar.config import Config
 from bursar.ports import SystemPorts
+from bursar.stopping import Stopping
 from bursar.rails.trading import Loading
 
 WAIT_S = 60.0
@@ -45,7 +46,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def supervised(folder: Path, ports: SystemPorts, program: str) -> AsyncIterator[ChildCore]:
     """A child that is another program, and its supervision."""
-    core = ChildCore(Config(data=str(folder)), ports, "spot")
+    core = ChildCore(Config(data=str(folder)), ports, "spot", Stopping(ports, 10))
     core.command = [sys.executable, "-c", program]
     task = asyncio.create_task(core.run())
     try:

@@ -17,7 +17,7 @@ from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Retry
 from bursar.store.postgres.arrays import SQL as POSTGRES
-from bursar.store.postgres.store import SETTINGS
+from bursar.store.postgres.connecting import SETTINGS
 from bursar.store.sqlite.calls import SQL as LITE
 from bursar.store.sqlite.calls import register
 from bursar.writer import Change, Done, Remember

@@ -19,7 +19,7 @@ from bursar.model.records import Record
 from bursar.store.engine import NEWEST, Wanted
 from bursar.store.postgres import schema
 from bursar.store.postgres.arrays import SQL as POSTGRES_SQL
-from bursar.store.postgres.store import SETTINGS
+from bursar.store.postgres.connecting import SETTINGS
 from bursar.store.protocol import Store
 from bursar.store.sqlite import store as sqlite_store
 from bursar.store.sqlite.calls import SQL as SQLITE_SQL

@@ -23,7 +23,9 @@ import asyncpg
 from bursar.ledger import Ledger
 from bursar.ports import SystemPorts
 from bursar.store.postgres.arrays import SQL
-from bursar.store.postgres.store import WRITER_SETTINGS, PostgresStore, explain
+from bursar.store.postgres.connecting import WRITER_SETTINGS
+from bursar.store.postgres.errors import explain
+from bursar.store.postgres.store import PostgresStore
 from bursar.writer import Writer
 
 T = TypeVar("T")
@@ -80,26 +82,14 @@ class SteppedConnection:
         except BaseException:
             await transaction.rollback()
             raise
-        await self._commit(transaction)
+        await self.commit(transaction)
         return result
 
-    @contextlib.asynccontextmanager
-    async def transaction(self, **options: Any) -> AsyncIterator[None]:
-        """BEGIN by itself does nothing; COMMIT is a step; a savepoint's end is neither."""
-        nested = self.is_in_transaction()
-        transaction = self.real.transaction(**options)
-        await transaction.start()
-        try:
-            yield
-        except BaseException:
-            await transaction.rollback()
-            raise
-        if nested:
-            await transaction.commit()
-        else:
-            await self._commit(transaction)
+    def transaction(self, **options: Any) -> SteppedTransaction:
+        return SteppedTransaction(self, self.real.transaction(**options), nested=self.is_in_transaction())
 
-    async def _commit(self, transaction: Any) -> None:
+    async def commit(self, transaction: Any) -> None:
+        """COMMIT, which is a step."""
         await self.actor.gate("COMMIT")
         await self._watched(transaction.commit())
         self.actor.committed()
@@ -113,6 +103,30 @@ class SteppedConnection:
             raise
 
 
+class SteppedTransaction:
+    """BEGIN by itself does nothing; COMMIT is a step; a savepoint's end is neither."""
+
+    def __init__(self, connection: SteppedConnection, real: Any, *, nested: bool) -> None:
+        self._connection = connection
+        self._real = real
+        self._nested = nested
+
+    async def start(self) -> None:
+        await self._real.start()
+
+    async def rollback(self) -> None:
+        await self._real.rollback()
+
+    async def __aenter__(self) -> None:
+        await self.start()
+
+    async def __aexit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        await (self.commit() if error is None else self.rollback())
+
+    async def commit(self) -> None:
+        await (self._real.commit() if self._nested else self._connection.commit(self._real))
+
+
 class SteppedStore(PostgresStore):
     """The PostgreSQL store on one given connection."""
 
@@ -122,7 +136,7 @@ class SteppedStore(PostgresStore):
         self._in_use = asyncio.Lock()  # a pool of one
 
     @contextlib.asynccontextmanager
-    async def connection(self) -> AsyncIterator[asyncpg.Connection]:
+    async def connection(self, *, unhurried: bool = False, writes: bool = False) -> AsyncIterator[asyncpg.Connection]:
         try:
             async with self._in_use:
                 yield self._stepped

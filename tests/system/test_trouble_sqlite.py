@@ -129,7 +129,7 @@ def test_sqlite_read_only(file: Path, what: str) -> None:
     file.chmod(0o644)
     with crew((as_nobody, at(file))) as (reader,):
         kind, text = reader.result()
-    assert kind == "DatabaseUnavailable", text
+    assert kind == "DatabaseReadOnly", text
     assert "mode" in text
     assert asyncio.run(balance(at(file))) == "1.00"
 

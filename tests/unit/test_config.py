@@ -18,7 +18,8 @@ def rows_of(config: type[Config]) -> list[str]:
     rows = []
     for setting in fields(config):
         default = default_of(setting)
-        shown = f"`{default}`" if default not in ("", {}, ()) else ""
+        text = str(default).lower() if isinstance(default, bool) else default
+        shown = f"`{text}`" if default not in ("", {}, ()) else ""
         rows.append(f"| `{setting.name}` | {shown} | {setting.metadata['what']} |")
     return rows
 

@@ -21,6 +21,7 @@ from litestar.routes import HTTPRoute
 
 from bursar.api import health, money, transfers
 from bursar.api.answers import answer
+from bursar.api.bound import Bound
 from bursar.api.gate import ALWAYS_OPEN, Gate, Traffic
 from bursar.api.strict import QueryNames, StrictRequest, check_request
 from bursar.api.tokens import Keys
@@ -69,7 +70,8 @@ def applications(runtime: Runtime, keys: Keys) -> tuple[Gate, Gate]:
     app.state["query_names"] = _query_names(app)
     routes = {route.path_format for route in app.routes}
     public = routes - ALWAYS_OPEN if config.health_listen else routes
-    return Gate(app, ports, traffic, config, keys, public), Gate(app, ports, traffic, config, keys, ALWAYS_OPEN)
+    bound = Bound(app, config.answer_s)
+    return Gate(bound, ports, traffic, config, keys, public), Gate(bound, ports, traffic, config, keys, ALWAYS_OPEN)
 
 
 def description() -> dict[str, Any]:

@@ -27,7 +27,7 @@ async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | 
             raise ValueError(f"{name!r} is not an invariant; there are {', '.join(INVARIANTS)}")
     names = [name for name in INVARIANTS if not only or name in only]
     clock = store.ports.monotonic
-    async with store.snapshot() as tables:
+    async with store.snapshot(unhurried=True) as tables:
         scene = Scene(tables, progress or _silent)
         await scene.read()
         under_way = await tables.sagas.count()

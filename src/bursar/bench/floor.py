@@ -30,8 +30,9 @@ import msgspec
 
 from bursar.bench.measure import Window
 from bursar.bench.workload import ACCOUNTS, FIRST_ID, SEED_MINOR, Payment, Workload
+from bursar.store.sqlite import log
 from bursar.store.sqlite.calls import amount_in
-from bursar.store.sqlite.store import CACHE_KIB, LOG_BYTES_MIN, PAGE
+from bursar.store.sqlite.store import CACHE_KIB, PAGE
 
 HASH = bytes(range(32))  # as long as a content hash
 LEGS = bytes(13)  # as long as one movement
@@ -156,7 +157,7 @@ class SqliteFloor:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        self._connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES_MIN // PAGE}")
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {log.BYTES_MIN // PAGE}")
 
     async def settle(self, groups: list[Group]) -> None:
         """There is only one way here."""

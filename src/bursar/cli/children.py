@@ -20,6 +20,7 @@ from bursar.cli.commands.core import LOADING
 from bursar.cli.errors import Unusable
 from bursar.config import Config
 from bursar.ports import Ports
+from bursar.stopping import Stopping
 
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 10.0
@@ -35,8 +36,9 @@ log = logging.getLogger("bursar.children")
 class ChildCore:
     """One core, kept alive."""
 
-    def __init__(self, config: Config, ports: Ports, kind: str) -> None:
+    def __init__(self, config: Config, ports: Ports, kind: str, stopping: Stopping) -> None:
         self.kind = kind
+        self._stopping = stopping
         self.ready = asyncio.Event()
         self.process: asyncio.subprocess.Process | None = None
         self.moved_at = ports.monotonic()  # when it last got on
@@ -115,7 +117,7 @@ class ChildCore:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         try:
-            async with asyncio.timeout(PARTING_S):
+            async with asyncio.timeout(min(PARTING_S, self._stopping.left_s(0.9))):
                 await process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
@@ -124,9 +126,11 @@ class ChildCore:
 
 
 @contextlib.asynccontextmanager
-async def children(config: Config, ports: Ports, kinds: list[str]) -> AsyncIterator[list[ChildCore]]:
+async def children(
+    config: Config, ports: Ports, kinds: list[str], stopping: Stopping
+) -> AsyncIterator[list[ChildCore]]:
     """Child cores, all ready; ended at the end."""
-    cores = [ChildCore(config, ports, kind) for kind in kinds]
+    cores = [ChildCore(config, ports, kind, stopping) for kind in kinds]
     tasks = [asyncio.create_task(core.run(), name=f"bursar-core-{core.kind}") for core in cores]
     try:
         for core in cores:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OWNER_ALONE = 0o700  # secrets and money are kept there
 EVERYBODY = 0o777  # as far as the umask allows
+CLOSE_S = 1.0  # for the server to take note that we go
 ASK_AGAIN_S = 1.0  # between two tries to reach a database that is away
 
 T = TypeVar("T")
@@ -95,23 +96,22 @@ def sqlite_path(url: str) -> str | None:
 
 async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Do something on a bare connection, where the store would refuse to open."""
-    import asyncpg
-
-    from bursar.store.address import HOW_TO
-    from bursar.store.postgres.store import CONNECT_TIMEOUT_S, explain
+    from bursar.ports import SystemPorts
+    from bursar.store.group import Unreachable
+    from bursar.store.options import USUAL
+    from bursar.store.postgres.connecting import SETTINGS, Connector
+    from bursar.store.postgres.errors import CONNECTION_ERRORS, explain
 
     if not url.startswith(("postgresql://", "postgres://")):
         async with open_database(url):  # says what is wrong with the address
             raise DatabaseUnavailable(f"{url} is not PostgreSQL")
     try:
-        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+        connection = await Connector(SystemPorts(), url, USUAL).connect(SETTINGS, limited=False)
         try:
             return await work(connection)
         finally:
-            await connection.close()
-    except ValueError:  # which would quote it, and its password (asyncpg's own is one, too)
-        raise DatabaseUnavailable(f"its address can't be read; {HOW_TO}") from None
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            await connection.close(timeout=CLOSE_S)
+    except (Unreachable, TimeoutError, *CONNECTION_ERRORS) as error:
         raise explain(error) from error
 
 

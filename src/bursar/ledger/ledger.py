@@ -238,7 +238,7 @@ class Ledger(Holds):
 
     async def rebuild(self) -> int:
         """Make the disposable tables anew from the value tables. Returns how many postings are live."""
-        async with self.store.unit() as unit:
+        async with self.store.unit(unhurried=True) as unit:
             await unit.rules.bump()
             if await unit.sagas.count():
                 raise Conflict("commits are under way; run `bursar recover` first", 1)

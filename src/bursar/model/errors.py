@@ -481,6 +481,13 @@ class DatabaseUnavailable(StoreError):
 
 
 @dataclass(eq=False)
+class DatabaseReadOnly(DatabaseUnavailable):
+    """It answers, and takes no writes: a replica, or set so; for SQLite, a file that we may not write."""
+
+    code = "DATABASE_READ_ONLY"
+
+
+@dataclass(eq=False)
 class OutcomeUnknown(StoreError):
     """The connection broke while committing, and stayed broken. The key tells, later, what happened."""
 

@@ -139,6 +139,9 @@ class SimPorts:
     def identity(self, path: str) -> tuple[int, int] | None:
         return (0, 0)
 
+    def free_bytes(self, path: str) -> int:
+        return 2**40
+
     def files(self) -> Files:
         return self._host().files(self._process)
 

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from bursar.api.tokens import make_token
@@ -46,6 +46,7 @@ class Habits:
     once_more: float = 0.0
     large: float = 0.0  # so much that two at once can't both be right
     impossible: float = 0.0  # more than there ever is
+    quiet: range = range(0)  # more users with the same opening, for whom only `Load.once` asks
 
     def wish(self, rng: random.Random, order: str) -> Ask:
         """The next one."""
@@ -89,7 +90,7 @@ class Load:
         self._lock = threading.Lock()
         self._over = threading.Event()  # no new wishes
         self._give_up = float("inf")
-        self._tokens = make_tokens(config, habits.users)
+        self._tokens = make_tokens(config, [*habits.users, *habits.quiet])
         self._threads = [
             threading.Thread(target=self._call, args=(n,), name=f"caller-{n}", daemon=True)
             for n in range(habits.callers)
@@ -99,7 +100,7 @@ class Load:
         """Give every user something to move."""
         self._give_up = time.monotonic() + OPEN_S
         caller = Caller(self._addresses[0], timeout_s=TIMEOUT_S)
-        for user in self.habits.users:
+        for user in [*self.habits.users, *self.habits.quiet]:
             for asset in self.habits.assets:
                 opening, reference = self.habits.opening, f"opening-{user}-{asset}"
                 self._deposit(caller, random.Random(user), user, asset, opening, reference)
@@ -133,6 +134,14 @@ class Load:
                 self._until_definite(caller, rng, ask)
         for ask in rng.sample(known, min(sample, len(known))):
             self._until_definite(caller, rng, ask)
+
+    def once(self, caller: Caller, ask: Ask) -> Said:
+        """Send a wish of somebody else's a single time; if there is no answer, `settle` asks again."""
+        with self._lock:
+            self.asks.append(ask)
+        said = self._said(caller, "POST", TRANSFERS, str(ask.user), self._body(ask))
+        ask.said.append(said)
+        return said
 
     def _call(self, number: int) -> None:
         try:
@@ -169,15 +178,8 @@ class Load:
             self._over.wait(rng.random() * 2 * habits.think_s)
 
     def _until_definite(self, caller: Caller, rng: random.Random, ask: Ask) -> None:
-        body = {
-            "from": ask.source,
-            "to": ask.target,
-            "asset": ask.asset,
-            "amount": self.habits.text_of(ask.minor, ask.asset),
-            "client_order_id": ask.order,
-        }
         while True:
-            said = self._said(caller, "POST", TRANSFERS, str(ask.user), body)
+            said = self._said(caller, "POST", TRANSFERS, str(ask.user), self._body(ask))
             ask.said.append(said)
             if said.kind is not Kind.LOST:
                 break
@@ -186,6 +188,15 @@ class Load:
             time.sleep(rng.random() * AGAIN_S)  # a caller waits before it asks again, or it would do nothing else
         if said.kind is Kind.ACCEPTED and said.state not in ENDS and rng.random() < 0.3:
             ask.said.append(self._said(caller, "GET", f"{TRANSFERS}/{said.req_id}", str(ask.user), None))
+
+    def _body(self, ask: Ask) -> dict[str, str]:
+        return {
+            "from": ask.source,
+            "to": ask.target,
+            "asset": ask.asset,
+            "amount": self.habits.text_of(ask.minor, ask.asset),
+            "client_order_id": ask.order,
+        }
 
     def _deposit(self, caller: Caller, rng: random.Random, user: int, asset: str, minor: int, reference: str) -> None:
         amount = self.habits.text_of(minor, asset)
@@ -232,7 +243,7 @@ class Load:
         self.tally.unexpected.append(text)
 
 
-def make_tokens(config: Config, users: range) -> dict[str, str]:
+def make_tokens(config: Config, users: Iterable[int]) -> dict[str, str]:
     """A token for every user, and the operator's."""
     now_s = int(time.time())
     roles = {str(user): "user" for user in users} | {OPERATOR: "operator"}

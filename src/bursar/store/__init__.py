@@ -3,10 +3,11 @@
 from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import Ports
 from bursar.store.address import printable
+from bursar.store.options import USUAL, Options
 from bursar.store.protocol import Store
 
 
-def connect(url: str, ports: Ports, *, split: bool = False) -> Store:
+def connect(url: str, ports: Ports, *, split: bool = False, options: Options = USUAL) -> Store:
     """The store behind an address: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://…`."""
     scheme, separator, rest = url.partition("://")
     if scheme == "sqlite" and separator:
@@ -21,8 +22,8 @@ def connect(url: str, ports: Ports, *, split: bool = False) -> Store:
     if scheme in ("postgresql", "postgres") and separator:
         from bursar.store.postgres.store import PostgresStore  # noqa: PLC0415
 
-        return PostgresStore(ports, url)
+        return PostgresStore(ports, url, options)
     raise DatabaseUnavailable(f"{printable(url)!r} is no address; write sqlite:///funds.db or postgresql://host/name")
 
 
-__all__ = ["Store", "connect"]
+__all__ = ["Options", "Store", "connect"]

@@ -221,6 +221,18 @@ class Clock(Table):
         return len(await self._s.rows("set_back_records", by_us))
 
 
+class Heartbeats(Table):
+    """Processes that can write."""
+
+    async def beat(self, worker: str) -> None:
+        """This one can."""
+        await self._s.write("beat", [(worker,)])
+
+    async def hanging_commits(self, longer_us: int) -> int:
+        """PostgreSQL: commits of ours that wait for a synchronous standby, for longer than that."""
+        return int(await self._one("group_hanging", longer_us))
+
+
 class Nodes(Table):
     """Node numbers, leased."""
 

@@ -34,6 +34,10 @@ class Broken(Exception):
     """The connection broke and what was being written may or may not be there: ask again with the same keys."""
 
 
+class Unreachable(Broken):
+    """No connection could be made: nothing of this try was sent, so it leaves no doubt behind."""
+
+
 PoolKey = tuple[int, int, int]  # account, asset, sign
 
 

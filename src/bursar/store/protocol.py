@@ -32,16 +32,20 @@ class Store(Protocol):
         """The clock that due times are in."""
         ...
 
-    def unit(self) -> AbstractAsyncContextManager[Tables]:
-        """Several primitives, all or nothing."""
+    def unit(self, *, unhurried: bool = False) -> AbstractAsyncContextManager[Tables]:
+        """Several primitives, all or nothing. `unhurried`: none of them has a time limit (rebuild)."""
         ...
 
     def single(self) -> Tables:
         """Primitives that each stand alone: the steps of a saga."""
         ...
 
-    def snapshot(self) -> AbstractAsyncContextManager[Tables]:
-        """Reads that all see one moment."""
+    def snapshot(self, *, unhurried: bool = False) -> AbstractAsyncContextManager[Tables]:
+        """Reads that all see one moment. `unhurried`: none of them has a time limit (audit)."""
+        ...
+
+    async def beat(self, worker: str) -> None:
+        """Write something small, durably, or raise why that can't be."""
         ...
 
     async def decide(self, job: Job, *, beside: bool) -> Decided:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bursar.store.cores import Cores
-from bursar.store.engine import Alerts, Clock, Nodes, Outcomes, Records
+from bursar.store.engine import Alerts, Clock, Heartbeats, Nodes, Outcomes, Records
 from bursar.store.operators import Actions, ForcedCalls, Pauses
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
@@ -32,3 +32,4 @@ class Tables:
         self.nodes = Nodes(session)
         self.cores = Cores(session)
         self.clock = Clock(session)
+        self.heartbeats = Heartbeats(session)

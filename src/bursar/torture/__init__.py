@@ -4,7 +4,9 @@ The torturer keeps its own account of everything that it asked for and was told,
 in the database and in the cores. It believes nothing that the system under test says about itself.
 """
 
+from bursar.torture.cluster import ClusterUnavailable
+from bursar.torture.outages import Fault, Outage
 from bursar.torture.run import Report, torture
 from bursar.torture.scene import STORES
 
-__all__ = ["STORES", "Report", "torture"]
+__all__ = ["STORES", "ClusterUnavailable", "Fault", "Outage", "Report", "torture"]

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +18,16 @@ from bursar.staging import Guard
 from bursar.staging.load import Habits, Load
 from bursar.staging.look import audited, create_assets, look, open_transfers, trouble
 from bursar.staging.promises import Kind, judge
+from bursar.torture.cluster import Cluster
+from bursar.torture.failover import Faults
+from bursar.torture.outages import Fault, Outage, plan
 from bursar.torture.people import People
+from bursar.torture.probe import DatabaseProbe, Pulses
 from bursar.torture.scene import DATABASE_AWAY, Scene, Victim, until
 
 USERS = range(1_001, 1_013)
 ASSETS = {"USDT": 6, "BTC": 8}
+PULSES = range(1_013, 1_015)  # users who are never frozen, one per server
 OPENING = 1_000_000  # smallest units, of each asset
 HEAL_S = 60.0
 SETTLE_S = 60.0
@@ -53,6 +58,9 @@ class Report:
     ends: Counter[str] = field(default_factory=Counter)
     frozen: int = 0
     drain_s: float = 0.0
+    network: str = ""  # how a node of the cluster is cut off
+    outages: list[Outage] = field(default_factory=list)  # of the cluster
+    database_writes: int = 0  # acknowledged by the cluster itself
     findings: list[Finding] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     folder: str = ""  # kept, if something is wrong
@@ -63,8 +71,11 @@ class Report:
         return not self.wrong and bool(self.findings) and all(f.ok and f.judged for f in self.findings)
 
 
-def torture(store: str, *, seconds: float, seed: int, say: Say) -> Report:
-    """Torture the system on one store. The folder with its logs is kept if something is wrong."""
+def torture(store: str, *, seconds: float, seed: int, say: Say, faults: Iterable[Fault] | None = None) -> Report:
+    """Torture the system on one store. The folder with its logs is kept if something is wrong.
+
+    A cluster gets `faults`, in this order; without them, those of the seed, each kind before any comes again.
+    """
     report = Report(store, seed, seconds)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)  # that the database is away is no news here
     parent = next((path for path in FOLDERS if path.is_dir()), None)  # short: a socket lies in it
@@ -73,7 +84,7 @@ def torture(store: str, *, seconds: float, seed: int, say: Say) -> Report:
     try:
         scene = Scene(store, folder, guard)
         with scene.running():
-            _Session(scene, report, say).run()
+            _Session(scene, report, say).run(faults)
         if report.ok:
             shutil.rmtree(folder, ignore_errors=True)
         else:
@@ -101,17 +112,21 @@ class _Session:
             once_more=0.05,
             large=0.25,
             impossible=0.05,
+            quiet=PULSES if scene.cluster else range(0),
         )
         self.load = Load(scene.config, habits, scene.addresses(), report.seed)
         self.people = People(scene.config, USERS, report.seed)
 
-    def run(self) -> None:
+    def run(self, faults: Iterable[Fault] | None) -> None:
         """All of it."""
         asyncio.run(create_assets(self.scene.config, ASSETS))
         self.load.open()
         self.load.start()
         self.people.start()
-        self._strike()
+        if self.scene.cluster is None:
+            self._strike()
+        else:
+            self._strike_cluster(self.scene.cluster, plan(self.rng) if faults is None else faults)
         self._heal()
         self._judge()
 
@@ -134,6 +149,21 @@ class _Session:
             self._wait(self.rng.uniform(0.2, 1.5), "striking")
             self._blow()
         self.report.elapsed = time.monotonic() - began
+
+    def _strike_cluster(self, cluster: Cluster, faults: Iterable[Fault]) -> None:
+        probe, pulses = DatabaseProbe(cluster), Pulses(self.load, self.scene.addresses(), PULSES)
+        probe.start()
+        pulses.start()
+        self.report.network = cluster.network.kind
+        self.say("striking")
+        try:
+            Faults(cluster, probe, pulses, self.scene.hired, self.report, self.say).run(faults)
+        finally:
+            pulses.stop()
+            probe.stop()
+        self.report.database_writes = len(probe.acknowledged)
+        if lost := probe.lost():
+            self.report.wrong.append(f"the cluster itself lost {lost} acknowledged writes")
 
     def _blow(self) -> None:
         many = self.rng.random()
@@ -214,7 +244,7 @@ class _Session:
 
     def _look(self) -> None:
         report = self.report
-        found = look(self.scene.config, USERS)
+        found = look(self.scene.config, range(USERS.start, PULSES.stop))
         report.ends = Counter(row.state for row in found.rows)
         report.wrong += judge(self.load.asks, self.load.deposits, found)
         report.findings = asyncio.run(audited(self.scene.config))

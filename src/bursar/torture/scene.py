@@ -1,11 +1,13 @@
 """The system under torture, as processes that can be hit and come back.
 
 SQLite: one `bursar serve`, which has its core as a child. PostgreSQL: two `bursar serve`, a `bursar worker`, a core
-each for SPOT and FUTURE, and the database itself. A supervisor starts again whatever has ended, as systemd would.
+each for SPOT and FUTURE, and the database itself. Cluster: the same, and the database is three nodes, which
+`failover.py` hits. A supervisor starts again whatever has ended, as systemd would.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -20,8 +22,10 @@ from typing import Protocol
 from bursar.config import Config, read
 from bursar.devdb import ThrowawayPostgres
 from bursar.staging import Guard, Program, children_of, environment
+from bursar.torture.cluster import Cluster
+from bursar.torture.probe import DATABASE as PROBE
 
-STORES = ("sqlite", "postgres")
+STORES = ("sqlite", "postgres", "cluster")
 TEND_S = 0.05
 READY_S = 90.0
 KEY_BYTES = 32
@@ -193,6 +197,7 @@ class Scene:
         self.victims: list[Victim] = []
         self.hired: list[Hired] = []
         self.apis: list[Hired] = []
+        self.cluster: Cluster | None = None
         self.config = Config()
         self.accounts = ("FUNDING", "SPOT") if store == "sqlite" else ("FUNDING", "SPOT", "FUTURE")
         self._over = threading.Event()
@@ -229,7 +234,9 @@ class Scene:
     def traces(self) -> list[str]:
         """Where something unexpected stands in a log: a program of ours has no business printing a traceback."""
         found = []
-        for log in sorted(self.folder.glob("*.log")):
+        for log in [hired.program.log for hired in self.hired]:
+            if not log.exists():
+                continue
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             found += [f"{log.name}:{n}: {line}" for n, line in enumerate(lines, 1) if line.startswith("Traceback")]
         return found
@@ -241,7 +248,8 @@ class Scene:
             self.apis = [server]
             self.victims = [server, Child("core", server)]
         else:
-            settings = SETTINGS | self._postgres(stack) | {"jwt_key_file": self._key("jwt.key")}
+            database = self._cluster(stack) if self.store == "cluster" else self._postgres(stack)
+            settings = SETTINGS | database | {"jwt_key_file": self._key("jwt.key")}
             settings |= {"data": str(self.folder / "a")}
             cores = [self._core(kind, settings) for kind in ("spot", "future")]
             both = [
@@ -260,6 +268,12 @@ class Scene:
         server.start()
         self.victims.append(Database(server))
         return {"database": server.url}
+
+    def _cluster(self, stack: contextlib.ExitStack) -> dict[str, str]:
+        self.cluster = Cluster(self.folder, self.guard)
+        stack.enter_context(self.cluster.running())
+        asyncio.run(self.cluster.prepare(PROBE))
+        return {"database": self.cluster.url_of(), "require_synchronous": "true"}
 
     def _core(self, kind: str, settings: dict[str, str]) -> Hired:
         address, secret = f"unix:{self.folder}/{kind}.sock", self._key(f"{kind}.secret")

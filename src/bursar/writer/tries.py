@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from bursar.model.errors import Conflict, DatabaseCorrupt, OutcomeUnknown, Refusal, StoreError
+from bursar.model.errors import Conflict, DatabaseCorrupt, DatabaseUnavailable, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
 from bursar.store import Store
-from bursar.store.group import Blocked, Broken, Heads, Lost
+from bursar.store.group import Blocked, Broken, Heads, Lost, Unreachable
 from bursar.writer.change import Change, Done
 from bursar.writer.decide import GroupJob, Outcome
 
@@ -64,6 +64,7 @@ class Tries:
 
     async def _attempt(self, batch: list[Waiting], aside: bool) -> list[Outcome]:
         lost = 0
+        away: float | None = None  # since when no connection can be made
         while True:
             if aside:
                 heads = Heads()  # of its own: what the lane keeps in mind stays as the lane has left it
@@ -90,9 +91,12 @@ class Tries:
             except Broken as error:
                 self.heads = self.heads if aside else Heads()
                 now = self.ports.monotonic()
-                if (doubt := _doubt(batch)) is not None and now - doubt > self.patience_s:
-                    raise OutcomeUnknown(keys_of([waiting.change for waiting in batch]), str(error)) from error
-                in_doubt(batch, now)
+                away = now if away is None else away
+                doubt = _doubt(batch)
+                if now - (away if doubt is None else doubt) > self.patience_s:
+                    raise DatabaseUnavailable(str(error)) from error  # `fail` tells those in doubt what that means
+                if not isinstance(error, Unreachable):
+                    in_doubt(batch, now)
                 await self.ports.sleep(PAUSE_BROKEN_S)
             except BaseException:  # what was decided is not written: postings are not as it would have left them
                 heads.forget()

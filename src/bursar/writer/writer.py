@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from bursar.model.errors import BursarError, Conflict, DatabaseUnavailable, OutcomeUnknown, Refusal
 from bursar.store import Store
-from bursar.store.group import Blocked, Broken, Decided, Heads, Lost
+from bursar.store.group import Blocked, Broken, Decided, Heads, Lost, Unreachable
 from bursar.writer.change import Change, Done
 from bursar.writer.decide import GroupJob, Outcome
 from bursar.writer.saga import SagaCommit
@@ -29,6 +29,7 @@ HALVE_FROM = 48  # callers waiting from which it pays to decide one half while t
 TRIES = 30  # before contention is reported
 TRIES_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks meanwhile
 PATIENCE_S = 20.0  # how long an ambiguous commit is asked about before the caller is told
+PARTING_S = 0.5  # how long those that were given up may take to notice
 FOLD_EVERY = 256  # groups between two looks at the balance cache
 FOLD_ABOVE = 64  # parts of one cached balance
 
@@ -112,10 +113,19 @@ class Writer:
             return _done(job.outcomes[0])
         raise Conflict(last, TRIES_IN_CALLERS)
 
-    async def close(self) -> None:
-        """Wait until everything that was given has been written."""
+    async def close(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything that was given has been written; False: that took too long, and what is left is let go
+        of where it is, as a crash would."""
+        until = None if timeout_s is None else self.store.ports.monotonic() + timeout_s
         while tasks := [*self._sidings.tasks, *([self._runner] if self._runner else ())]:
-            await asyncio.wait(tasks)
+            left_s = None if until is None else max(0.0, until - self.store.ports.monotonic())
+            done, _ = await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=PARTING_S)
+                return False
+        return True
 
     async def recover(self) -> dict[str, int]:
         """Finish or undo what a crash left half done. Nothing, unless the store works in split mode."""
@@ -219,7 +229,7 @@ class Writer:
             return False
         except Exception as error:
             self.heads.forget()
-            if isinstance(error, Broken):
+            if isinstance(error, Broken) and not isinstance(error, Unreachable):
                 in_doubt(batch, self.store.ports.monotonic())
             await self._group(batch)  # what went wrong is met again there, and reported if it stays
             return False

@@ -28,6 +28,7 @@ from bursar.cli.state import Command, State
 if TYPE_CHECKING:
     from bursar.config import Config
     from bursar.ports import Ports
+    from bursar.stopping import Stopping
 
 BACKLOG = 2_048
 HEALTH_CONNECTIONS_MAX = 64
@@ -160,6 +161,7 @@ async def _serve(config: Config, out: Output) -> None:
     from bursar.config import CHILD
     from bursar.ports import SystemPorts
     from bursar.runtime import make_secrets, running
+    from bursar.stopping import Stopping
     from bursar.store.address import printable
 
     ports = SystemPorts()
@@ -172,8 +174,12 @@ async def _serve(config: Config, out: Output) -> None:
         stack.enter_context(_alone(config, ports, kinds))
         listener = stack.enter_context(_bound(config.listen))
         aside = stack.enter_context(_bound(config.health_listen)) if config.health_listen else None
-        stop = _until_told()
-        async with children(config, ports, kinds), running(config, ports, "serve") as runtime:
+        stopping = Stopping(ports, config.shutdown_ms / 1000)
+        stop = _until_told(stopping)
+        async with (
+            children(config, ports, kinds, stopping),
+            running(config, ports, "serve", stopping) as runtime,
+        ):
             app, health = applications(runtime, keys)
             servers = [(Server(app, config, connections_max), listener)]
             servers += [(Server(health, config, HEALTH_CONNECTIONS_MAX), aside)] if aside is not None else []
@@ -190,6 +196,7 @@ async def _serve(config: Config, out: Output) -> None:
             out.line(fact, f"bursar is ready at {url}: database {database}, cores {', '.join(cores)}")
             await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
             for server, _ in servers:
+                server.config.timeout_graceful_shutdown = stopping.left_s(0.7)  # type: ignore[assignment]
                 server.should_exit = True
             await asyncio.gather(*tasks)
             stopped.cancel()
@@ -199,24 +206,32 @@ async def _work(config: Config, out: Output) -> None:
     from bursar import garbage
     from bursar.ports import SystemPorts
     from bursar.runtime import running
+    from bursar.stopping import Stopping
     from bursar.store.address import printable
 
     make_folder(config.data, "--data")
-    stop = _until_told()
-    async with running(config, SystemPorts(), "worker"):
+    ports = SystemPorts()
+    stopping = Stopping(ports, config.shutdown_ms / 1000)
+    stop = _until_told(stopping)
+    async with running(config, ports, "worker", stopping):
         garbage.rarely()
         database = printable(config.database_url)
         out.line({"worker": True, "database": database, "pid": os.getpid()}, f"a worker is ready: database {database}")
         await stop.wait()
 
 
-def _until_told() -> asyncio.Event:
-    """Set by SIGTERM or SIGINT. A second one ends at once: whoever comes next goes on."""
+def _until_told(stopping: Stopping) -> asyncio.Event:
+    """Set by SIGTERM or SIGINT. A second one ends at once, and so does the end of the time for stopping, whatever hangs
+    then (a thread on a stuck disk, too): whoever comes next goes on."""
+    from bursar.ports import exit_after
+
     told = asyncio.Event()
 
     def tell(number: int) -> None:
         if told.is_set():
             os._exit(128 + number)
+        stopping.begin()
+        exit_after(stopping.seconds, 0, "shutdown_ms is over: what had not ended is left to the next start")
         told.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,9 +14,10 @@ from bursar.cli.output import Output, table
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
-    from bursar.torture import Report
+    from bursar.cli.tables import Rows
+    from bursar.torture import Outage, Report
 
-STORES = ("sqlite", "postgres")
+BOTH = ("sqlite", "postgres")
 LINE_EVERY_S = 5.0  # where there is no bar
 
 Watch = Callable[["Report"], None]
@@ -27,13 +28,18 @@ Watch = Callable[["Report"], None]
     examples="""
     bursar torture --seconds 600
     bursar torture --store postgres --seconds 3600 --seed 7
+    bursar torture --store cluster --seconds 120
     """,
 )
 @click.option(
     "--seconds", type=click.FloatRange(min=1), default=60, show_default=True, help="How long things die, per store."
 )
 @click.option(
-    "--store", type=click.Choice([*STORES, "both"]), default="both", show_default=True, help="On which database."
+    "--store",
+    type=click.Choice([*BOTH, "both", "cluster"]),
+    default="both",
+    show_default=True,
+    help="On which database.",
 )
 @click.option("--seed", type=int, help="Who is hit when, and what is asked for. Default: the time.")
 @click.pass_obj
@@ -41,20 +47,26 @@ def torture(state: State, seconds: float, store: str, seed: int | None) -> int:
     """The whole system as real processes under load, killed at random; then healed, and judged from outside.
 
     SQLite: `bursar serve` and its core. PostgreSQL: two `bursar serve`, a worker, two cores, and a throw-away database.
-    Any of them gets kill -9 or is held still, at any moment, several at once too. Clients repeat their requests until
+    Any of them gets kill -9 or is held still, at any moment, several at once too. Cluster: the same programs on three
+    nodes of PostgreSQL under Patroni (docs/how-to/cluster.md); nodes are killed, silenced, cut off, restarted and
+    switched over, and transfers must be back within the failover plus two seconds. Clients repeat their requests until
     they know. In the end: nothing lost, nothing twice, every transfer at its end, and what anybody was told is true.
 
     Exit code 0 only then. If not, the folder with all logs and files is kept.
     """
+    from bursar.torture import ClusterUnavailable
     from bursar.torture import torture as run
 
     out = Output(as_json=state.json)
     seed = int(time.time()) if seed is None else seed
     reports = []
-    for name in STORES if store == "both" else (store,):
+    for name in BOTH if store == "both" else (store,):
         out.say(f"{name}: {seconds:g} s, seed {seed}")
-        with _watched(out, seconds) as watch:
-            reports.append(run(name, seconds=seconds, seed=seed, say=watch))
+        try:
+            with _watched(out, seconds) as watch:
+                reports.append(run(name, seconds=seconds, seed=seed, say=watch))
+        except ClusterUnavailable as error:
+            raise click.ClickException(str(error)) from error
         if not out.as_json:
             _tell(out, reports[-1])
     out.show([report_json(report) for report in reports], lambda: _verdict(reports))
@@ -105,13 +117,32 @@ def _tell(out: Output, r: Report) -> None:
         ("accounts frozen for a moment", f"{r.frozen:,}"),
         ("all at their end after", f"{r.drain_s:.1f} s"),
     ]
+    if r.network:
+        rows[2:2] = [("nodes are cut off by", r.network), ("writes of the database itself", f"{r.database_writes:,}")]
     out.console.print(table("", r.store, rows=rows), "")
+    if r.outages:
+        out.console.print(_outages(r.outages), "")
     if r.findings:
         out.console.print(draw_findings(r.findings), "")
     for text in r.wrong:
         out.console.print(f"WRONG: {text}", style="red", markup=False)
     if r.folder:
         out.say(f"Logs, database and the cores' files are kept in {r.folder}")
+
+
+def _outages(outages: list[Outage]) -> Rows:
+    rows = [
+        (
+            f"{o.at_s:.0f} s",
+            o.fault + (f", and {o.also}" if o.also else ""),
+            o.node,
+            "-" if o.promoted_s is None else f"{o.promoted_s:.1f} s",
+            f"{o.database_s:.1f} s",
+            f"{o.bursar_s:.1f} s",
+        )
+        for o in outages
+    ]
+    return table("at", "fault", "node", "promoted", "no writes: database", "no writes: bursar", rows=rows)
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -127,6 +158,20 @@ def _verdict(reports: list[Report]) -> str:
     moved = sum(sum(report.ends.values()) for report in reports)
     kills = sum(sum(report.kills.values()) for report in reports)
     return f"All is well: {kills} kills, {moved:,} transfers, nothing lost, nothing twice, all at their end."
+
+
+def outage_json(o: Outage) -> dict[str, Any]:
+    """A fault for programs."""
+    return {
+        "fault": o.fault.name.lower(),
+        "node": o.node,
+        "at_s": round(o.at_s, 3),
+        "promoted_s": None if o.promoted_s is None else round(o.promoted_s, 3),
+        "database_s": round(o.database_s, 3),
+        "bursar_s": round(o.bursar_s, 3),
+        "also": o.also,
+        "ok": not o.late,
+    }
 
 
 def report_json(r: Report) -> dict[str, Any]:
@@ -146,6 +191,9 @@ def report_json(r: Report) -> dict[str, Any]:
         "refusals": dict(r.refusals),
         "frozen": r.frozen,
         "drain_s": round(r.drain_s, 3),
+        "network": r.network,
+        "database_writes": r.database_writes,
+        "outages": [outage_json(outage) for outage in r.outages],
         "wrong": r.wrong,
         "audit": [finding_json(f) for f in r.findings],
         "folder": r.folder,

@@ -133,7 +133,7 @@ async def _look(transfers: Transfers, kind: AccountType, client: TradingClient) 
     operations: list[_Operation] = []
     unreadable: list[tuple[Record, str, Counter[str]]] = []
     look = _Look()
-    async with store.snapshot() as tables:
+    async with store.snapshot(unhurried=True) as tables:
         booked = await _booked(tables, core_account(kind))
         watched |= set(await _open(tables))
         found = await _records(tables, sorted(watched), look)

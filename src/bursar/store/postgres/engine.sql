@@ -249,3 +249,13 @@ UPDATE bursar.alerts SET delivered_at = now() WHERE record = $1 AND reason = $2
 -- A person has seen it.
 UPDATE bursar.alerts SET acknowledged_at = now(), acknowledged_by = $3 WHERE record = $1 AND reason = $2
   AND acknowledged_at IS NULL RETURNING record
+
+-- name: beat
+-- A small durable write: this process is here, and the database takes what it writes.
+INSERT INTO bursar.heartbeats (worker) SELECT * FROM unnest($1::text[]) ON CONFLICT (worker) DO UPDATE SET at = now()
+
+-- name: group_hanging
+-- How many of our role's commits wait for a synchronous standby, for longer than so many microseconds.
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND wait_event = 'SyncRep'
+    AND query_start < clock_timestamp() - $1::bigint * interval '1 microsecond'

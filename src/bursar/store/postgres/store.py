@@ -3,93 +3,53 @@ one more for groups that are set aside, from the first one on.
 
 A group is two round trips: one statement reads all it needs, one function call writes it, checks its own counts and
 fails whole. No lock is held in between, so what was read may be stale by then; the function notices (`Lost`).
+
+No statement waits for ever: a server that lives stops it after `Options.statement_s`, and one that is silent is not
+asked again: its connection is dropped. What was being committed then may be there or not, and is never told to be
+neither (L18). A cancel request is never sent: it would end a COMMIT's wait for a synchronous standby, and the server
+would then call committed what no standby has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 import asyncpg
 
-from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable, InvalidEntry
+from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
 from bursar.ports import Ports
-from bursar.store.address import HOW_TO
-from bursar.store.group import (
-    Blocked,
-    Broken,
-    Decided,
-    Job,
-    Lost,
-)
+from bursar.store.group import Decided, Job, Unreachable
+from bursar.store.options import USUAL, Options
 from bursar.store.postgres.arrays import SQL, plain
+from bursar.store.postgres.connecting import SETTINGS, SLOWER, WRITER_SETTINGS, Connection, Connector
+from bursar.store.postgres.errors import (
+    CONNECTION_ERRORS,
+    broken,
+    explain,
+    first_line,
+    not_connected,
+    read_only,
+    sorted_out,
+)
 from bursar.store.postgres.groups import read_group, write_group
 from bursar.store.postgres.schema import check_version
 from bursar.store.rows import Row
 from bursar.store.tables import Tables
 
+T = TypeVar("T")
 READERS = 4
-CONNECT_TIMEOUT_S = 10
-SETTINGS = {
-    "application_name": "bursar",
-    "jit": "off",
-    "plan_cache_mode": "force_custom_plan",  # a generic plan made while tables were empty would be kept for ever
-    # Closing an account looks at it after waiting for the commits in flight: each statement must see what is there now,
-    # whatever the database's own default is.
-    "default_transaction_isolation": "read committed",
-    "array_nulls": "on",
-}
-# A group's two statements are planned once and must then be right at any size (ADR 9): by index, in the caller's order.
-SWITCHED_OFF = ("seqscan", "hashjoin", "mergejoin", "bitmapscan", "sort", "material")
-WRITER_SETTINGS = SETTINGS | {
-    "plan_cache_mode": "force_generic_plan",
-    **{f"enable_{what}": "off" for what in SWITCHED_OFF},
-}
-LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "BU006", "23505", "40001", "40P01"}
-BLOCKED_STATES = {  # somebody holds a row and does not let go:
-    "55P03",  # our lock_timeout
-    "57014",  # or the statement_timeout of whoever runs the database
-}
+FREE_S = 10  # to wait for a connection that is free, and to make it
+CLOSE_S = 1.0  # for the server to take note that we go
+HANGING_MAX = 4  # commits that wait for a standby for too long; then no more are started
+HANGING = "commits wait for a synchronous standby that does not answer; see synchronous_standby_names"
 ISOLATION = "SELECT current_setting('transaction_isolation')"
-GROUP_TIMEOUT_S = 30.0  # for one half of a group; a server that says nothing for so long is taken for gone
 ASIDE = "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
-BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
-
-Connection = asyncpg.Connection
-
-
-def explain(error: Exception) -> BursarError:
-    """What a person can do about it, in one line."""
-    state = getattr(error, "sqlstate", "") or ""
-    text = str(error).split("\n")[0]
-    if state == "53100":
-        return DatabaseUnavailable("the disk is full; nothing was written, make room and try again")
-    if state == "25006":
-        return DatabaseUnavailable("it is read-only (a replica, or set so); connect to the primary")
-    if state in ("40001", "40P01"):
-        return Conflict(text, 1)
-    if state in BLOCKED_STATES:
-        return Conflict(f"another transaction holds what this needs, see pg_stat_activity for the oldest ({text})", 1)
-    if state.startswith("28") or state == "42501":
-        return DatabaseUnavailable(f"access was refused: {text}")
-    if state == "3D000":
-        return DatabaseUnavailable(f"{text}; create it first")
-    if state in ("42P01", "3F000", "42883"):
-        return DatabaseUnavailable(f"its schema is not ours or not whole ({text}); run `bursar migrate`")
-    if state.startswith("22"):  # a value that can't be stored (NUL in text, no JSON): its sender's mistake alone
-        return InvalidEntry(f"the database can't store it: {text}")
-    if state == "BU100" or state.startswith("23"):
-        return DatabaseCorrupt("a row", text)
-    return DatabaseUnavailable(text or type(error).__name__)
-
-
-def broken(error: BaseException) -> bool:
-    """Whether the connection is gone, as against a statement refused."""
-    state = getattr(error, "sqlstate", "") or ""
-    gone = OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | asyncpg.ConnectionDoesNotExistError
-    return isinstance(error, gone) or state in BROKEN_STATES
+READS = frozenset(name for name, text in SQL.items() if text.startswith("SELECT") or name.startswith("list_"))
+NO_KEY = "it has none; look whether it has happened before you repeat it"
 
 
 class PostgresSession:
@@ -111,7 +71,7 @@ class PostgresSession:
 
     async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
         """Several writes as one transaction."""
-        async with self._connection.transaction():
+        async with whole(self._connection):
             return [await self.write(name, rows) for name, rows in writes]
 
     amount = staticmethod(str)
@@ -126,12 +86,16 @@ class PoolSession(PostgresSession):
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
-        async with self._store.connection() as connection:
+        writes = name not in READS
+        if writes:
+            await self._store.check_commits()
+        async with self._store.connection(writes=writes) as connection:
             return await PostgresSession(connection).rows(name, *args)
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement with one array per column."""
-        async with self._store.connection() as connection:
+        await self._store.check_commits()
+        async with self._store.connection(writes=True) as connection:
             return await PostgresSession(connection).write(name, rows)
 
     async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
@@ -148,10 +112,11 @@ class PostgresStore:
     has_clock = True
     overlaps = True
 
-    def __init__(self, ports: Ports, url: str) -> None:
+    def __init__(self, ports: Ports, url: str, options: Options = USUAL) -> None:
         self.ports = ports
         self.url = url
-        self.timeout_s: float = GROUP_TIMEOUT_S
+        self.timeout_s = options.statement_s * SLOWER  # for one half of a group
+        self._connector = Connector(ports, url, options)
         self._pool: asyncpg.Pool | None = None
         self._decider: Connection | None = None
         self._deciding = asyncio.Lock()
@@ -159,62 +124,119 @@ class PostgresStore:
         self._writing = asyncio.Lock()
         self._aside: Connection | None = None
         self._setting_aside = asyncio.Lock()
+        self._readers: WeakSet[Connection] = WeakSet()  # of the pool
+        self._may_hang = False  # whether a commit got no answer since we last looked
+        self._busy: set[int] = set()  # server processes that work for somebody
         self.read = Tables(PoolSession(self))
 
     async def open(self, *, migrate: bool = False) -> None:
         """Connect. A database without our schema gets it; an older one only if `migrate` says so."""
+        self._pool = asyncpg.create_pool(
+            self.url,
+            min_size=0,
+            max_size=READERS,
+            connect=self._connect_reader,
+            reset=_nothing,
+        )
+        await self._pool
         try:
-            self._pool = await asyncpg.create_pool(
-                self.url,
-                min_size=1,
-                max_size=READERS,
-                server_settings=SETTINGS,
-                timeout=CONNECT_TIMEOUT_S,
-                init=_durably,
-                reset=_nothing,
-            )
-        except ValueError:  # which would quote it, and its password (asyncpg's own is one, too)
-            raise DatabaseUnavailable(f"its address can't be read; {HOW_TO}") from None
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-            raise explain(error) from error
-        try:
-            async with self.connection() as connection:
+            async with self.connection(unhurried=True) as connection:
                 await check_version(connection, migrate=migrate)
+                if self._connector.is_pooled:  # another one beside it shows whether each has a server's to itself
+                    async with self.connection():
+                        pass
         except BaseException:  # also a cancellation: let go of the connections and pass it on
             await self.close()
             raise
 
     async def close(self) -> None:
-        """Let go of all connections."""
-        for connection in (self._decider, self._writer, self._aside):
-            if connection is not None:
-                connection.terminate()
-        self._decider = self._writer = self._aside = None
+        """Let go of all connections. Whoever still waits for one is told that it is gone."""
+        self._drop_groups()
         if self._pool is not None:
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                async with asyncio.timeout(CLOSE_S):
                     await self._pool.close()
             except TimeoutError:
                 self._pool.terminate()
             self._pool = None
 
     @contextlib.asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """A connection from the pool, with asyncpg's errors turned into ours."""
+    async def connection(self, *, unhurried: bool = False, writes: bool = False) -> AsyncIterator[Connection]:
+        """A connection from the pool, with asyncpg's errors turned into ours; or, `unhurried`, one of its own, whose
+        statements have no limit. With `writes`, a statement on it that gets no answer may have been written."""
+        connection = await self._acquire(unhurried)
+        pid = connection.get_server_pid()
+        self._busy.add(pid)
+        try:
+            yield connection
+        except (TimeoutError, *CONNECTION_ERRORS) as error:
+            if broken(error):  # before anything is awaited, or a cancel request would be on its way
+                drop(connection)
+            if read_only(error) or isinstance(error, TimeoutError):
+                await self._reconnect()
+            if not broken(error):
+                raise explain(error) from error
+            why = f"no answer within {self.timeout_s:g} s" if isinstance(error, TimeoutError) else first_line(error)
+            self._may_hang |= writes
+            raise (OutcomeUnknown(NO_KEY, why) if writes else DatabaseUnavailable(why)) from error
+        except OutcomeUnknown:  # of COMMIT
+            self._may_hang = True
+            raise
+        except asyncio.CancelledError:
+            drop(connection)
+            raise
+        finally:
+            self._busy.discard(pid)
+            await self._give_back(connection, unhurried)
+
+    async def _acquire(self, unhurried: bool) -> Connection:
         if self._pool is None:
             raise DatabaseUnavailable("it is not open")
         try:
-            async with self._pool.acquire(timeout=CONNECT_TIMEOUT_S) as connection:
-                yield cast("Connection", connection)  # a proxy that behaves like one
+            if unhurried:
+                return await self._connector.connect(SETTINGS, limited=False)
+            return cast("Connection", await self._pool.acquire(timeout=FREE_S))  # a proxy that behaves like one
         except TimeoutError as error:
-            raise DatabaseUnavailable(f"no connection within {CONNECT_TIMEOUT_S} s") from error
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            raise explain(error) from error  # the last: asyncpg's state, when a connection dies under a statement
+            raise DatabaseUnavailable(f"no connection within {FREE_S} s") from error
+        except Unreachable as error:
+            raise DatabaseUnavailable(str(error)) from error
+        except CONNECTION_ERRORS as error:
+            raise explain(error) from error
+
+    async def _give_back(self, connection: Any, unhurried: bool) -> None:
+        if unhurried:
+            if usable(connection):
+                with contextlib.suppress(TimeoutError, *CONNECTION_ERRORS):
+                    await connection.close(timeout=CLOSE_S)
+        elif self._pool is not None:
+            with contextlib.suppress(TimeoutError, *CONNECTION_ERRORS):  # it is dropped then
+                await self._pool.release(connection, timeout=CLOSE_S)
+
+    async def _connect_reader(self, *_: Any, **__: Any) -> Connection:
+        connection = await self._connector.connect(SETTINGS, timed=True)
+        self._readers.add(connection)
+        return connection
+
+    async def _reconnect(self) -> None:
+        """Use no connection of the pool again: the server is silent, or no longer the one that takes writes. Those that
+        are in use end by themselves."""
+        for connection in list(self._readers):
+            if not connection.is_closed() and connection.get_server_pid() not in self._busy:
+                connection.terminate()
+        if self._pool is not None:
+            await self._pool.expire_connections()
+
+    def _drop_groups(self) -> None:
+        for connection in (self._decider, self._writer, self._aside):
+            if connection is not None:
+                connection.terminate()
+        self._decider = self._writer = self._aside = None
 
     @contextlib.asynccontextmanager
-    async def unit(self) -> AsyncIterator[Tables]:
+    async def unit(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
         """Several primitives as one transaction."""
-        async with self.connection() as connection, connection.transaction():
+        await self.check_commits()
+        async with self.connection(unhurried=unhurried) as connection, whole(connection):
             yield Tables(PostgresSession(connection))
 
     async def now_us(self) -> int:
@@ -226,10 +248,29 @@ class PostgresStore:
         return self.read
 
     @contextlib.asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Tables]:
+    async def snapshot(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
         """Reads that all see the same moment."""
-        async with self.connection() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
+        options = {"isolation": "repeatable_read", "readonly": True}
+        async with self.connection(unhurried=unhurried) as connection, whole(connection, **options):
             yield Tables(PostgresSession(connection))
+
+    async def beat(self, worker: str) -> None:
+        """Write something small, durably, or raise why that can't be."""
+        if await self._hanging(self.read):
+            raise DatabaseUnavailable(HANGING)
+        await self.read.heartbeats.beat(worker)
+
+    async def check_commits(self) -> None:
+        """Begin no write while too many commits hang. Nothing is asked unless one has had no answer lately."""
+        if self._may_hang:
+            if await self._hanging(self.read) > HANGING_MAX:
+                raise DatabaseUnavailable(HANGING)
+            self._may_hang = False
+
+    async def _hanging(self, tables: Tables) -> int:
+        """How many commits hang. Each keeps a process of the server until its standby is back, although whoever asked
+        for it is long gone: to start one after the other would use up all connections."""
+        return await tables.heartbeats.hanging_commits(int(self.timeout_s * 1e6))
 
     async def group(self, job: Job, connection: Connection | None = None) -> None:
         """Write a group: in one statement of its own, or in the caller's transaction."""
@@ -240,39 +281,40 @@ class PostgresStore:
             await self.write(await self.decide(job, beside=False))
 
     async def decide(self, job: Job, *, beside: bool) -> Decided:
-        """Read and decide; on a connection of its own, if the group before is being written beside it."""
-        if not beside:
-            return await self._decide_alone(job)
-        async with self._deciding:
-            try:
-                self._decider = await self._alive(self._decider)
-                async with asyncio.timeout(self.timeout_s):
-                    return await read_group(self._decider, job, self.ports.monotonic())
-            except Exception as error:
-                self._decider = _dropped(self._decider, error)
-                raise _sorted_out(error) from error
-
-    async def _decide_alone(self, job: Job) -> Decided:
-        """On the writing connection: for a lone caller, one server process that has everything at hand is faster."""
-        async with self._writing:
-            try:
-                self._writer = await self._alive(self._writer)
-                async with asyncio.timeout(self.timeout_s):
-                    return await read_group(self._writer, job, self.ports.monotonic())
-            except Exception as error:
-                self._writer = _dropped(self._writer, error)
-                raise _sorted_out(error) from error
+        """Read and decide; on a connection of its own, if the group before is being written beside it. If not, on the
+        writing one: for a lone caller, one server process that has everything at hand is faster."""
+        lock, name = (self._deciding, "_decider") if beside else (self._writing, "_writer")
+        async with lock:
+            return await self._on(name, lambda connection: read_group(connection, job, self.ports.monotonic()))
 
     async def write(self, decided: Decided) -> None:
         """Write what was decided, if all it rests on still stands."""
         async with self._writing:
+            await self._on("_writer", lambda connection: write_group(connection, decided, self.ports.monotonic()))
+
+    async def _on(self, name: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do half of a group on the connection that is kept for it. A server that is read-only has done nothing of it:
+        another connection, perhaps to another server, is tried at once."""
+        for last in (False, True):
+            connection = await self._alive(getattr(self, name))
+            setattr(self, name, connection)
             try:
-                self._writer = await self._alive(self._writer)
                 async with asyncio.timeout(self.timeout_s):
-                    await write_group(self._writer, decided, self.ports.monotonic())
-            except Exception as error:
-                self._writer = _dropped(self._writer, error)
-                raise _sorted_out(error) from error
+                    return await work(connection)
+            except BaseException as error:  # also a cancellation, in the middle of a statement
+                if broken(error) or not isinstance(error, Exception):
+                    connection.terminate()
+                    setattr(self, name, None)
+                if not isinstance(error, Exception):
+                    raise
+                if read_only(error):
+                    self._drop_groups()
+                if read_only(error) or isinstance(error, TimeoutError):
+                    await self._reconnect()
+                if read_only(error) and not last:
+                    continue
+                raise sorted_out(error) from error
+        raise AssertionError("the last try returns or raises")
 
     async def _group_aside(self, job: Job) -> bool:
         """Read, decide and write on a connection of its own, beside all others. False: there is none to be had."""
@@ -280,18 +322,13 @@ class PostgresStore:
             try:
                 before, self._aside = self._aside, await self._alive(self._aside)
                 if self._aside is not before:
-                    await self._aside.execute(ASIDE)
+                    async with asyncio.timeout(self.timeout_s):
+                        await self._aside.execute(ASIDE)
             except Exception:  # too many of them: then like all others; if it is the database that is gone, they say so
                 self._aside = None
                 return False
-            try:
-                async with asyncio.timeout(self.timeout_s):
-                    decided = await read_group(self._aside, job, self.ports.monotonic())
-                async with asyncio.timeout(self.timeout_s):
-                    await write_group(self._aside, decided, self.ports.monotonic())
-            except Exception as error:
-                self._aside = _dropped(self._aside, error)
-                raise _sorted_out(error) from error
+            decided = await self._on("_aside", lambda one: read_group(one, job, self.ports.monotonic()))
+            await self._on("_aside", lambda one: write_group(one, decided, self.ports.monotonic()))
         return True
 
     async def _in_callers_transaction(self, connection: Connection, job: Job) -> None:
@@ -307,7 +344,7 @@ class PostgresStore:
         except asyncpg.InterfaceError as error:  # closed, given back, or busy with something else
             raise DatabaseUnavailable(f"the connection can't be used: {error}") from error
         except Exception as error:
-            raise _sorted_out(error) from error
+            raise sorted_out(error) from error
 
     async def _in_savepoint(self, connection: Connection, job: Job) -> None:
         """A lost race must not spoil the caller's transaction, however that was begun."""
@@ -325,40 +362,53 @@ class PostgresStore:
         if self._pool is None:
             raise DatabaseUnavailable("it is not open")
         if connection is None or connection.is_closed():
-            connection = await asyncpg.connect(self.url, server_settings=WRITER_SETTINGS, timeout=CONNECT_TIMEOUT_S)
-            await _durably(connection)
+            connection = await self._connector.connect(WRITER_SETTINGS)
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    if await self._hanging(Tables(PostgresSession(connection))) > HANGING_MAX:
+                        raise Unreachable(HANGING)
+            except BaseException as error:  # also a cancellation: it would never be used
+                connection.terminate()
+                if isinstance(error, CONNECTION_ERRORS):
+                    raise not_connected({"": error}) from error
+                raise
         return connection
 
 
-async def _durably(connection: Any) -> None:
-    """A receipt is for ever: whatever the database's default, COMMIT waits for the disk, at least."""
-    await connection.execute(
-        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    )
+@contextlib.asynccontextmanager
+async def whole(connection: Connection, **options: Any) -> AsyncIterator[None]:
+    """A transaction. What has no answer is never waited for again: not to roll back (whoever has the connection drops
+    it, and the server rolls back), and not to learn whether COMMIT went through, which then nobody knows."""
+    transaction = connection.transaction(**options)
+    await transaction.start()
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) and not broken(error) and usable(connection):
+            await transaction.rollback()
+        raise
+    try:
+        await transaction.commit()
+    except (TimeoutError, *CONNECTION_ERRORS) as error:
+        if not broken(error) or options.get("readonly"):
+            raise
+        drop(connection)
+        raise OutcomeUnknown(NO_KEY, first_line(error)) from error
+
+
+def usable(connection: Connection) -> bool:
+    """Whether a connection lives and is still ours: one that breaks goes back to its pool by itself."""
+    try:
+        return not connection.is_closed()
+    except asyncpg.InterfaceError:
+        return False
+
+
+def drop(connection: Connection) -> None:
+    """End a connection at once, without a word to its server, which may be silent."""
+    with contextlib.suppress(asyncpg.InterfaceError):  # gone already
+        connection.terminate()
 
 
 async def _nothing(_connection: Any) -> None:
     """Nothing to reset: we never leave a setting, a listener or a cursor behind."""
-
-
-def _dropped(connection: Connection | None, error: Exception) -> Connection | None:
-    """A connection that broke is not used again."""
-    if connection is not None and (broken(error) or isinstance(error, TimeoutError)):
-        connection.terminate()
-        return None
-    return connection
-
-
-def _sorted_out(error: Exception) -> Exception:
-    """A lost race, a broken connection, or an error for the caller."""
-    if isinstance(error, BursarError | Lost | Broken):
-        return error
-    if getattr(error, "sqlstate", None) in BLOCKED_STATES:
-        return Blocked("another transaction holds a posting or key that this one needs")
-    if getattr(error, "sqlstate", None) in LOST_STATES:
-        return Lost(str(error).split("\n")[0])
-    if broken(error) or isinstance(error, TimeoutError):
-        return Broken(str(error).split("\n")[0] or type(error).__name__)
-    if isinstance(error, asyncpg.PostgresError):
-        return explain(error)
-    return error

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseUnavailable
+from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseReadOnly, DatabaseUnavailable
 from bursar.model.postings import INDEX_BITS, Posting
 from bursar.model.records import Taken
 from bursar.store.group import Ask, Heads, Job, Known, Lost, PoolKey, RecordAsk, RecordRows, RecordsKnown, Rows
@@ -364,7 +364,7 @@ def explain(error: sqlite3.Error) -> BursarError:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         why = f"it is locked by another process for more than {BUSY_MS // 1000} s; find and stop that one"
     elif name.startswith("SQLITE_READONLY") or "readonly" in text:
-        why = "it is read-only; check the owner and mode of the file and of its folder"
+        return DatabaseReadOnly("it is read-only; check the owner and mode of the file and of its folder")
     elif name.startswith("SQLITE_FULL"):
         why = "the disk is full; nothing was written, make room and try again"
     elif name.startswith("SQLITE_CANTOPEN"):

@@ -192,3 +192,7 @@ WHERE record = ? AND reason = ? AND raised_at = ? AND delivered_at IS NULL
 -- A person has seen it.
 UPDATE alerts SET acknowledged_at = now_us(), acknowledged_by = ?3 WHERE record = ?1 AND reason = ?2
   AND acknowledged_at IS NULL RETURNING record
+
+-- name: beat
+-- A small durable write: this process is here, and the database takes what it writes.
+INSERT INTO heartbeats (worker, at) VALUES (?, now_us()) ON CONFLICT (worker) DO UPDATE SET at = excluded.at

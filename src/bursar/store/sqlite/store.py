@@ -19,6 +19,7 @@ from bursar.store.group import Broken, Decided, Heads, Job, Lost
 from bursar.store.rows import Row
 from bursar.store.sql import migrations
 from bursar.store.sqlite import calls
+from bursar.store.sqlite.log import Log, is_full
 from bursar.store.tables import Tables
 
 T = TypeVar("T")
@@ -26,7 +27,6 @@ MIGRATIONS = migrations("bursar.store.sqlite")
 VERSION = MIGRATIONS[-1][0]
 PAGE = 2_048
 CACHE_KIB = 65_536
-LOG_BYTES_MIN, LOG_BYTES_MAX = 64 * 2**20, 128 * 2**20
 
 
 class SqliteSession:
@@ -82,6 +82,7 @@ class SingleSession(SqliteSession):
         return await super().together(writes)
 
     async def _outside_units(self) -> None:
+        await self._store.make_room()
         while self._store.write_lock.locked():
             async with self._store.write_lock:
                 pass
@@ -106,6 +107,7 @@ class SqliteStore:
         self._file = ""  # as SQLite names it
         self._identity: tuple[int, int] | None = None
         self._used = 0  # the highest number told to a caller whose transaction may have been rolled back since
+        self._log = Log(ports, path)
         self.write_lock = asyncio.Lock()
         self.read_lock = asyncio.Lock()
         self.read = Tables(ReadSession(self, self._read_lane, self._get_reader))
@@ -134,15 +136,23 @@ class SqliteStore:
         try:
             return await lane.run(work)
         except sqlite3.Error as error:
+            if is_full(error) and lane is self._write_lane:
+                self._log.is_full = True
             raise calls.explain(error) from error
 
+    async def make_room(self) -> None:
+        """Nothing is written to a disk that was full before the log is copied back: it would take all that is freed."""
+        if self._log.is_full:
+            await self.run(self._write_lane, lambda: self._log.make_room(self._get_writer()))
+
     @contextlib.asynccontextmanager
-    async def unit(self) -> AsyncIterator[Tables]:
-        """Several primitives as one."""
+    async def unit(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
+        """Several primitives as one. Nothing on this host's own disk has a time limit."""
         async with self.write_lock:
             tables = Tables(SqliteSession(self, self._write_lane, self._get_writer))
             try:
                 self._check_there()
+                await self.make_room()
                 await self._do("BEGIN IMMEDIATE")
                 yield tables
                 await self._do("COMMIT")
@@ -159,7 +169,7 @@ class SqliteStore:
         return Tables(SingleSession(self, self._write_lane, self._get_writer))
 
     @contextlib.asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Tables]:
+    async def snapshot(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
         """Reads that all see the same moment, on a connection of their own: other readers go on meanwhile."""
         lane = self.ports.lane("snapshot")
         try:
@@ -179,6 +189,11 @@ class SqliteStore:
             await self.run(lane, connection.close)
             lane.close()
 
+    async def beat(self, worker: str) -> None:
+        """Write something small, durably, or raise why that can't be."""
+        self._check_there()
+        await self.single().heartbeats.beat(worker)
+
     async def decide(self, job: Job, *, beside: bool) -> Decided:
         """Never: see `overlaps`."""
         raise DatabaseUnavailable("a group on SQLite is one transaction; it has no halves")
@@ -196,6 +211,7 @@ class SqliteStore:
                 raise calls.explain(error) from error
             return
         async with self.write_lock:
+            await self.make_room()
             await self.run(self._write_lane, partial(self._group, job))
 
     def _check_there(self) -> None:
@@ -215,6 +231,12 @@ class SqliteStore:
                     raise  # not a key that was taken, nor a record that has moved: those had been looked up
                 job.heads.wary = Heads.WARY_GROUPS
                 calls.together(connection, work)
+            except sqlite3.Error as error:
+                if not is_full(error):
+                    raise
+                self._log.make_room(connection)  # what the log used may be room enough
+                calls.together(connection, work)
+            self._log.written(connection)
         except calls.CommitFailed as error:
             raise Broken(f"the disk failed: {error}") from error
 
@@ -259,10 +281,7 @@ class SqliteStore:
         calls.use_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        # The more pages there are, the fewer of those in the log are the same one: it may get as large as the file.
-        (page,), (pages,) = (connection.execute(f"PRAGMA {what}").fetchone() for what in ("page_size", "page_count"))
-        log = min(max(page * pages, LOG_BYTES_MIN), LOG_BYTES_MAX)
-        connection.execute(f"PRAGMA wal_autocheckpoint = {log // page}")
+        self._log.open(connection)
         calls.register(connection, self.ports.now_us)
         version(connection, migrate=migrate)
         self._file = calls.file_of(connection)
