@@ -109,12 +109,14 @@ class _Handshake:
         self._stream = stream
         self._splitter = Splitter(protocol.LOGIN_BYTES_MAX)
         self._payloads: list[bytes] = []
-        self._core = ""
+        self._greeted_by = ""
         self._bound_to = ""
 
     async def _read(self) -> bytes:
         while not self._payloads:
             data = await self._stream.read()
+            if not data and not self._greeted_by:
+                raise NoConnection(NOT_CONNECTED, "the core ended the connection before it said who it is")
             if not data:
                 raise NoConnection(CORE_REFUSED, "the core ended the handshake: is the secret right?")
             self._payloads.extend(self._splitter.feed(data))
@@ -124,6 +126,7 @@ class _Handshake:
         """Prove ourselves to the right core, and let it prove itself."""
         target = self._target
         hello = self._greeted(await self._read(), known)
+        self._greeted_by = hello.core
         nonce = bytes.fromhex(self._ports.token() + self._ports.token())
         proof = protocol.prove_login(target.secret, hello, nonce, known.seen, known.ledger)
         login = protocol.Login(protocol.VERSION, nonce, known.seen, known.ledger, proof)
@@ -133,15 +136,17 @@ class _Handshake:
         said = protocol.decode_handshake(await self._read())
         if not isinstance(said, protocol.Welcome | protocol.Refused):
             raise ProtocolError("it does not answer a login")
+        if isinstance(said, protocol.Refused) and said.why == protocol.FULL:
+            raise NoConnection(NOT_CONNECTED, f"the core has no place for us: {said.text}")  # proved or not: try again
         if not protocol.proves(protocol.prove_answer(target.secret, hello, nonce, said), said.proof):
             raise NoConnection(CORE_REFUSED, "the core does not know the secret")
         if isinstance(said, protocol.Refused):
-            codes = {protocol.BEHIND: CORE_BEHIND, protocol.OTHER_LEDGER: OTHER_LEDGER, protocol.FULL: NOT_CONNECTED}
+            codes = {protocol.BEHIND: CORE_BEHIND, protocol.OTHER_LEDGER: OTHER_LEDGER}
             raise NoConnection(codes.get(said.why, CORE_REFUSED), said.text)
         if said.sequence < known.seen:
             why = f"the core knows sequences up to {said.sequence}, and {known.seen} has been acknowledged"
             raise NoConnection(CORE_BEHIND, why)
-        self._core, self._bound_to = hello.core, said.ledger
+        self._bound_to = said.ledger
         floors = Floors(said.room, said.forget)
         return Connected(self._stream, self._splitter, self._payloads, hello.core, said.sequence, floors)
 
@@ -178,7 +183,7 @@ class _Handshake:
     async def _bind_ledger(self, link: CoreLink, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                await link.bind(self._core)
+                await link.bind(self._greeted_by)
         except CoreRefused:
             raise
         except Exception as error:

@@ -41,7 +41,7 @@ class Limits:
     """How much is too much."""
 
     connections: int = 256  # that have logged in
-    strangers: int = 128  # that have not
+    strangers: int = 256  # that have not
     handshake_s: float = 5.0
     idle_s: float = 60.0  # clients that have nothing to say ping
     waiting_bytes: int = 8 * 1024 * 1024  # of one connection's requests, and of its answers that wait for the disk
@@ -152,7 +152,10 @@ class Server:
             self._outages.happened("too many connections have not logged in: the oldest is closed for each new one")
             oldest = self.strangers.pop(0)
             oldest.open = False
-            oldest.stream.abort()
+            # Not proved, since nobody has logged in: it may be an honest client, which need not doubt its secret.
+            why = "too many connections have not logged in"
+            oldest.stream.write(protocol.frame(protocol.Refused(0, protocol.FULL, why, b"")))
+            oldest.stream.close()
         connection = Connection(stream)
         self.strangers.append(connection)
         connection.task = asyncio.create_task(self._serve(connection), name="core-connection")
