@@ -112,3 +112,12 @@ async def test_a_core_that_knows_nothing_of_it_is_asked_again_and_an_alert_is_ra
         await client.deposit(view.req_id, view.user, "USDT", TEN)  # it was on its way
         assert await due(here, place) == 1
         await check(here)
+
+
+@scenario
+async def test_a_forced_record_that_cannot_be_read_does_not_stop_the_others(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path, works=False) as here:
+        views = [await forced(here, FUNDING, SPOT, EFFECT, "SUCCESS") for _ in range(3)]
+        await behind(place, f"UPDATE {{s}}records SET body = '[]' WHERE id = '{views[0].req_id}'")
+        assert await due(here, place) == 2
+        assert [call.record for call in await here.bursar.store.read.forced_calls.open()] == [views[0].transfer_id]

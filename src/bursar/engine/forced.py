@@ -55,8 +55,11 @@ async def ask_due(engine: Engine) -> int:
     for call in await engine.store.single().forced_calls.claim(PAGE, int(LEASE_S * 1e6), cap_us):
         try:
             definite += await _ask(engine, call)
-        except BursarError as error:  # it is due again when the lease is over
-            log.error("the rail of record %s, which was forced, could not be asked: %s", call.record, error)
+        except (
+            Exception
+        ) as error:  # one that can't be read or asked must not stop the others; due again after its lease
+            surprise = not isinstance(error, BursarError)
+            log.error("the rail of forced record %s could not be asked: %s", call.record, error, exc_info=surprise)
     return definite
 
 
