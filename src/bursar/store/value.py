@@ -20,7 +20,7 @@ from bursar.store.session import Table
 
 LAST_PATH = "\x7f"  # sorts after every character a path may have
 FOREVER_US = 2**57  # some 4,500 years after 1970
-OVERTAKEN_MAX = 10_000  # lines of a history that are put into the order of events, around the place where it is read
+OVERTAKEN_MAX = 2_000  # lines of a history that are put into the order of events, around the place where it is read
 
 Place = tuple[int, int, int]  # in the order of events: epoch, transaction, number
 FIRST_PLACE: Place = (0, 0, 0)
