@@ -71,6 +71,7 @@ class Faults:
         if also is not None:
             also.kill()
             also.revive()
+            self._report.kills[also.name] += 1
         self._say("striking", f"{fault} ({node})" + (f" and kill -9 {also.name}" if also else ""))
         self._see_through(fault, leader.name, began)
         healed = time.monotonic()
