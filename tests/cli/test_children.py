@@ -19,8 +19,8 @@ from bursar.cli.commands.core import LOADING, Tell
 from bursar.cli.errors import Unusable
 from bursar.config import Config
 from bursar.ports import SystemPorts
-from bursar.stopping import Stopping
 from bursar.rails.trading import Loading
+from bursar.stopping import Stopping
 
 WAIT_S = 60.0
 PATIENCE_S = 0.3
