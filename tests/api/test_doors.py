@@ -34,6 +34,7 @@ class Caller:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.head = b""  # of the last answer
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -44,7 +45,7 @@ class Caller:
         """Status and body of the next answer; status 0 if there is none."""
         async with asyncio.timeout(PATIENCE_S):
             try:
-                head = await self.reader.readuntil(b"\r\n\r\n")
+                self.head = head = await self.reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"content-length: (\d+)", head)
                 return int(head[9:12]), await self.reader.readexactly(int(length[1]) if length else 0)
             except (asyncio.IncompleteReadError, ConnectionError):
@@ -269,6 +270,7 @@ async def test_no_request_hides_in_another(url: str, tmp_path: Path, caplog: pyt
                 caller = await here.call(shape)
                 status, _ = await caller.answer()
                 assert 400 <= status < 500 or name == "upgrade of a read", (name, status)
+                assert b"connection: close" in caller.head, name
                 assert await caller.is_closed(), name
                 assert here.here.written() == before, name
         assert not [record.getMessage() for record in caplog.records]

@@ -60,7 +60,6 @@ def applications(runtime: Runtime, keys: Keys) -> tuple[Gate, Gate]:
     state = State(
         {
             "runtime": runtime,
-            "keys": keys,
             "traffic": traffic,
             "watched": health.Watched(runtime),
             "ports": ports,

@@ -8,9 +8,9 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from bursar.api.gate import AUTHENTICATED
+from bursar.api.gate import AUTHENTICATED, UNIDENTIFIED
 from bursar.api.problems import Problem
-from bursar.api.tokens import Identity, Keys, Role
+from bursar.api.tokens import Identity, Role
 from bursar.flows.transfers import Code
 
 
@@ -19,9 +19,10 @@ def allow(*roles: Role) -> Guard:
 
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
         # async, though it waits for nothing: Litestar would run any other in a thread, for each request
-        keys: Keys = connection.app.state["keys"]
-        known: Identity | None = connection.scope["state"].get(AUTHENTICATED)  # the gate has looked already
-        identity = known or keys.identify(connection.headers.get("authorization"))
+        state = connection.scope["state"]
+        if UNIDENTIFIED in state:  # the gate has looked already: signatures are dear
+            raise state[UNIDENTIFIED]
+        identity: Identity = state[AUTHENTICATED]
         if not identity.has(*roles):
             raise Problem(Code.FORBIDDEN, f"this needs the role {' or '.join(roles)}")
         connection.scope["user"] = identity

@@ -33,6 +33,7 @@ ALWAYS_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
 ONCE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"idempotency-key"})
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 AUTHENTICATED = "bursar_identity"  # in a request's state: whose valid token came with it
+UNIDENTIFIED = "bursar_unidentified"  # or why it is not one: said by the routes that ask for one
 TURN = "bursar_turn"  # in a request's state: how it is counted, if it may move money
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_ROUTE = "(none)"
@@ -169,7 +170,8 @@ class Gate:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         try:
             identity = self._keys.identify(header.decode("latin-1"))
-        except Problem:
+        except Problem as problem:
+            scope["state"][UNIDENTIFIED] = problem
             return None
         scope["state"][AUTHENTICATED] = identity
         if scope["method"] not in READS:

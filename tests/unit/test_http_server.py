@@ -1,0 +1,62 @@
+"""Which connections are closed to make room, whose they are, and how many there may be."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bursar.cli.http_connection import network_of
+from bursar.cli.http_server import connections_of, evictable
+from bursar.config import Config
+
+
+def connection(name: str, rank: int | None, address: str, since: float, *, is_closing: bool = False) -> Any:
+    transport = SimpleNamespace(is_closing=lambda: is_closing)
+    return SimpleNamespace(name=name, rank=rank, address=address, since=since, transport=transport)
+
+
+def names(found: Any) -> list[str]:
+    return [one.name for one in found]
+
+
+def test_the_oldest_of_whoever_has_the_most_goes_first() -> None:
+    """Somebody with one connection does not lose it to somebody with many, however long he has been silent."""
+    open_now = [
+        connection("alone", 0, "10.0.0.1", 1),
+        connection("newer", 0, "10.0.0.2", 5),
+        connection("older", 0, "10.0.0.2", 3),
+        connection("known", 1, "10.0.0.2", 0),
+        connection("busy", None, "10.0.0.2", 0),
+        connection("going", 0, "10.0.0.2", 0, is_closing=True),
+    ]
+    assert names(evictable(open_now)) == ["older", "newer", "alone"]
+
+
+def test_users_go_only_where_no_stranger_is_left() -> None:
+    known = [connection("first", 1, "a", 1), connection("body", 3, "a", 0), connection("second", 1, "a", 2)]
+    assert names(evictable(known)) == ["first", "second"]
+    assert evictable([connection("busy", None, "a", 0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("client", "network"),
+    [
+        (("10.0.0.1", 5), "10.0.0.1"),
+        (("::ffff:10.0.0.1", 5), "10.0.0.1"),
+        (("2001:db8:1:2:3:4:5:6", 5), "20010db800010002"),
+        (("2001:db8:1:2::9", 5), "20010db800010002"),
+        (("fe80::1%eth0", 5), "fe80000000000000"),
+        (("", 0), ""),
+        (None, ""),
+    ],
+)
+def test_an_address_stands_for_its_network(client: tuple[str, int] | None, network: str) -> None:
+    """A customer of IPv6 gets as many addresses as he likes, all with one first half."""
+    assert network_of(client) == network
+
+
+@pytest.mark.parametrize(("files", "connections"), [(1_024, 768), (256, 128), (65_536, 4_096)])
+def test_connections_never_get_the_last_files(files: int, connections: int) -> None:
+    assert connections_of(Config(), files) == connections
