@@ -28,7 +28,7 @@ PREFIX = "BURSAR_"
 # Read elsewhere, so not unknown: which file, tracebacks, what tests run on and how long.
 OTHER_VARIABLES = frozenset(
     {"BURSAR_CONFIG", "BURSAR_TRACEBACK", "BURSAR_POSTGRES_BIN", "BURSAR_SIM_SEEDS", "BURSAR_TRADING_SEEDS"}
-    | {"BURSAR_TRANSFERS_SEEDS", "BURSAR_ENGINE_SEEDS", "BURSAR_FUZZ_EXAMPLES"}
+    | {"BURSAR_TRANSFERS_SEEDS", "BURSAR_RESTORED_SEEDS", "BURSAR_ENGINE_SEEDS", "BURSAR_FUZZ_EXAMPLES"}
 )
 CHILD = "child"
 CORES = ("spot", "future", "margin")

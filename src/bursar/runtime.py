@@ -58,11 +58,6 @@ class Runtime:
     probe: Probe
 
     @property
-    def horizons(self) -> Horizons:
-        """How old transfers are when cores let go of them."""
-        return Horizons(room_after_s=self.config.core_room_after_s, forget_after_s=self.config.core_forget_after_s)
-
-    @property
     def engines(self) -> tuple[Engine, ...]:
         """All that drive records here, for those who watch."""
         return (self.transfers.engine, self.deposits.engine)
@@ -127,6 +122,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
             retry=Retry(first_s=config.retry_backoff_ms / 1000, cap_s=config.retry_backoff_max_ms / 1000),
             alarms=alarms(config),
             worker=name,
+            horizons=Horizons(room_after_s=config.core_room_after_s, forget_after_s=config.core_forget_after_s),
         )
         transfers.unchecked.update(cores)
         await transfers.prepare()
@@ -260,7 +256,7 @@ async def prune_cores(runtime: Runtime) -> list[Pruned]:
     """Raise the floors of all cores as far as they go."""
     store = runtime.bursar.store
     cores = {rail_name(kind): client for kind, client in runtime.cores.items()}
-    return [await prune(store, rail, client, runtime.horizons) for rail, client in cores.items()]
+    return [await prune(store, rail, client, runtime.transfers.horizons) for rail, client in cores.items()]
 
 
 def client_of(config: Config, ports: Ports, kind: str, link: CoreLink | None = None) -> TradingClient:

@@ -15,6 +15,7 @@ from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, exc
 
 from bursar import deposit, pay
 from bursar.engine import Answer, Item
+from bursar.engine.snowflake import first_id_at
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers, View
 from bursar.model.accounts import Account, AccountStatus
@@ -245,7 +246,11 @@ async def test_a_transfer_that_is_decided_while_the_account_closes_is_refused(pl
             store.write = write
         else:
             closed.append(await other.ledger.close(ACCOUNT))
-        found = await outcome(here.transfers.engine.start("transfers", transfer, id="sr-5", owner=str(ALICE)))
+        found = await outcome(
+            here.transfers.engine.start(
+                "transfers", transfer, id=f"sr-{first_id_at(store.ports.now_us())}", owner=str(ALICE)
+            )
+        )
         assert isinstance(found, AccountClosed), found
         assert isinstance(closed[0], Account)
         assert await here.transfers.list(None) == []

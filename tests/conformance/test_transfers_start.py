@@ -12,8 +12,10 @@ from tests.builders import Place, scenario
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, exchange
 
 from bursar.engine import Answer, Booking, Item
+from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers
 from bursar.flows.transfers.rails import FundingRail
+from bursar.flows.transfers.transfers import ASSETS_S
 from bursar.model.errors import AccountFrozen
 from bursar.model.money import AssetStatus
 from bursar.model.outcome import Outcome
@@ -39,7 +41,8 @@ async def body(here: Exchange, **changes: Any) -> Transfer:
 async def by_hand(here: Exchange, **changes: Any) -> Record:
     """A record started below all that checks requests."""
     transfer = await body(here, **changes)
-    started = await here.transfers.engine.start("transfers", transfer, id="sr-1", owner=str(transfer.user))
+    fresh = f"sr-{first_id_at(here.bursar.store.ports.now_us())}"
+    started = await here.transfers.engine.start("transfers", transfer, id=fresh, owner=str(transfer.user))
     return await here.transfers.engine.process_now(started.record, 10)
 
 
@@ -212,3 +215,23 @@ async def test_a_request_remembered_by_an_older_version_is_found(place: Place, t
         for amount in ("20", "20.00", "20.0"):
             assert (await here.move(FUNDING, SPOT, amount, client_order_id="old")).req_id == first.req_id
         assert await here.refused(FUNDING, SPOT, "21", client_order_id="old") is Code.DUPLICATE_REQUEST
+
+
+@scenario
+async def test_a_new_transfer_has_no_id_that_a_core_may_have_forgotten(place: Place, tmp_path: Path) -> None:
+    """By hand, an old id or one below a floor is refused; and ids are made above the floors, whatever the clock
+    says."""
+    async with exchange(place, tmp_path) as here:
+        engine, store = here.transfers.engine, here.bursar.store
+        wanted = await body(here)
+        for req_id in ("sr-1", f"sr-{first_id_at(store.ports.now_us() - 1_900_000_000)}", "mine"):
+            with pytest.raises(TransferRefused, match="INVALID_REQUEST"):
+                await engine.start("transfers", wanted, id=req_id)
+        ahead = first_id_at(store.ports.now_us() + 3_600_000_000)  # a clock was wrong for a while
+        await store.single().cores.bind("spot", "the core")
+        await store.single().cores.raise_floors("spot", ahead, ahead)
+        await store.ports.sleep(ASSETS_S * 1.1)
+        with pytest.raises(TransferRefused, match="too old"):
+            await by_hand(here)
+        view = await here.move(FUNDING, SPOT, "1")
+        assert (view.state, int(view.req_id.removeprefix("sr-")) > ahead) == ("COMMITTED", True)

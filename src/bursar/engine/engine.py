@@ -99,10 +99,10 @@ class Engine:
         first call can be part of the unit. If not, a refusal says why.
         """
         driven = self.require(flow)
-        await driven.admit(body)
+        name = self.ports.token() if id is None else check_key(id)
+        await driven.admit(body, name)
         now_us = self.ports.now_us()
         text = msgspec.json.encode(body).decode()
-        name = self.ports.token() if id is None else check_key(id)
         if remember is not None:
             check_key(remember.id)
             remember = msgspec.structs.replace(remember, refusals=frozenset(), detail=_names(remember.detail, name))

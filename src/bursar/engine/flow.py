@@ -141,7 +141,7 @@ def _disputes_nothing(_called: Item[Any], _now: Item[Any], _answer: Answer) -> D
     return UNDISPUTED
 
 
-async def _admits_all(_body: Any) -> None:
+async def _admits_all(_body: Any, _id: str) -> None:
     return None
 
 
@@ -161,7 +161,7 @@ class Flow(Generic[B]):
     body: type[B]
     actions: Mapping[str, Action]  # by the name in the machine's call states
     # What a record is checked for before it is started, whoever starts it: raises the refusal.
-    admit: Callable[[Any], Awaitable[None]] = _admits_all
+    admit: Callable[[Any, str], Awaitable[None]] = _admits_all
     active: Callable[[Any], tuple[str, ...]] = _needs_none  # pure: accounts that must be active when it is started
     book: Callable[[Item[Any], str, Answer], Booking] = _books_nothing  # pure
     # What accompanies the start of a record, in the unit that writes it: if it is refused, nothing was started. Pure.

@@ -45,6 +45,10 @@ class Snowflakes:
         moment, count = self._last >> COUNT_BITS, self._last & ((1 << COUNT_BITS) - 1)
         return moment << (NODE_BITS + COUNT_BITS) | self._node << COUNT_BITS | count
 
+    def rise_above(self, id_: int) -> None:
+        """Make no id from now on that is not later than this one: a clock of ours that is behind does not matter."""
+        self._last = max(self._last, ((id_ >> (NODE_BITS + COUNT_BITS)) + 1) << COUNT_BITS)
+
     async def _hold(self) -> None:
         """Keep our number; or take another, if somebody took ours while we slept."""
         nodes = self._store.single().nodes

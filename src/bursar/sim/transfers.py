@@ -224,6 +224,7 @@ class Scenario:
                 retry=RETRY,
                 worker=process.name,
                 rides=self.kernel.seed % 2 == 0,  # half of the seeds call the ledger's end like any other (ADR 14)
+                horizons=HORIZONS if self.prunes else None,
             )
             transfers.engine.lease_us = int(LEASE_S * 1e6)
             transfers.unchecked.add(AccountType.SPOT)

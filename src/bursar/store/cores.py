@@ -53,6 +53,10 @@ class Cores(Table):
         rows = await self._s.rows("raise_floors", rail, room, forget)
         return (rows[0][0], rows[0][1]) if rows else (0, 0)
 
+    async def forgotten(self) -> int:
+        """The highest id below which some core has forgotten all, or is about to."""
+        return int(await self._one("forgotten"))
+
     async def floors_taken(self, rail: str) -> None:
         """The core has taken them."""
         await self._s.rows("floors_taken", rail)

@@ -42,7 +42,7 @@ ALARMS = (
 def transfers_flow(
     rails: Mapping[AccountType, Rail],
     *,
-    admit: Callable[[Transfer], Awaitable[None]],
+    admit: Callable[[Transfer, str], Awaitable[None]],
     retry: Retry = USUAL_RETRY,
     alarms: tuple[Alarm, ...] = ALARMS,
     call_timeout_s: float = CALL_TIMEOUT_S,

@@ -21,6 +21,7 @@ import msgspec
 
 from bursar.deadlines import Deadline, Deadlines
 from bursar.engine import DatabaseClock, Engine, Flow, Lift, Snowflakes, lift_pause, set_pause
+from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers.checks import (
     SAFETY_FACTOR,
     Code,
@@ -35,7 +36,8 @@ from bursar.flows.transfers.closing import DRAIN_S, close_account
 from bursar.flows.transfers.flow import ALARMS, SCOPE, rail_name, transfers_flow
 from bursar.flows.transfers.incoming import Incoming
 from bursar.flows.transfers.incoming import book as incoming_book
-from bursar.flows.transfers.limits import Limits
+from bursar.flows.transfers.limits import SECOND_US, Limits
+from bursar.flows.transfers.pruning import Horizons, check_id
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
@@ -97,6 +99,7 @@ class Transfers:
         alarms: tuple[Alarm, ...] = ALARMS,
         worker: str = "local",
         rides: bool = True,
+        horizons: Horizons | None = None,
     ) -> None:
         """`rides`: the ledger's end happens in the transitions' own units, without a call (ADR 14)."""
         self.ledger = ledger
@@ -117,6 +120,8 @@ class Transfers:
         # Cores that nobody has compared with the ledger yet since the start (watch): nothing new goes there. Empty
         # unless whoever runs a watch fills it.
         self.unchecked: set[AccountType] = set()
+        self.horizons = Horizons() if horizons is None else horizons
+        self._forgotten = 1  # the highest id below which a core has forgotten all
         self._deadlines = Deadlines()
         self._following: set[asyncio.Task[None]] = set()
 
@@ -306,9 +311,11 @@ class Transfers:
         found, below = await records.page(self.flow.name, wanted.of(owner), before=before, limit=limit)
         return await self._views(found), below
 
-    async def _admit(self, transfer: Transfer) -> None:
+    async def _admit(self, transfer: Transfer, req_id: str) -> None:
         """What every transfer is checked for when it is started, by whichever way."""
-        check_transfer(transfer, await self._assets_with(transfer.asset), self.rails.keys(), self.safety_factor)
+        assets = await self._assets_with(transfer.asset)
+        check_id(req_id, self._clock.now_us(), self._forgotten, self.horizons)
+        check_transfer(transfer, assets, self.rails.keys(), self.safety_factor)
 
     async def _assets_with(self, code: str) -> Mapping[str, Asset]:
         """All assets, at most a moment old; read again if one is not among them, for it may be new."""
@@ -333,6 +340,9 @@ class Transfers:
             await self._clock.set_back()  # sampled: buckets of limits are of the database's time
             paused = await self.ledger.store.read.pauses.list()
             self._paused = frozenset((pause.kind, pause.name) for pause in paused)
+            self._forgotten = await self.ledger.store.read.cores.forgotten()
+            # New ids are above what cores have forgotten, and of the database's time, whatever our clock says (T32).
+            self._ids.rise_above(max(self._forgotten, first_id_at(self._clock.now_us() - SECOND_US)))
             self._assets_read = asked
         finally:
             self._reading = None

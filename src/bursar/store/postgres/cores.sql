@@ -37,6 +37,10 @@ SELECT coalesce(max(sequence), 0) FROM bursar.core_high_water WHERE rail = $1
 UPDATE bursar.cores SET room = greatest(room, $2), forget = greatest(forget, $3) WHERE rail = $1
 RETURNING room, forget
 
+-- name: forgotten
+-- The highest id below which some core has forgotten all, or is about to.
+SELECT coalesce(max(forget), 1) FROM bursar.cores
+
 -- name: floors_taken
 -- The core has taken them.
 UPDATE bursar.cores SET pruned_at = now() WHERE rail = $1

@@ -41,6 +41,10 @@ SELECT coalesce(max(sequence), 0) FROM core_high_water WHERE rail = ?
 -- The floors that a core is about to be asked for. They never sink.
 UPDATE cores SET room = max(room, ?2), forget = max(forget, ?3) WHERE rail = ?1 RETURNING room, forget
 
+-- name: forgotten
+-- The highest id below which some core has forgotten all, or is about to.
+SELECT coalesce(max(forget), 1) FROM cores
+
 -- name: floors_taken
 -- The core has taken them.
 UPDATE cores SET pruned_at = now_us() WHERE rail = ?

@@ -1,0 +1,281 @@
+"""A core and its ledger: bound to each other, compared before anything is taken, pruned, and put right after a
+restore."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.builders import Place, scenario
+from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, exchange
+from tests.unit.rails.desk import desk
+
+from bursar import Bursar
+from bursar.engine import Lift
+from bursar.engine.snowflake import first_id_at
+from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, behind
+from bursar.flows.transfers.conservation import conservation
+from bursar.flows.transfers.link import CoreUnusable, StoreLink
+from bursar.flows.transfers.pruning import Horizons, prune
+from bursar.flows.transfers.reconcile import RECONCILED, reconcile, survey
+from bursar.flows.transfers.watch import look_at_cores, resume_intake
+from bursar.model.errors import NotPossible
+from bursar.model.outcome import Outcome
+from bursar.rails.trading import Op, TradingClient
+
+pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
+
+UNIT = 10**6
+AT_ONCE = Horizons(room_after_s=1e-6, forget_after_s=1e-6)
+
+
+@asynccontextmanager
+async def linked(place: Place, folder: Path) -> AsyncIterator[tuple[Bursar, Transfers, TradingClient]]:
+    """Transfers with a core that is bound to the ledger, and a user with 100 in funding."""
+    async with place.bursar() as bursar, desk(folder) as core:
+        client = await core.client(link=StoreLink(bursar.store, "spot"))
+        transfers = Transfers(
+            bursar.ledger, {AccountType.SPOT: client}, limits=Limits(per_second=None, per_day=None), worker="one"
+        )
+        await transfers.prepare()
+        await transfers.fund(ALICE, "USDT", "100", reference="seed")
+        try:
+            yield bursar, transfers, client
+        finally:
+            await transfers.engine.finish(10)
+
+
+async def move(transfers: Transfers, source: str, target: str, amount: str) -> str:
+    request = Request(user=ALICE, source=source, target=target, asset="USDT", amount=amount)
+    view = await transfers.create(request, deadline_s=20)
+    assert view.state == "COMMITTED"
+    return view.req_id
+
+
+async def until_refused(client: TradingClient) -> str:
+    async with asyncio.timeout(20):
+        while not client.trouble:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return client.trouble
+
+
+# --- who belongs to whom
+# -----------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_a_ledger_and_its_core_are_bound_to_each_other(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with linked(place, tmp_path / "one") as (bursar, transfers, client), desk(tmp_path / "two") as second:
+        await move(transfers, FUNDING, SPOT, "10")
+        known = await bursar.store.read.cores.get("spot")
+        described = await client.describe()
+        assert known is not None
+        assert known.identity == described.core == client.core_id != ""
+        assert described.ledger == await bursar.store.read.cores.identity() != ""
+
+        other = await second.client(link=StoreLink(bursar.store, "spot"))
+        assert (await other.deposit(first_id_at(2**50), ALICE, "USDT", 1)).outcome is not Outcome.SUCCESS
+        assert (await until_refused(other)).startswith("OTHER_CORE")
+        as_future = await second.client(link=StoreLink(bursar.store, "future"))
+        assert (await as_future.totals()).outcome is Outcome.SUCCESS, "each rail has a core of its own"
+        assert second.core.book.sequence >= 1
+
+
+@scenario
+async def test_one_core_is_not_two_rails(place: Place, tmp_path: Path) -> None:
+    async with linked(place, tmp_path) as (bursar, transfers, _):
+        await move(transfers, FUNDING, SPOT, "10")
+        known = await bursar.store.read.cores.get("spot")
+        assert known is not None
+        assert not await bursar.store.single().cores.bind("future", known.identity)
+        assert await bursar.store.read.cores.get("future") is None
+
+
+@scenario
+async def test_a_core_that_is_behind_what_any_worker_has_heard_does_not_serve(place: Place, tmp_path: Path) -> None:
+    """T33, by the database: another worker's mark counts too."""
+    async with place.bursar() as bursar, desk(tmp_path) as core:
+        link = StoreLink(bursar.store, "spot")
+        first = await core.client(link=link)
+        assert (await first.deposit(7, ALICE, "USDT", 1)).outcome is Outcome.SUCCESS
+        await _relied_on(bursar, "elsewhere", 1_000)
+        second = await core.client(link=StoreLink(bursar.store, "spot"))
+        assert (await second.totals()).outcome is not Outcome.SUCCESS
+        assert (await until_refused(second)).startswith("CORE_BEHIND")
+
+
+async def _relied_on(bursar: Bursar, worker: str, sequence: int) -> None:
+    from bursar.writer import Change, Move, Passage  # noqa: PLC0415
+
+    move_ = Move(flow="toy", id="x", version=0, passages=(Passage("", "X", "A"),), actor=worker, delay_us=None)
+    await bursar.ledger.writer.apply(Change(moves=(move_,), high_water=("spot", worker, sequence)))
+
+
+# --- before anything is taken
+# --------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_nothing_is_taken_before_core_and_ledger_were_compared(place: Place, tmp_path: Path) -> None:
+    async with linked(place, tmp_path) as (_, transfers, client):
+        transfers.unchecked.add(AccountType.SPOT)
+        request = Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1")
+        with pytest.raises(ConnectionError, match="not compared"):
+            await transfers.create(request)
+        assert await transfers.list(None) == []
+        await look_at_cores(transfers, {AccountType.SPOT: client})
+        assert (await transfers.create(request, deadline_s=20)).state == "COMMITTED"
+
+
+@scenario
+async def test_what_was_compared_is_not_looked_at_again(place: Place, tmp_path: Path) -> None:
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        for _ in range(3):
+            await move(transfers, FUNDING, SPOT, "1")
+        [finding] = await look_at_cores(transfers, {AccountType.SPOT: client})
+        assert finding.ok and finding.judged
+        known = await bursar.store.read.cores.get("spot")
+        assert known is not None
+        assert known.compared == client.sequence
+        found = await behind.look(bursar.store, "spot", client)
+        assert (found.is_behind, found.complete_to) == (False, known.compared)
+
+
+# --- a database that went back
+# -------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_forgotten_transfers_pause_the_intake_and_are_written_down_again(place: Place, tmp_path: Path) -> None:
+    """There, back, refused, and refunded: what the core did comes back as records and bookings, once."""
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        await move(transfers, FUNDING, SPOT, "10")
+        cores = {AccountType.SPOT: client}
+        await look_at_cores(transfers, cores)
+        # As if all that follows had been written to a database that is gone: the core alone knows of it.
+        ids = [first_id_at(bursar.store.ports.now_us()) + n for n in range(5)]
+        assert (await client.deposit(ids[0], ALICE, "USDT", 30 * UNIT)).outcome is Outcome.SUCCESS
+        assert (await client.withdraw(ids[1], ALICE, "USDT", 5 * UNIT)).outcome is Outcome.SUCCESS
+        assert (await client.withdraw(ids[2], ALICE, "USDT", 900 * UNIT)).outcome is Outcome.EXPLICIT_FAIL
+        assert (await client.withdraw(ids[3], ALICE, "USDT", 4 * UNIT)).outcome is Outcome.SUCCESS
+        assert (await client.refund(ids[3], ALICE, "USDT", 4 * UNIT)).outcome is Outcome.SUCCESS
+        more_than_there_is = await client.deposit(ids[4], ALICE, "USDT", 500 * UNIT)
+        assert more_than_there_is.outcome is Outcome.SUCCESS
+
+        [finding] = await look_at_cores(transfers, cores)
+        assert not finding.ok
+        assert any(f"sr-{ids[0]} DEPOSIT of {30 * UNIT} USDT for user {ALICE}" in text for text in finding.broken)
+        with pytest.raises(TransferRefused) as refusal:
+            await transfers.create(Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"))
+        assert refusal.value.reason is Code.TRANSFERS_PAUSED
+        with pytest.raises(NotPossible, match="I5 is broken"):
+            await resume_intake(transfers, cores, actor="ann", reason="it looks fine")
+        assert len((await survey(bursar.ledger, cores)).plans) == 4
+
+        report = await reconcile(bursar.ledger, cores, actor="ann", reason="restored")
+        assert [one.suspense for one in report.done].count(True) == 1
+        ledger = bursar.ledger
+        assert (await ledger.balance(f"user:{ALICE}:funding", "USDT")).minor == (100 - 10 - 30 + 5) * UNIT
+        assert (await ledger.balance("suspense:transfers", "USDT")).minor == -500 * UNIT
+        assert (await ledger.balance("trading:spot", "USDT")).minor == (10 + 30 - 5 + 500) * UNIT
+        ends = {view.req_id: view.fsm_state for view in await transfers.list(ALICE)}
+        assert [ends.get(f"sr-{id_}") for id_ in ids] == ["COMMITTED", "COMMITTED", None, "ROLLED_BACK", "COMMITTED"]
+        record = await transfers.engine.get("transfers", f"sr-{ids[0]}")
+        assert record is not None
+        [passage] = await bursar.store.read.records.history(record.number)
+        assert (passage.event, passage.actor, msgspec.json.decode(passage.evidence)["reason"]) == (
+            RECONCILED,
+            "ann",
+            "restored",
+        )
+
+        again = await reconcile(bursar.ledger, cores, actor="ann", reason="twice")
+        assert (again.plans, again.done) == ([], [])
+        assert (await conservation(transfers, AccountType.SPOT, client)).ok
+        assert await resume_intake(transfers, cores, actor="ann", reason="reconciled") is Lift.PROPOSED
+        with pytest.raises(NotPossible):
+            await resume_intake(transfers, cores, actor="Ann", reason="reconciled")
+        assert await resume_intake(transfers, cores, actor="bob", reason="I have looked") is Lift.LIFTED
+        await bursar.store.ports.sleep(0.6)
+        await move(transfers, SPOT, FUNDING, "1")
+
+
+@scenario
+async def test_what_left_a_core_and_was_forgotten_arrives_nowhere_else(place: Place, tmp_path: Path) -> None:
+    """A withdraw for another core: the user gets it in funding, and the other core will never take it (T34)."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    async with linked(place, tmp_path / "one") as (bursar, transfers, client), desk(tmp_path / "two") as second:
+        other = await second.client(link=StoreLink(bursar.store, "future"))
+        cores = {AccountType.SPOT: client, AccountType.FUTURE: other}
+        await Transfers(bursar.ledger, cores).prepare()
+        await move(transfers, FUNDING, SPOT, "10")
+        id_ = first_id_at(bursar.store.ports.now_us()) + 9
+        assert (await client.withdraw(id_, ALICE, "USDT", 3 * UNIT)).outcome is Outcome.SUCCESS
+        await reconcile(bursar.ledger, cores, actor="ann", reason="restored")
+        assert (await bursar.ledger.balance(f"user:{ALICE}:funding", "USDT")).minor == 93 * UNIT
+        late = await other.deposit(id_, ALICE, "USDT", 3 * UNIT)
+        assert (late.outcome, late.code) == (Outcome.EXPLICIT_FAIL, "CANCELLED")
+
+
+@scenario
+async def test_nothing_is_reconciled_while_a_core_is_silent(place: Place, tmp_path: Path) -> None:
+    async with linked(place, tmp_path) as (bursar, _, client):
+        await client.close()
+        with pytest.raises(CoreUnusable, match="every core has to be asked"):
+            await reconcile(bursar.ledger, {AccountType.SPOT: client}, actor="ann", reason="restored")
+
+
+# --- what a core may forget
+# -------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_pruning_frees_room_and_forgets_what_has_ended(place: Place, tmp_path: Path) -> None:
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        req_id = await move(transfers, FUNDING, SPOT, "10")
+        await move(transfers, SPOT, FUNDING, "10")
+        await move(transfers, FUNDING, SPOT, "1")
+        before = await client.describe()
+        done = await prune(bursar.store, "spot", client, AT_ONCE)
+        assert done.note == "" and done.floors is not None
+        after, known = await client.describe(), await bursar.store.read.cores.get("spot")
+        assert known is not None and known.pruned_us is not None
+        assert (after.floors.room, after.floors.forget) == (known.room, known.forget)
+        assert after.remembered < before.remembered
+        again = await client.deposit(req_id, ALICE, "USDT", 10 * UNIT)
+        assert again.outcome not in (Outcome.SUCCESS, Outcome.EXPLICIT_FAIL), "forgotten, and never executed (T32)"
+        assert (await conservation(transfers, AccountType.SPOT, client)).ok
+
+
+@scenario
+async def test_an_open_transfer_and_a_forced_one_are_not_forgotten(place: Place, tmp_path: Path) -> None:
+    async with exchange(place, tmp_path, works=False) as here:
+        client = await here.core.client(link=StoreLink(here.bursar.store, "spot"))
+        assert (await client.totals()).outcome is Outcome.SUCCESS
+        here.break_rail(AccountType.SPOT, "deposit", (Outcome.TIMEOUT,), *[Outcome.TIMEOUT] * 50)
+        stuck = await here.move(FUNDING, SPOT, "5")
+        assert stuck.state == "PENDING"
+        done = await prune(here.bursar.store, "spot", client, AT_ONCE)
+        height = int(stuck.req_id.removeprefix("sr-"))
+        assert (await client.describe()).floors.forget <= height
+        assert (await client.query(stuck.req_id, Op.DEPOSIT)).outcome is Outcome.SUCCESS, done
+
+
+@scenario
+async def test_floors_above_those_here_show_that_the_database_went_back(place: Place, tmp_path: Path) -> None:
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        await move(transfers, FUNDING, SPOT, "10")
+        await move(transfers, FUNDING, SPOT, "1")
+        highest = (await client.describe()).highest_id
+        assert (await client.prune(room=highest, forget=1)).outcome is Outcome.SUCCESS  # not by this database
+        [finding] = await look_at_cores(transfers, {AccountType.SPOT: client})
+        assert not finding.ok and "forgotten more than this database allowed" in finding.broken[0]
+        skipped = await prune(bursar.store, "spot", client, AT_ONCE)
+        assert skipped.floors is None, "what the core remembers is evidence now"
