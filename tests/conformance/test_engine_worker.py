@@ -463,3 +463,26 @@ async def test_what_was_moved_on_here_while_it_was_claimed_is_not_called_twice(
         assert world.calls == {"charge": 1}
         await look_until(worker, p, [record], "DONE")
     assert world.calls == {"charge": 2, "ship": 1}
+
+
+@scenario
+async def test_an_alert_that_cannot_be_raised_leaves_the_record_to_the_next_scan(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a record that can't be driven and a mistake of ours in raising its alert, then it is driven once it can."""
+    async with program(place, World(), lease_s=0.05) as p:
+        worker = Worker(p.engine)
+        record = await p.order("o-1")
+        real_step, real_alert = p.engine.step, p.engine.alert
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError("our mistake")
+
+        monkeypatch.setattr(p.engine, "step", broken)
+        monkeypatch.setattr(p.engine, "alert", broken)
+        await worker.look()
+        await p.engine.finish(20)
+        assert p.engine.in_hand == 0
+        monkeypatch.setattr(p.engine, "step", real_step)
+        monkeypatch.setattr(p.engine, "alert", real_alert)
+        await look_until(worker, p, [record], "DONE")

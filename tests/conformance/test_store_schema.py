@@ -138,6 +138,16 @@ async def test_what_an_asset_is_and_whose_a_hold_is_can_not_be_changed(place: Pl
             await intruder.execute(change)
 
 
+@pytest.mark.parametrize("change", ["DELETE FROM operator_actions", "UPDATE operator_actions SET actor = 'nobody'"])
+@scenario
+async def test_what_operators_did_can_not_be_changed(place: Place, change: str) -> None:
+    async with place.bursar() as bursar:
+        await bursar.store.single().actions.note("paused", "rail", "spot", actor="ann", reason="ticket 17")
+    async with raw(place) as intruder:
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.PostgresError), match="insert-only"):
+            await intruder.execute(change)
+
+
 @pytest.mark.parametrize("mode", ["postgres"], indirect=True)
 @pytest.mark.parametrize("table", VALUE_TABLES)
 @scenario

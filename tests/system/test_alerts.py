@@ -120,7 +120,7 @@ def test_a_stuck_transfer_is_told_once(tmp_path: Path) -> None:
 
 def freeze_between(here: Any, core: int) -> str:
     """A transfer that is accepted, and whose core then hangs: held back by a pause while the core is stopped."""
-    pauses(here, "INSERT INTO pauses VALUES ('flow', 'transfers', 'test', 'test', 0)")
+    pauses(here, "INSERT INTO pauses (kind, name, actor, reason, at) VALUES ('flow', 'transfers', 'test', 'test', 0)")
 
     def held() -> str:
         made = here.transfer("FUNDING", "SPOT", "1", f"second-{time.monotonic_ns()}").json()

@@ -195,11 +195,11 @@ class Engine:
         return task
 
     def _driven(self, number: int, task: asyncio.Task[Record]) -> None:
-        if self.ended is not None and not task.cancelled():
-            self.ended[number] = task.result().version
         if self._driving.get(number) is task:
             del self._driving[number]
             self._newest.pop(number, None)
+        if self.ended is not None and not task.cancelled():
+            self.ended[number] = task.result().version
 
     async def _drive_after(self, before: asyncio.Task[Record], record: Record) -> Record:
         """Whoever drives it may have written its last and be leaving: nobody else comes before the lease is over."""
@@ -238,7 +238,7 @@ class Engine:
         except Exception as error:  # one record that can't be read or driven must not stop the others
             log.exception("%s %s stays %s", record.flow, record.id, record.state)
             message = f"{record.flow} {record.id} can't be driven: {type(error).__name__}: {error}"
-            with contextlib.suppress(BursarError):
+            with contextlib.suppress(Exception):  # the log has it; a task that fails here would never be driven again
                 await self.alert(record, "can't be driven", "critical", message)
         return record
 

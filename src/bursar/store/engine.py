@@ -211,7 +211,7 @@ class Clock(Table):
     """Due times, when the clock that they are in has been set back."""
 
     async def now_us(self) -> int:
-        """What it says now. Only where the database has a clock of its own."""
+        """What it says now."""
         return int(await self._one("clock_now"))
 
     async def set_back(self, by_us: int) -> int:

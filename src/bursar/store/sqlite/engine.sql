@@ -139,6 +139,10 @@ SET severity = excluded.severity, message = excluded.message, raised_at = exclud
 WHERE acknowledged_at IS NOT NULL AND raised_at < now_us() - ?5
 RETURNING record
 
+-- name: clock_now
+-- The clock that due times are in: this machine's.
+SELECT now_us()
+
 -- name: set_back_records
 -- The clock was set back by so much: what is due in the future is due as much earlier (L24).
 UPDATE records SET due = max(now_us(), due - ?1) WHERE due > now_us() RETURNING number
