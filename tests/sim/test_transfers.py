@@ -17,7 +17,7 @@ import pytest
 
 from bursar.cli.commands.sim import Job, run_jobs
 from bursar.engine import Answer
-from bursar.flows.transfers import rails
+from bursar.flows.transfers import incoming, rails
 from bursar.flows.transfers import transfers as flow
 from bursar.model.outcome import Outcome
 from bursar.rails.trading.wal import Log
@@ -195,3 +195,31 @@ def test_an_order_that_only_one_server_knows_of_is_noticed(monkeypatch: pytest.M
     monkeypatch.setattr(flow.Transfers, "_first", first)
     monkeypatch.setattr("bursar.flows.transfers.transfers.Remember", remember)
     assert noticed(5, seeds=20)
+
+
+def noticed_by_arrivals(seeds: int) -> bool:
+    """Whether one of the seeds fails in which money arrives from outside, and an account may owe."""
+    return any(run_jobs("transfers", [Job(seed)]).failures for seed in range(2, seeds, 7))
+
+
+def test_a_transfer_that_uses_an_overdraft_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T42: the balance covers it, whatever the policy allows."""
+    real = rails.FundingRail._operation
+
+    def operation(self: rails.FundingRail, *args: Any) -> tuple[Any, Any]:
+        intent, remember = real(self, *args)
+        return msgspec.structs.replace(intent, no_overdraft=False), remember
+
+    monkeypatch.setattr(rails.FundingRail, "_operation", operation)
+    assert noticed_by_arrivals(150)
+
+
+def test_a_deposit_that_a_freeze_refuses_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T35: the money has arrived."""
+    real = incoming.Incoming.intent
+
+    def intent(self: incoming.Incoming, *args: Any) -> Any:
+        return msgspec.structs.replace(real(self, *args), outside=False)
+
+    monkeypatch.setattr(incoming.Incoming, "intent", intent)
+    assert noticed_by_arrivals(20)

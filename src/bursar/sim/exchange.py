@@ -61,7 +61,8 @@ class TransferOracle(RecordOracle):
     def records(self) -> None:
         """Two that drive one transfer must not have written over each other."""
         steps = self.steps()
-        for number, id_, state, version in self.db.execute("SELECT number, id, state, version FROM records"):
+        found = self.db.execute("SELECT number, id, state, version FROM records WHERE flow = 'transfers'")
+        for number, id_, state, version in found:
             self.legal(number, id_, steps[number], state, version)
 
     def ended(self) -> None:
