@@ -153,7 +153,12 @@ class Scenario:
 
     def crashed(self, process: Process) -> None:
         self.asking.discard(process)
-        self.look()
+        try:
+            self.look()
+        except Violation as violation:  # nobody waits for this callback: the run would go on without this process
+            if not self.finished.done():
+                self.finished.set_exception(violation)
+            return
         delay = self.rng.random() * RESTART_S_MAX
         self.kernel.loop.call_later(delay, self.boot, process.name, context=Context())
 
