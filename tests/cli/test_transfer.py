@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,18 @@ def operating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: AccountType
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     return run
+
+
+def test_both_ends_are_asked_what_they_remember(operate_spot: Any) -> None:
+    """The ledger's end has taken it; the core is away, and says nothing."""
+    (only,) = json.loads(operate_spot("transfer", "list", "--json").out)
+    said = json.loads(operate_spot("transfer", "query", only["req_id"], "--json").out)
+    assert [(one["end"], one["op"], one["outcome"]) for one in said][::2] == [
+        ("FUNDING", "withdraw", "SUCCESS"),
+        ("FUNDING", "refund", "UNKNOWN"),
+    ]
+    assert (said[1]["end"], said[1]["op"]) == ("SPOT", "deposit")
+    assert said[1]["outcome"] != "SUCCESS"
 
 
 def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bursar.flows.transfers import MACHINE, Request, View
+from bursar.flows.transfers import MACHINE, Request, Transfers, View
 from bursar.flows.transfers.link import StoreLink
 from bursar.flows.transfers.request import funding_account
 from bursar.flows.transfers.views import OPEN
@@ -20,6 +20,7 @@ from bursar.sim.records import RecordOracle
 SECRET: Final = b"a secret of the simulator"
 ADDRESS: Final = "unix:/run/spot.sock"
 USERS: Final = 3
+FUNDS: Final = 50  # of each user, in the beginning
 CALL_S: Final = 0.15  # how long a server waits for the core; what is late comes later
 THAW_S_MAX: Final = 0.03
 
@@ -62,7 +63,8 @@ class TransferOracle(RecordOracle):
     def records(self) -> None:
         """Two that drive one transfer must not have written over each other."""
         steps = self.steps()
-        for number, id_, state, version in self.db.execute("SELECT number, id, state, version FROM records"):
+        found = self.db.execute("SELECT number, id, state, version FROM records WHERE flow = 'transfers'")
+        for number, id_, state, version in found:
             self.legal(number, id_, steps[number], state, version)
 
     def ended(self) -> None:
@@ -101,3 +103,11 @@ class Ambush(TradingClient):
         await self._process.ports.sleep(self._process.kernel.rng.random() * THAW_S_MAX)
         await self.set_status(user, Status.ACTIVE)
         await self._ledger.unfreeze(funding_account(user))
+
+
+async def furnish(ledger: Ledger, transfers: Transfers) -> None:
+    """Assets, accounts and money to begin with. The process may have died in the middle of it: twice is once."""
+    await ledger.create_asset("USD", precision=2)
+    await transfers.prepare()
+    for user in range(1, USERS + 1):
+        await transfers.fund(user, "USD", f"{FUNDS}.00", reference=f"seed-{user}")

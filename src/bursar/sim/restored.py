@@ -22,11 +22,11 @@ from bursar.ledger import Ledger
 from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome as Said
 from bursar.rails.trading import TradingClient
-from bursar.sim.exchange import USERS
+from bursar.sim.exchange import FUNDS, USERS
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Process
-from bursar.sim.transfers import FUNDS, PATH, SERVERS, Outcome, Scenario, Size, crash_points
+from bursar.sim.transfers import PATH, SERVERS, Outcome, Scenario, Size, crash_points
 
 BACKUP_S_MAX = 0.6  # when the backup is made
 RESTORE_S_MAX = 1.2  # how much later it is put back
@@ -38,7 +38,10 @@ class Restored(Scenario):
 
     image: bytes = b""
     restored = False
-    made_after = 0  # operations that the core did after the backup
+
+    def __init__(self, kernel: Kernel, size: Size) -> None:
+        super().__init__(kernel, size)
+        self.arrivals.takes_part = False  # what came from outside after the backup would have to be entered again
 
     def trouble(self) -> None:
         """A backup at some time, and back to it later; beside everything else."""

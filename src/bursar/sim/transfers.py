@@ -4,7 +4,8 @@ Callers are people outside: each remembers what it asked for, under a `client_or
 told, and asks again until it knows how every transfer ended; of both servers at once, which must say the same. Somebody
 freezes and thaws accounts on both sides meanwhile, also in the moment between a check and the call that relies on it,
 so that targets refuse and money has to go back. On some seeds two operators force back what they find on its way, and
-on others one switches the flow or a rail off for a while.
+on others one switches the flow or a rail off for a while, or money arrives from outside for accounts that are frozen or
+closing (arrivals).
 Every process dies, is paused past its leases, and finds that the clock has jumped. The network cuts, delays and parts:
 replies are lost, requests arrive twice. The core's disk loses what was not synced. In the end everything is healed, and
 then: every transfer is at an end, none happened twice, what users have on both sides is what the transfers add up to,
@@ -32,7 +33,8 @@ from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome as Said
 from bursar.model.retry import Retry
 from bursar.rails.trading import Core, CoreStopped, Server, Status, TradingClient
-from bursar.sim.exchange import ADDRESS, SECRET, USERS, Ambush, Caller, TransferOracle, wishes
+from bursar.sim.arrivals import Arrivals
+from bursar.sim.exchange import ADDRESS, FUNDS, SECRET, USERS, Ambush, Caller, TransferOracle, furnish, wishes
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.net import SimHost, SimNet
 from bursar.sim.oracle import Violation
@@ -46,7 +48,6 @@ FOLDER = "/core"
 CALLERS = 4
 TRANSFERS_EACH = 5
 FORCES = 6
-FUNDS = 50  # of each user, in the beginning
 CRASHES = 3
 SERVERS = ("server", "server-2")  # on one machine; the first one judges
 SPREAD = {"server": 400, "server-2": 300, "core": 150}  # port calls within which each process dies
@@ -110,6 +111,7 @@ class Scenario:
         self.hosts = dict.fromkeys(SERVERS, machine) | {"core": core}
         self.ahead_us = dict.fromkeys((machine, core), 0)  # one machine, one clock
         self.callers = [Caller(n, wishes(kernel.seed, n, size.entries_each)) for n in range(size.callers)]
+        self.arrivals = Arrivals(kernel.seed)
         self.oracle: TransferOracle | None = None  # from when there is something to look at
         self.asking: set[Process] = set()  # whose callers have not all been answered
         self.healed = False
@@ -156,7 +158,12 @@ class Scenario:
 
     def crashed(self, process: Process) -> None:
         self.asking.discard(process)
-        self.look()
+        try:
+            self.look()
+        except Violation as violation:  # nobody waits for this callback: the run would go on without this process
+            if not self.finished.done():
+                self.finished.set_exception(violation)
+            return
         delay = self.rng.random() * RESTART_S_MAX
         self.kernel.loop.call_later(delay, self.boot, process.name, context=Context())
 
@@ -230,6 +237,7 @@ class Scenario:
             transfers.unchecked.add(AccountType.SPOT)
             if process.name == SERVERS[0]:
                 await furnish(ledger, transfers)
+                await self.arrivals.furnish(ledger)
             worker, watching = Worker(transfers.engine, scan_s=0.1), None
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(worker.run(), name="worker")
@@ -282,7 +290,9 @@ class Scenario:
                 share = 1.0 if process.name == SERVERS[0] else ASKED_TWICE
                 asking.create_task(self.call(caller, transfers, process, share), name=f"c{caller.number}")
             if process.name == SERVERS[0]:
-                asking.create_task(self.freeze(transfers.ledger, client, process), name="freezer")
+                asking.create_task(self.freeze(transfers, client, process), name="freezer")
+                if self.arrivals.takes_part:
+                    asking.create_task(self.leave(transfers), name="leaver")
                 if self.kernel.seed % 3 == 0:
                     asking.create_task(self.force(transfers, process), name="operators")
                 if self.prunes:
@@ -327,12 +337,20 @@ class Scenario:
             if before.fsm_state != view.fsm_state:
                 raise Violation(f"{order} was told {before.fsm_state}, and then {view.fsm_state}")
 
-    async def freeze(self, ledger: Ledger, client: TradingClient, process: Process) -> None:
+    async def leave(self, transfers: Transfers) -> None:
+        """Somebody's account closes while a deposit waits for it; what can't be asked just now is asked in the end."""
+        with contextlib.suppress(BursarError, ConnectionError):
+            await self.arrivals.leave(transfers)
+
+    async def freeze(self, transfers: Transfers, client: TradingClient, process: Process) -> None:
         """Accounts are frozen on either side for a moment, in the middle of everything."""
-        for _ in range(FREEZES):
-            account = funding_account(1 + self.rng.randrange(USERS))
+        ledger = transfers.ledger
+        for turn in range(FREEZES):
+            owner = 1 + self.rng.randrange(USERS)
+            account = funding_account(owner)
             user = 1 + self.rng.randrange(USERS)
             await ledger.freeze(account)
+            await self.arrivals.arrive(transfers, owner, turn)
             await client.set_status(user, Status.FROZEN)
             await process.ports.sleep(self.rng.random() * FREEZE_S_MAX)
             await ledger.unfreeze(account)
@@ -412,6 +430,8 @@ class Scenario:
     async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
         """Everything that was told is true, and nothing else happened."""
         await self.settled(process)
+        arrived = await self.arrivals.settle(transfers)
+        await self.arrivals.judge(ledger)
         oracle = self.look()
         assert oracle is not None
         oracle.everything(every_column=True)
@@ -419,7 +439,7 @@ class Scenario:
         broken = [text for finding in await audit(ledger.store) for text in finding.broken]
         if broken:
             raise Violation(f"audit: {broken}")
-        expected = {user: [FUNDS * 100, 0] for user in range(1, USERS + 1)}
+        expected = {user: [FUNDS * 100 + arrived.get(user, 0), 0] for user in range(1, USERS + 1)}
         for caller in self.callers:
             for order, view in caller.told.items():
                 now = await transfers.get(view.user, view.req_id)
@@ -451,14 +471,6 @@ class Scenario:
         transit = (await ledger.balance("transit:transfers", "USD")).minor
         if (booked, transit) != (total, 0):
             raise Violation(f"the ledger says {booked} at the core and {transit} in transit; the core says {total}")
-
-
-async def furnish(ledger: Ledger, transfers: Transfers) -> None:
-    """Assets, accounts and money to begin with. The process may have died in the middle of it: twice is once."""
-    await ledger.create_asset("USD", precision=2)
-    await transfers.prepare()
-    for user in range(1, USERS + 1):
-        await transfers.fund(user, "USD", f"{FUNDS}.00", reference=f"seed-{user}")
 
 
 def crash_points(dice: random.Random) -> list[CrashAt]:

@@ -37,7 +37,7 @@ reason_option = click.option("--reason", metavar="TEXT", required=True, help="Wh
 @data_option
 @click.pass_context
 def transfer(ctx: click.Context, file: str | None, data: str | None) -> None:
-    """Transfers between funding and trading accounts: create, list, show, retry, force; alerts; pauses."""
+    """Transfers between funding and trading accounts: create, list, show, query, retry, force; alerts; pauses."""
     ctx.meta["config"] = partial(configured, ctx, file, data=data)
 
 
@@ -140,6 +140,27 @@ def show(ctx: click.Context, req_id: str) -> None:
         )
 
     _on_database(ctx, work)
+
+
+@transfer.command(examples="bursar transfer query sr-1734912345678901234")
+@click.argument("req_id")
+@click.pass_context
+def query(ctx: click.Context, req_id: str) -> None:
+    """Ask both ends what they have on record of a transfer. Nothing is changed; what is missing may still happen."""
+
+    async def work(runtime: Runtime, out: Output) -> None:
+        transfers = runtime.transfers
+        view = await transfers.get(None, req_id)
+        record = await transfers.engine.get(FLOW, view.req_id)
+        assert record is not None  # it was there a moment ago, and records stay
+        item, found = transfers.flow.item(record), []
+        for kind, op in ((view.source, "withdraw"), (view.target, "deposit"), (view.source, "refund")):
+            said = await transfers.rails[kind].query(item, op)
+            found.append({"end": kind.value, "op": op, "outcome": said.outcome.value, "code": said.code})
+        rows = [tuple(one.values()) for one in found]
+        out.show(found, lambda: table("end", "operation", "outcome", "code", rows=rows))
+
+    on_runtime(ctx, work)
 
 
 @transfer.command(examples='bursar transfer retry sr-1734912345678901234 --actor anna --reason "the core is back"')
