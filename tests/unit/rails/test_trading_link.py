@@ -15,6 +15,7 @@ from tests.unit.rails.test_trading_server import log_in, next_frame
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import CoreRefused, FixedLink, Floors, Known, Op, Operation, Reply, TradingClient, protocol
 from bursar.rails.trading.history import indexed
+from bursar.rails.trading.outages import Outages
 
 Case = Callable[[Desk], Awaitable[None]]
 LEDGER = "ledger-1"
@@ -273,6 +274,8 @@ def test_operations_are_listed_page_by_page(tmp_path: Path) -> None:
         await client.lock(201, 7, "USDT", 1)
         await client.withdraw(202, 7, "USDT", 5)
         await client.refund(202, 7, "USDT", 5)
+        for wrong in (-1, 2**64):
+            assert (await client.operations(wrong)).code == "MALFORMED"
         found, after = [], 0
         while after < client.sequence:
             reply = await client.operations(after, limit=10)
@@ -394,3 +397,38 @@ def test_a_fixed_link_remembers_its_core() -> None:
             await link.bind("b" * 32)
 
     asyncio.run(work())
+
+
+def test_stopping_in_the_middle_of_a_prune_leaves_floors_that_can_be_raised_further(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with desk(tmp_path) as made:
+            client = await made.client()
+            for start in range(1, 40_000, 1_000):
+                await client.execute([Operation(Op.DEPOSIT, start + n, 1, "USDT", 1) for n in range(1_000)])
+            pruning = asyncio.create_task(client.prune(room=40_000, forget=40_000))
+            await made.until(lambda: made.core.book.floors.forget > 1)
+            made.server.stop()
+            assert (await pruning).outcome is not Outcome.SUCCESS
+        async with desk(tmp_path) as made:
+            assert 1 < made.core.book.floors.forget < 40_000 == made.core.book.floors.room
+            client = await made.client()
+            assert (await client.prune(room=40_000, forget=40_000)).outcome is Outcome.SUCCESS
+            assert (client.floors, made.core.book.history.count) == (Floors(40_000, 40_000), 1)
+            assert (await client.totals()).totals == {"USDT": 40_000}
+
+    asyncio.run(work())
+
+
+def test_trouble_of_one_kind_is_one_line_when_it_begins_and_one_when_it_is_over() -> None:
+    lines: list[str] = []
+    outages = Outages(lines.append)
+    for _ in range(1_000):
+        outages.happened("no place", "for a reason")
+        outages.look()
+    outages.happened("something else")
+    assert lines == ["no place: for a reason", "something else"]
+    outages.look()
+    outages.look()
+    assert lines[2:] == ["no place: it happened 1,000 times, and is over"]
+    outages.happened("no place", "again")
+    assert lines[3:] == ["no place: again"]

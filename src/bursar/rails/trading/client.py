@@ -238,6 +238,8 @@ class TradingClient:
 
         One answer may be short, or empty: go on with `after=reply.complete_to` until that is as far as wanted.
         """
+        if not 0 <= after <= U64_MAX:  # the core would end the connection of everybody who shares it
+            return OperationsReply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{after} is no sequence")
         most = max(1, min(limit, protocol.OPERATIONS_MAX))
         return operations_of(await self._ask(lambda number: protocol.Operations(number, after, most), timeout_s))
 
