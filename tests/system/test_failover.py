@@ -21,7 +21,7 @@ from tests.system.test_trouble import sql
 
 from bursar import Bursar, Receipt, deposit
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
-from bursar.model.errors import DatabaseUnavailable
+from bursar.model.errors import AccountFrozen, DatabaseUnavailable
 from bursar.store import Options
 
 LIMIT_S = 1.0
@@ -129,5 +129,35 @@ def test_leader_that_turns_read_only_is_left_at_once(
                 assert await balance(bursar) == "2.00"
                 await bursar.ledger.freeze("a")
         assert (await sql(leader.url, "SELECT count(*) FROM bursar.envelopes"))[0][0] == 1
+
+    asyncio.run(body())
+
+
+def test_rules_of_the_new_leader_hold_although_they_have_the_same_number(
+    leader: ThrowawayPostgres, standby: Standby, both: tuple[Proxy, Proxy]
+) -> None:
+    """Given a change of rules that only the old leader had, and another one at the new leader: both are the same
+    generation. What was known of accounts from the old one must not let money into an account that is frozen now."""
+
+    async def freeze(url: str, path: str) -> None:
+        async with Bursar(url) as other:
+            await other.ledger.freeze(path)
+
+    async def body() -> None:
+        async with Bursar(leader.url) as setup:
+            await setup.ledger.create_account("b")
+            await setup.ledger.create_account("c")
+        await asyncio.to_thread(standby.catch_up)
+        async with Bursar(address(*both)) as bursar:
+            await asyncio.to_thread(standby.promote)
+            await freeze(leader.url, "b")
+            await freeze(standby.url, "c")
+            await bursar.ledger.commit(deposit(BANK, "c", ASSET, "1", key="at the old leader"))
+            await sql(leader.url, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+            async with asyncio.timeout(20):
+                while (await sql(leader.url, "SHOW default_transaction_read_only"))[0][0] != "on":  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            with pytest.raises(AccountFrozen):
+                await bursar.ledger.commit(deposit(BANK, "c", ASSET, "1", key="at the new leader"))
 
     asyncio.run(body())

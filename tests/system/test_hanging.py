@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -196,3 +197,16 @@ def test_stop_is_a_stop_while_a_core_and_a_client_hang(tmp_path: Path) -> None:
         until(lambda: here.pending() == [])
         assert here.balances() == {"FUNDING": 95, "SPOT": 5}
         assert here.stop() == 0
+
+
+def test_process_whose_event_loop_hangs_ends_all_the_same() -> None:
+    """As with a thread that waits for a stuck disk when it is joined."""
+    hangs = "from bursar.ports import exit_after; exit_after(0.2, 0, 'it is over'); import threading; "
+    ran = subprocess.run(
+        [sys.executable, "-c", hangs + "threading.Event().wait()"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "it is over\n")

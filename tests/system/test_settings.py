@@ -186,8 +186,19 @@ def test_hosts_of_an_address(url: str, hosts: list[Host]) -> None:
     assert hosts_of(url) == hosts
 
 
-@pytest.mark.parametrize("url", ["postgresql://a,:5/x", "postgresql://a:x,b/x", "postgresql:///x?host=a,b,c&port=1,2"])
-def test_address_that_makes_no_sense_is_refused_in_one_line(url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://a,:5/x",
+        "postgresql://a:x,b/x",
+        "postgresql:///x?host=a,b,c&port=1,2",
+        "postgresql://u:hunter@2,more@a,b/x",
+        "postgresql://u:hunter2,b/x",
+    ],
+)
+def test_address_that_makes_no_sense_is_refused_in_one_line_without_its_password(url: str) -> None:
     error = asyncio.run(refusal(url, Options()))
     assert isinstance(error, DatabaseUnavailable)
     assert "address can't be read" in error.why
+    assert "hunter" not in str(error)
+    assert "more" not in str(error)

@@ -58,6 +58,7 @@ class Heads:
         "accounts",
         "assets",
         "books",
+        "connected",
         "generation",
         "live",
         "numbers",
@@ -69,6 +70,7 @@ class Heads:
 
     def __init__(self) -> None:
         self.generation = 0
+        self.connected = 0  # since which connection it was learnt, in a store that may connect to another server
         self.wary = 0  # groups that look ahead at what others usually only hope for, because a race was lost lately
         self.numbers: list[int] = []  # fetched ahead, by a store that does so
         self.numbers_until = 0.0  # and still fresh until then
@@ -91,6 +93,12 @@ class Heads:
     def forget(self) -> None:
         """Postings may not be as our last group has left them: read them again. Not the dicts that are in use."""
         self.live, self.pools = {}, {}
+
+    def relearn(self, connected: int) -> None:
+        """There is another connection, perhaps to another server, where the same generation means other rules."""
+        if self.connected != connected:
+            self.connected, self.generation, self.numbers = connected, 0, []
+            self.forget()
 
     def trim(self) -> None:
         """No more than fits is kept. Between two groups: it is what they are decided on."""

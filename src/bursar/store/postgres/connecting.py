@@ -84,12 +84,14 @@ def hosts_of(url: str) -> list[Host]:
     """The hosts of an address that has several, read as asyncpg does; none: it has one, or leaves it to others."""
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    if parts.netloc.count("@") > 1:  # what follows the first would be taken for a host, and be printed as one
+        raise ValueError("an @ in a name or password has to be written %40")
     named = parts.netloc.partition("@")[2] if "@" in parts.netloc else parts.netloc
     texts = [unquote(text) for text in named.split(",")] if named else query.get("host", "").split(",")
     if len(texts) < 2:
         return []
     hosts = [_host(text) for text in texts]
-    ports = [int(port) for port in query["port"].split(",")] if "port" in query and not named else []
+    ports = [_port(port) for port in query["port"].split(",")] if "port" in query and not named else []
     if len(ports) == 1:
         ports *= len(hosts)
     if len(ports) not in (0, len(hosts)):
@@ -110,7 +112,13 @@ def _host(text: str) -> Host:
         return Host(name if text.startswith("[") else text, None)
     if not name:
         raise ValueError("one of its hosts has no name")
-    return Host(name, int(port))
+    return Host(name, _port(port))
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("one of its ports is no number")  # not which: it may be a part of a password
+    return int(text)
 
 
 class Connector:

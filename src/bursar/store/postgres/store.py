@@ -22,7 +22,7 @@ import asyncpg
 
 from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
 from bursar.ports import Ports
-from bursar.store.group import Decided, Job, Unreachable
+from bursar.store.group import Decided, Job, Lost, Unreachable
 from bursar.store.options import USUAL, Options
 from bursar.store.postgres.arrays import SQL, plain
 from bursar.store.postgres.connecting import SETTINGS, SLOWER, WRITER_SETTINGS, Connection, Connector
@@ -124,6 +124,7 @@ class PostgresStore:
         self._aside: Connection | None = None
         self._setting_aside = asyncio.Lock()
         self._readers: WeakSet[Connection] = WeakSet()  # of the pool
+        self._connected = 0  # connections made for groups: after a failover, the next one may be to another server
         self._may_hang = False  # whether a commit got no answer since we last looked
         self._busy: set[int] = set()  # server processes that work for somebody
         self.read = Tables(PoolSession(self))
@@ -280,12 +281,21 @@ class PostgresStore:
         writing one: for a lone caller, one server process that has everything at hand is faster."""
         lock, name = (self._deciding, "_decider") if beside else (self._writing, "_writer")
         async with lock:
-            return await self._on(name, lambda connection: read_group(connection, job, self.ports.monotonic()))
+            return await self._on(name, lambda connection: self._read(connection, job))
 
     async def write(self, decided: Decided) -> None:
         """Write what was decided, if all it rests on still stands."""
         async with self._writing:
-            await self._on("_writer", lambda connection: write_group(connection, decided, self.ports.monotonic()))
+            await self._on("_writer", lambda connection: self._write(connection, decided))
+
+    async def _read(self, connection: Connection, job: Job) -> Decided:
+        job.heads.relearn(self._connected)
+        return await read_group(connection, job, self.ports.monotonic())
+
+    async def _write(self, connection: Connection, decided: Decided) -> None:
+        if decided.heads.connected != self._connected:
+            raise Lost("it was decided before the last connection was made: read again")
+        await write_group(connection, decided, self.ports.monotonic())
 
     async def _on(self, name: str, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Do half of a group on the connection that is kept for it. A server that is read-only has done nothing of it:
@@ -322,8 +332,8 @@ class PostgresStore:
             except Exception:  # too many of them: then like all others; if it is the database that is gone, they say so
                 self._aside = None
                 return False
-            decided = await self._on("_aside", lambda one: read_group(one, job, self.ports.monotonic()))
-            await self._on("_aside", lambda one: write_group(one, decided, self.ports.monotonic()))
+            decided = await self._on("_aside", lambda one: self._read(one, job))
+            await self._on("_aside", lambda one: self._write(one, decided))
         return True
 
     async def _in_callers_transaction(self, connection: Connection, job: Job) -> None:
@@ -358,6 +368,7 @@ class PostgresStore:
             raise DatabaseUnavailable("it is not open")
         if connection is None or connection.is_closed():
             connection = await self._connector.connect(WRITER_SETTINGS)
+            self._connected += 1
             try:
                 async with asyncio.timeout(self.timeout_s):
                     if await self._hanging(Tables(PostgresSession(connection))) > HANGING_MAX:

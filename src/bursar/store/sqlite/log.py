@@ -72,7 +72,8 @@ class Log:
         if size != self._bytes and (size < self._bytes or size == self._wanted or size > 2 * self._bytes):
             page, _ = _pages(connection)
             connection.execute(f"PRAGMA wal_autocheckpoint = {size // page}")
-            connection.execute(f"PRAGMA journal_size_limit = {size}")
+            # With room enough it keeps its bytes when it is copied back: to get them anew makes every sync dearer.
+            connection.execute(f"PRAGMA journal_size_limit = {-1 if size == self._wanted else size}")
             self._bytes = size
 
     def _full(self, connection: sqlite3.Connection) -> DatabaseUnavailable:
