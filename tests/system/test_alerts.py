@@ -84,8 +84,10 @@ def test_a_stuck_transfer_is_told_once(tmp_path: Path) -> None:
             "BURSAR_ALERT_WAITING_S": "1",
         }
         with serve(tmp_path / "data", **environ) as here:
-            fact = here.start()
-            here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
+            (tmp_path / "data").mkdir()
+            database = f"sqlite:///{tmp_path}/data/bursar.db"  # a setting names the asset: it has to be there first
+            here.run("--database", database, "asset", "create", "USDT", "--precision", "6")
+            here.start()
             here.fund("100", "wire-1")
             large = {"user_id": 1001, "asset": "USDT", "amount": "1000", "reference": "wire-2"}
             assert here.send("POST", "/api/v1/deposits", large, who="anna", role="operator").status_code == 202

@@ -161,6 +161,9 @@ async def _fund(transfers: Transfers) -> None:
     await transfers.ledger.commit(
         bursar.deposit("external:deposits", "trading:spot", ASSET, str(amount * USERS), key="bench:core")
     )
+    cores, client = transfers.ledger.store.single().cores, transfers.cores[AccountType.SPOT]
+    await cores.bind(CORE, client.core_id)
+    await cores.compared_to(CORE, client.sequence)  # no transfer has put it there, and a watch would say so
     for first in range(1, USERS + 1, CHUNK):
         users = range(first, first + CHUNK)
         await asyncio.gather(*[transfers.fund(u, ASSET, str(amount), reference=f"bench:{u}") for u in users])

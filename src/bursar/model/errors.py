@@ -7,8 +7,7 @@ Three families, because callers do three different things with them:
 - `StoreError`: the database is newer, older, read-only, locked, gone or full. Where the outcome is not known, the error
   says so and names the key with which to ask again.
 
-`code` is stable and machine-readable; `str(error)` is one line a person can act on; `error.facts` is what `--json`
-and the HTTP API print.
+`code` is stable and machine-readable; `str(error)` is one line a person can act on; `facts` is what `--json` prints.
 """
 
 from __future__ import annotations
@@ -112,10 +111,7 @@ class TooManyPostings(Refusal):
     count: int
     limit: int
     code = "TOO_MANY_POSTINGS"
-    text = (
-        "an envelope lists at most {limit} postings and this one needs {count} or more; "
-        "run `bursar account compact {account}` or pay in smaller parts"
-    )
+    text = "at most {limit} postings, not {count} or more: `bursar account compact {account}`, or pay in smaller parts"
 
 
 @dataclass(eq=False)
@@ -309,10 +305,7 @@ class BalanceNotGuarded(Refusal):
 
     account: str
     code = "BALANCE_NOT_GUARDED"
-    text = (
-        "the overdraft of {account} has no limit, so nothing guards the balance that must cover this payment; "
-        "give the account another policy: no overdraft, or one with a floor"
-    )
+    text = "nothing guards the balance of {account}: its overdraft has no limit; give it a policy with a floor, or none"
 
 
 @dataclass(eq=False)

@@ -250,17 +250,18 @@ def _alone(config: Config, ports: Ports, kinds: list[str]) -> Iterator[None]:
         yield
         return
     database = Path(sqlite_path(config.database_url) or "").resolve()
+    folder, other = f"{Path(config.data).absolute()}/{LOCK}", f"{database}{LOCK_SUFFIX}"
     places = {
-        f"{database}{LOCK_SUFFIX}": f"another `bursar serve` runs on the database {database} with cores of its own",
-        f"{Path(config.data).absolute()}/{LOCK}": f"another `bursar serve` runs on {config.data}",
+        folder: f"another `bursar serve` runs on {config.data}; use that one, or name another folder with --data",
+        other: f"another `bursar serve` runs on the database {database}, with cores of its own; use that one, or name "
+        "another --database",
     }
     with contextlib.ExitStack() as held:
         for path, taken in places.items():
             try:
                 held.callback(ports.files().lock(path))
             except BlockingIOError:
-                why = "use that one, or name another --database and another --data"
-                raise Unusable(f"{taken}; {why}") from None
+                raise Unusable(taken) from None
             except OSError as error:
                 raise Unusable(f"can't write to {path}: {error.strerror}; see who may write there") from error
         yield

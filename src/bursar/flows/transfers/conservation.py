@@ -79,7 +79,7 @@ async def conservation(
         again.differs = {asset: by for asset, by in again.differs.items() if look.differs.get(asset) == by}
         look = again
     broken = [*known.texts(), *(look.texts[asset] for asset in sorted(look.differs))]
-    away = known.note or look.away
+    away = look.away or known.note
     if notes and not broken and not away:
         await transfers.ledger.store.single().cores.compared_to(rail_name(kind), known.complete_to)
     return Finding(

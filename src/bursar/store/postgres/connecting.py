@@ -23,6 +23,7 @@ import asyncpg
 
 from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import Ports, notice_silence
+from bursar.store.address import HOW_TO
 from bursar.store.options import Options
 from bursar.store.postgres.errors import POOLER, not_connected
 
@@ -138,8 +139,8 @@ class Connector:
         take. With `timed`, we stop waiting for each of them by ourselves, too; without, whoever uses it does."""
         try:
             hosts: Sequence[Host | None] = hosts_of(self._url) or [None]
-        except ValueError as error:
-            raise DatabaseUnavailable(f"its address can't be read: {error}") from None
+        except ValueError:
+            raise DatabaseUnavailable(f"its address can't be read; {HOW_TO}") from None
         ordered = sorted(hosts, key=lambda host: host != self._good)  # stable: the others as they are named
         errors: dict[str, BaseException] = {}
 
@@ -171,7 +172,7 @@ class Connector:
             if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
                 error = ConnectionError("it is not what target_session_attrs wants (read-write: one that takes writes)")
             if isinstance(error, ValueError):
-                error = DatabaseUnavailable(f"its address can't be read: {error}")
+                error = DatabaseUnavailable(f"its address can't be read; {HOW_TO}")
             errors["" if host is None else f"{host.name}:{host.port or ''}".rstrip(":")] = error
             raise
 

@@ -1,13 +1,4 @@
-"""Every door out of the process: clock, ids, randomness, files, sockets, threads.
-
-All other modules are handed a `Ports` and touch the outside world through it alone (a ruff ban holds that), so that
-the simulator can put a virtual clock, seeded randomness, crashing "threads", lossy disks and broken networks behind the
-same doors. Sockets of PostgreSQL are the one exception: asyncpg opens its own, which is why that store stays outside
-the simulator.
-
-A *port call* is anything that leaves the process: `Lane.run`, `Ports.sleep`, and each write to a `Stream`. Files are
-touched by work on a lane, so that no disk ever holds up the event loop.
-"""
+"""The ports of a real process: this machine's clock, threads, files, sockets and programs."""
 
 from __future__ import annotations
 
@@ -28,7 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+from bursar.ports.protocols import File, Files, Lane, Listener, Stream
 
 T = TypeVar("T")
 
@@ -37,178 +30,6 @@ BACKLOG = 128  # connections that wait to be accepted
 ACCEPT_S, ACCEPT_S_MAX = 0.05, 1.0  # before the next try, where there is no descriptor for a connection
 
 log = logging.getLogger("bursar.ports")
-
-
-class Lane(Protocol):
-    """One thread: what is given to it runs in order, one at a time, off the event loop."""
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` and return what it returns. Cancelling the caller never stops work that has begun."""
-        ...
-
-    def close(self) -> None:
-        """Let the thread end once its queue is empty."""
-        ...
-
-
-class File(Protocol):
-    """A file that is being written, from its end on."""
-
-    def write(self, data: bytes | memoryview) -> None:
-        """All of it, or an OSError; after an error nobody knows how much."""
-        ...
-
-    def sync(self) -> None:
-        """Return when what was written is on the disk. An error means that it may never be: do not try again."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it, without a sync."""
-        ...
-
-
-class Files(Protocol):
-    """A disk, for work on a lane. Paths are text; new files are for their owner alone (0600), as are folders (0700)."""
-
-    def make_folder(self, path: str) -> None:
-        """Make it, with its parents, unless it is there."""
-        ...
-
-    def names(self, folder: str) -> list[str]:
-        """What is in a folder, in order."""
-        ...
-
-    def size(self, path: str) -> int:
-        """How many bytes a file has."""
-        ...
-
-    def read(self, path: str, start: int = 0, size: int = -1) -> bytes:
-        """A file, or a part of it."""
-        ...
-
-    def create(self, path: str) -> File:
-        """A new, empty file, instead of any of that name. Its name lasts once the folder is synced."""
-        ...
-
-    def append(self, path: str) -> File:
-        """A file that is there, to be made longer."""
-        ...
-
-    def truncate(self, path: str, size: int) -> None:
-        """Cut a file and sync it."""
-        ...
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a file another name, replacing what had it. Lasts once the folder is synced."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Forget a file."""
-        ...
-
-    def sync_folder(self, path: str) -> None:
-        """Return when the names in a folder are on the disk."""
-        ...
-
-    def lock(self, path: str) -> Callable[[], None]:
-        """Be the only one who has this lock until the returned function is called; BlockingIOError if taken."""
-        ...
-
-
-class Stream(Protocol):
-    """A connection: bytes in order, in both directions, until either side or the network ends it."""
-
-    async def read(self) -> bytes:
-        """The next bytes; none at the end. OSError if the connection broke."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """Hand bytes over to be sent. Never waits, never fails: whether they arrive is not known here."""
-        ...
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes wait here because the other side reads slowly."""
-        ...
-
-    async def drain(self) -> None:
-        """Wait until few bytes wait. OSError if the connection broke."""
-        ...
-
-    def close(self) -> None:
-        """End it, when what was handed over is sent."""
-        ...
-
-    def abort(self) -> None:
-        """End it now; what was handed over and waits here is dropped."""
-        ...
-
-
-class Listener(Protocol):
-    """An address at which others connect. A Unix socket is for its owner alone."""
-
-    address: str
-
-    def close(self) -> None:
-        """Accept nobody more. Connections that are open stay open."""
-        ...
-
-
-class Ports(Protocol):
-    """The doors. One object per process; the simulator makes one per incarnation."""
-
-    def now_us(self) -> int:
-        """Wall clock: microseconds since 1970 UTC. May jump; only ever stored or shown, never trusted for order."""
-        ...
-
-    def monotonic(self) -> float:
-        """Seconds that never go back, for measuring and for deadlines."""
-        ...
-
-    def random(self) -> float:
-        """Uniform in [0, 1): jitter. Never for anything that must be unique or secret."""
-        ...
-
-    def token(self) -> str:
-        """32 unguessable hexadecimal digits: unique across processes without asking anybody."""
-        ...
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait without blocking others."""
-        ...
-
-    def lane(self, name: str) -> Lane:
-        """A new thread of its own."""
-        ...
-
-    def sqlite(self, path: str, *, read_only: bool) -> sqlite3.Connection:
-        """Open a SQLite file in autocommit mode; the caller sets pragmas and begins transactions itself."""
-        ...
-
-    def identity(self, path: str) -> tuple[int, int] | None:
-        """What tells the file at a path from any other that may be there later; None if there is none."""
-        ...
-
-    def free_bytes(self, path: str) -> int:
-        """How much room there is on the disk of a file."""
-        ...
-
-    def files(self) -> Files:
-        """The disk."""
-        ...
-
-    async def connect(self, address: str) -> Stream:
-        """A connection to `unix:PATH` or `tcp:HOST:PORT`; OSError if there is nobody."""
-        ...
-
-    async def listen(
-        self,
-        address: str,
-        accept: Callable[[Stream], object],
-        trouble: Callable[[OSError], object] = lambda _: None,
-    ) -> Listener:
-        """Call `accept` with each new connection; `trouble` while no descriptor is left for one. Port 0: a free one."""
-        ...
 
 
 class ThreadLane:

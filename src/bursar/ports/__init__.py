@@ -1,0 +1,27 @@
+"""Every door out of the process: clock, ids, randomness, files, sockets, threads.
+
+All other modules are handed a `Ports` and touch the outside world through it alone (a ruff ban holds that), so that
+the simulator can put a virtual clock, seeded randomness, crashing "threads", lossy disks and broken networks behind the
+same doors. Sockets of PostgreSQL are the one exception: asyncpg opens its own, which is why that store stays outside
+the simulator.
+
+A *port call* is anything that leaves the process: `Lane.run`, `Ports.sleep`, and each write to a `Stream`. Files are
+touched by work on a lane, so that no disk ever holds up the event loop.
+"""
+
+from bursar.ports.protocols import File, Files, Lane, Listener, Ports, Stream
+from bursar.ports.system import SystemPorts, exit_after, notice_silence, run_program, split_address
+
+__all__ = [
+    "File",
+    "Files",
+    "Lane",
+    "Listener",
+    "Ports",
+    "Stream",
+    "SystemPorts",
+    "exit_after",
+    "notice_silence",
+    "run_program",
+    "split_address",
+]
