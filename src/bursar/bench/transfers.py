@@ -48,6 +48,7 @@ P99_ALLOWED_S = 0.5
 RECOVERY_ALLOWED_S, RECOVERY_OF = 60.0, 100_000
 PEER_IDS = 10**16  # ids of peers begin far from ours and from each other
 SEED_IDS = 9 * 10**18
+PEERS = "peers"
 CHUNK = 200
 DEADLINE_S = 120.0
 
@@ -102,13 +103,14 @@ def _disk() -> Path:
 
 async def _on(place: Place, folder: Path, pace: TransfersPace, say: Say) -> list[Row]:
     rows: list[Row] = []
-    core = f"unix:{folder}/core.sock"
     (folder / "secret").write_bytes(SECRET)
     (folder / "secret").chmod(0o600)
-    async with core_process(folder), TradingClient(SystemPorts(), core, name=CORE, secret=SECRET) as client:
-        await _fund_core(client)
+    # The peers have a core of their own: what they do there is in no ledger, and no server would take it for right.
+    async with core_of(folder, "core") as client, core_of(folder, PEERS) as other:
+        for one in (client, other):
+            await _fund_core(one)
         address = await place.blank("transfers")
-        async with bursar.open(address) as b, _peers(place, client) as peers:
+        async with bursar.open(address) as b, _peers(place, other) as peers:
             transfers = await prepared(b.ledger, client)
             await _fund(transfers)
             ours = _library(transfers)
@@ -131,12 +133,13 @@ async def _on(place: Place, folder: Path, pace: TransfersPace, say: Say) -> list
 
 
 @contextlib.asynccontextmanager
-async def core_process(folder: Path) -> AsyncIterator[None]:
-    """A trading core in its own process, on a disk."""
-    words = ["--data", str(folder / "core"), "--listen", f"unix:{folder}/core.sock", "--name", CORE]
+async def core_of(folder: Path, name: str) -> AsyncIterator[TradingClient]:
+    """A trading core in its own process, on a disk, and a client of it."""
+    words = ["--data", str(folder / name), "--listen", f"unix:{folder}/{name}.sock", "--name", CORE]
     program = [sys.executable, "-c", "from bursar.cli import main; main()"]
     with started([*program, "core", *words, "--secret-file", str(folder / "secret")]):
-        yield
+        async with TradingClient(SystemPorts(), f"unix:{folder}/{name}.sock", name=CORE, secret=SECRET) as client:
+            yield client
 
 
 async def prepared(ledger: Ledger, client: TradingClient) -> Transfers:
@@ -301,7 +304,7 @@ async def _over_http(
 
 async def _beside_dbos(place: Place, folder: Path, server: http.Serving, pace: TransfersPace) -> Row:
     mine, other = [], []
-    command = ["-m", "bursar.bench.transfers_dbos", await place.blank("dbos_http"), f"unix:{folder}/core.sock"]
+    command = ["-m", "bursar.bench.transfers_dbos", await place.blank("dbos_http"), f"unix:{folder}/{PEERS}.sock"]
     with started([sys.executable, *command]) as port:
         async with server.clients(HTTP_PEER_CLIENTS) as ours, http.dbos_clients(int(port), HTTP_PEER_CLIENTS) as dbos:
             loads = (_load(), _load())

@@ -115,7 +115,7 @@ class Scenario:
         self.oracle: TransferOracle | None = None  # from when there is something to look at
         self.asking: set[Process] = set()  # whose callers have not all been answered
         self.healed = False
-        self.prunes = kernel.seed % 4 == 2
+        self.prunes = kernel.seed % 5 == 2
         self.early = 0  # transfers that were begun by then
         self.over = False
         self.finished: asyncio.Future[None] = kernel.loop.create_future()
