@@ -216,7 +216,7 @@ class Config:
 
     core_room_after_s: int = setting(
         3_600,
-        _whole(60, 86_400),
+        _whole(600, 86_400),
         "Age at which a core stops reserving room for the refund of a withdraw; open transfers keep theirs.",
     )
     core_forget_after_s: int = setting(

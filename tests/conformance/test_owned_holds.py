@@ -32,6 +32,7 @@ from bursar.model.errors import (
     RecordMoved,
 )
 from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.model.money import AssetStatus
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record, owner_name
 from bursar.model.retry import Retry
@@ -188,6 +189,20 @@ async def test_a_record_starts_with_its_hold_and_pays_from_it(place: Place) -> N
 
         assert (record.state, record.transit) == ("PAID", 0)
         assert (await p.ledger.hold(hold.id)).state is HoldState.CONFIRMED
+        assert await p.balances() == ["6.000000", "0.000000", "-6.250000", "0.250000"]
+
+
+@scenario
+async def test_what_has_happened_outside_is_booked_whatever_is_frozen_or_suspended_by_then(place: Place) -> None:
+    async with program(place) as p:
+        await seed(p.ledger, "alice", "10")
+        record = await p.start()
+        for path in ("alice", "fees"):
+            await p.ledger.freeze(path)
+        await p.ledger.change_asset("USDT", status=AssetStatus.SUSPENDED)
+
+        assert (await p.now(record)).state == "PAID"
+
         assert await p.balances() == ["6.000000", "0.000000", "-6.250000", "0.250000"]
 
 

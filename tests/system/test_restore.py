@@ -150,3 +150,32 @@ def test_a_core_that_does_not_answer_refuses_its_own_rail_only(tmp_path: Path) -
         finally:
             core.terminate()
             core.communicate()
+
+
+def test_a_core_that_is_lost_is_replaced_by_people(tmp_path: Path) -> None:
+    """An empty core stands at the old one's address: nothing goes there until it was bound, and then two must agree."""
+    folder = tmp_path / "data"
+    with traded(folder) as here:
+        here.stop()
+        shutil.rmtree(folder / "spot")
+        refused = here.refused()
+        assert (refused.returncode, "OTHER_CORE" in refused.stderr) == (4, True)
+        listen, secret = f"unix:{folder}/spot.sock", str(folder / "core.secret")
+        words = ["core", "--data", str(folder / "spot"), "--listen", listen, "--secret-file", secret, "--name", "spot"]
+        core = subprocess.Popen([*COMMAND, *words], env=here.environ, stdout=subprocess.PIPE)
+        try:
+            assert core.stdout is not None and core.stdout.readline()
+            rebind = ("transfer", "rebind", "spot", "--actor", "anna", "--reason", "its disk is lost")
+            done = command(here, *rebind)
+            assert (done.returncode, "is bound to core" in done.stdout) == (0, True), done.stderr
+            assert command(here, *rebind).returncode == 4, "twice is once"
+            shown = command(here, "transfer", "cores")
+            assert (shown.returncode, "spot" in shown.stdout) == (0, True), shown.stderr
+        finally:
+            core.terminate()
+            core.communicate()
+        here.start()
+        assert here.transfer("FUNDING", "SPOT", "1", "a").json()["code"] == "TRANSFERS_PAUSED"
+        for person in ("anna", "ben"):
+            alone = command(here, "transfer", "allow", "--actor", person, "--reason", "it is there again")
+            assert (alone.returncode, "I5 is broken" in alone.stderr) == (1, True), "100 are missing there"

@@ -146,8 +146,14 @@ def _here(runtime: Runtime) -> Iterable[str]:
     driven = sum(engine.in_hand for engine in runtime.engines)
     settled = [(_state(*key), count) for engine in runtime.engines for key, count in sorted(engine.settled.items())]
     up = [(f'{{core="{kind.value}"}}', int(client.is_connected)) for kind, client in runtime.cores.items()]
+    floors = [
+        (f'{{core="{kind.value}",floor="{name}"}}', height)
+        for kind, client in runtime.cores.items()
+        for name, height in (("room", client.floors.room), ("forget", client.floors.forget))
+    ]
     return [
         *family("bursar_driven", "gauge", "Records that are being driven here.", [("", driven)]),
         *family("bursar_settled_total", "counter", "Records that came to an end here.", settled),
+        *family("bursar_core_floor", "gauge", "Ids below which a core has no room for refunds, or forgets.", floors),
         *family("bursar_core_up", "gauge", "Whether there is a connection.", up),
     ]

@@ -79,6 +79,7 @@ def _intent(
         kind=kind,
         book=held.book,
         consume=() if is_new else (record.transit,),
+        outside=not is_new,  # what it pays, or gives back, has happened outside already (T35)
         hold=HoldChange(
             id=0 if is_new else held.number or number_of(item),
             account=held.account,

@@ -189,5 +189,5 @@ def _change(made: Plan, source: str, target: str, actor: str, reason: str) -> Ch
     if not source:
         return Change(moves=(move,))
     leg = Leg(source, target, made.transfer.asset, made.transfer.minor)
-    intent = Intent(scope=SCOPE, key=f"{made.id}:{RECONCILED}", legs=(leg,), kind=Kind.RETURN)
+    intent = Intent(scope=SCOPE, key=f"{made.id}:{RECONCILED}", legs=(leg,), kind=Kind.RETURN, outside=True)
     return Change(intents=(intent,), moves=(move,))

@@ -278,7 +278,12 @@ class Transfers:
         `actor` is a person, or what a program calls itself. With `two_people`, it takes two to start them again.
         """
         why = check_reason(reason)
-        return await set_pause(self.ledger.store, *NEW_TRANSFERS, actor=actor, reason=why, two_people=two_people)
+        was_on = await set_pause(self.ledger.store, *NEW_TRANSFERS, actor=actor, reason=why, two_people=two_people)
+        if self._reading is not None:  # it may have looked before, and what it knows would be believed for a while
+            with contextlib.suppress(StoreError):
+                await asyncio.shield(self._reading)
+        self._assets_read = float("-inf")
+        return was_on
 
     async def allow_new(self, actor: str, reason: str) -> Lift:
         """And start them again; where two people are needed, the first one only proposes it (T47)."""
