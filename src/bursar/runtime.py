@@ -26,7 +26,7 @@ from bursar.flows.transfers.pruning import Horizons, Pruned, prune
 from bursar.flows.transfers.watch import look_at_cores, watch
 from bursar.instance import Bursar
 from bursar.ledger import REAP
-from bursar.model.errors import DatabaseUnavailable
+from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
 from bursar.rails.trading import CoreLink, TradingClient
@@ -38,6 +38,7 @@ from bursar.worker_names import held_name
 
 FIRST_WRITE_S = 10.0  # how long the database may take to commit a row when we start
 NOT_OURS = (OTHER_CORE, OTHER_LEDGER)  # trouble with a core that only people can end
+AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # it is away for everybody, or slow, and comes back
 UNCHECKED_S = 1.0  # between two tries to compare a core with the ledger that did not answer yet
 WAITING_S = 2.0  # between two looks at what waits for people
 
@@ -68,7 +69,7 @@ class Runtime:
         async def alert(message: str) -> None:
             await self.transfers.engine.alert(None, f"{name} failed", "critical", message)
 
-        return asyncio.create_task(supervise(name, work, self.ports, alert), name=name)
+        return asyncio.create_task(supervise(name, work, self.ports, alert, AWAY), name=name)
 
 
 def make_secrets(config: Config, ports: Ports) -> None:
@@ -234,22 +235,16 @@ async def _prune(runtime: Runtime) -> None:
     """Let cores set room free and forget, as time goes on (T32)."""
     while runtime.config.prune_interval_s:
         await runtime.ports.sleep(runtime.config.prune_interval_s)
-        try:
-            for result in await prune_cores(runtime):
-                log.info("core %s: floors %s, %s kept %s", result.rail, result.floors, result.kept, result.note)
-        except DatabaseUnavailable as error:  # it is away for everybody, and comes back
-            log.error("the cores are pruned later: %s", error)
+        for result in await prune_cores(runtime):
+            log.info("core %s: floors %s, %s kept %s", result.rail, result.floors, result.kept, result.note)
 
 
 async def _expire_holds(runtime: Runtime) -> None:
     """Give back what remains of holds whose time is up."""
     while True:
         await runtime.ports.sleep(runtime.config.hold_expiry_interval_ms / 1000)
-        try:
-            while len(await runtime.bursar.ledger.expire_holds()) == REAP:
-                continue  # there may be more
-        except DatabaseUnavailable as error:  # it is away for everybody, and comes back
-            log.error("holds whose time is up are given back later: %s", error)
+        while len(await runtime.bursar.ledger.expire_holds()) == REAP:
+            continue  # there may be more
 
 
 async def prune_cores(runtime: Runtime) -> list[Pruned]:

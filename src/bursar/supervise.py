@@ -33,8 +33,17 @@ class Clock(Protocol):
         ...
 
 
-async def supervise(name: str, work: Callable[[], Awaitable[object]], clock: Clock, alert: Alert | None = None) -> None:
-    """Run `work` until it returns; if it raises, say so, wait with exponential back-off, and run it again."""
+async def supervise(
+    name: str,
+    work: Callable[[], Awaitable[object]],
+    clock: Clock,
+    alert: Alert | None = None,
+    outages: tuple[type[Exception], ...] = (),
+) -> None:
+    """Run `work` until it returns; if it raises, say so, wait with exponential back-off, and run it again.
+
+    `outages` are failures of something outside that everybody meets and that pass: one line, and no alert.
+    """
     wait_s = BACKOFF_S
     while True:
         began = clock.monotonic()
@@ -51,8 +60,11 @@ async def supervise(name: str, work: Callable[[], Awaitable[object]], clock: Clo
         if clock.monotonic() - began > STEADY_S:
             wait_s = BACKOFF_S
         what = f"background task {name} failed: {type(failure).__name__}: {failure}"
-        log.critical("%s; it is run again in %g s", what, wait_s, exc_info=failure)
-        await _raise_alert(name, what, alert)
+        if isinstance(failure, outages):
+            log.error("%s; it is run again in %g s", what, wait_s)
+        else:
+            log.critical("%s; it is run again in %g s", what, wait_s, exc_info=failure)
+            await _raise_alert(name, what, alert)
         await clock.sleep(wait_s)
         wait_s = min(2 * wait_s, BACKOFF_S_MAX)
 

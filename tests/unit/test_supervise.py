@@ -58,6 +58,23 @@ def test_a_failed_task_is_logged_alerted_and_run_again(caplog: pytest.LogCapture
     assert caplog.records[0].exc_info is not None  # with its traceback
 
 
+def test_an_outage_is_one_line_without_an_alert(caplog: pytest.LogCaptureFixture) -> None:
+    clock, alerts = Clock(), list[str]()
+    work = Work(clock, ConnectionError("the database is away"), RuntimeError("bad"))
+
+    async def alert(message: str) -> None:
+        alerts.append(message)
+
+    with caplog.at_level(logging.ERROR, "bursar.supervise"):
+        asyncio.run(supervise("watch", work, clock, alert, (OSError,)))
+    assert work.runs == 3
+    assert [(record.levelname, bool(record.exc_info)) for record in caplog.records] == [
+        ("ERROR", False),
+        ("CRITICAL", True),
+    ]
+    assert [text.split(": ")[1] for text in alerts] == ["RuntimeError"]
+
+
 def test_backoff_is_capped_and_begins_anew_after_a_steady_run() -> None:
     clock = Clock()
     asyncio.run(supervise("watch", Work(clock, *[OSError() for _ in range(12)]), clock))

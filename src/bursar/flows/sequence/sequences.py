@@ -28,7 +28,7 @@ from bursar.flows.sequence.steps import EntryStep, OwnStep, Sequence, Step, Stor
 from bursar.flows.sequence.views import SequenceView, view
 from bursar.ledger import Ledger
 from bursar.model.entries import check_key
-from bursar.model.errors import OtherRequest, UnknownRecord
+from bursar.model.errors import Conflict, DatabaseUnavailable, OtherRequest, OutcomeUnknown, UnknownRecord
 from bursar.model.machine import Kind
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm
@@ -37,6 +37,7 @@ from bursar.supervise import supervise
 from bursar.writer import Remember
 
 CALL_TIMEOUT_S = 10.0
+AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # the database is away for everybody, or slow, and comes back
 WAIT_S = 2.0  # how long a caller waits for its sequence
 PARTING_S = 10.0  # how long what is under way may take when the program ends
 LEASE_S = 30.0
@@ -81,7 +82,7 @@ class Sequences:
         async def alert(message: str) -> None:
             await self.engine.alert(None, f"{name} failed", "critical", message)
 
-        return asyncio.create_task(supervise(name, work, self.engine.ports, alert), name=name)
+        return asyncio.create_task(supervise(name, work, self.engine.ports, alert, AWAY), name=name)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
