@@ -206,7 +206,7 @@ async def running(config: Config, ports: Ports, role: str, stopping: Stopping | 
 async def first_look(runtime: Runtime) -> None:
     """Compare every core with the ledger before the first transfer is taken. A core that is not this ledger's is
     refused; one that does not answer is asked again later, and nothing new goes there until then."""
-    with contextlib.suppress(DatabaseUnavailable):  # the watch meets it again at once, and says so
+    with contextlib.suppress(*AWAY):  # the watch meets it again at once, and says so
         await look_at_cores(runtime.transfers, runtime.cores)
     for kind, client in runtime.cores.items():
         if client.trouble.startswith(NOT_OURS):
@@ -227,7 +227,7 @@ async def _watch(runtime: Runtime) -> None:
                 await watch(transfers, runtime.cores)
             elif transfers.unchecked:
                 await look_at_cores(transfers, {kind: runtime.cores[kind] for kind in sorted(transfers.unchecked)})
-        except DatabaseUnavailable as error:  # it is away for everybody, and comes back
+        except AWAY as error:
             log.error("the audit failed, the next one comes in %s s: %s", interval_s or UNCHECKED_S, error)
 
 

@@ -29,7 +29,8 @@ class Behind(msgspec.Struct, kw_only=True):
     note: str = ""  # why that can't be said
     missing: list[OperationRow] = []  # operations of the core whose transfer has no record here
     floors: str = ""  # what the core's floors say, if they are higher than the ones here
-    complete_to: int = 0  # the sequence up to which the core's log was compared
+    begun_at: int = 0  # the sequence up to which the core's log had been compared before
+    complete_to: int = 0  # and up to which it was compared now
 
     @property
     def is_behind(self) -> bool:
@@ -54,8 +55,8 @@ def line(row: OperationRow) -> str:
 async def look(store: Store, rail: str, client: TradingClient) -> Behind:
     """Compare a core's log, as far as it was not compared before, with the records here."""
     known = await store.read.cores.get(rail)
-    found = Behind(rail=rail, missing=[])
     after, end = 0 if known is None else known.compared, -1
+    found = Behind(rail=rail, missing=[], begun_at=after)
     while end < 0 or after < end:
         listed = await client.operations(after)
         if listed.outcome is not Outcome.SUCCESS:

@@ -80,7 +80,7 @@ async def conservation(
         look = again
     broken = [*known.texts(), *(look.texts[asset] for asset in sorted(look.differs))]
     away = look.away or known.note
-    if notes and not broken and not away:
+    if notes and not broken and not away and known.complete_to > known.begun_at:
         await transfers.ledger.store.single().cores.compared_to(rail_name(kind), known.complete_to)
     return Finding(
         invariant="I5",

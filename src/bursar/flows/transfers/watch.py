@@ -17,7 +17,7 @@ from bursar.engine.flow import storable
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.request import NEW_TRANSFERS, AccountType
 from bursar.flows.transfers.transfers import Transfers
-from bursar.model.errors import DatabaseUnavailable, NotPossible
+from bursar.model.errors import DatabaseUnavailable, NotPossible, OutcomeUnknown
 from bursar.rails.trading import TradingClient
 
 CONSERVED = ("I1", "I4")  # beside I5, and cheap enough to be looked at all the time
@@ -46,7 +46,7 @@ async def look_at_cores(transfers: Transfers, cores: Mapping[AccountType, Tradin
             finding = await conservation(transfers, kind, client, notes=True)
             if finding.judged or finding.not_judged:
                 transfers.unchecked.discard(kind)
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, OutcomeUnknown):
             raise  # it is away for everybody
         except Exception as error:  # whatever it is: the other cores are still compared
             log.exception("core %s could not be compared with the ledger", kind)
