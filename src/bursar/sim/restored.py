@@ -9,8 +9,8 @@ together, and booked on both sides alike.
 from __future__ import annotations
 
 import contextlib
-import random
 from contextvars import Context
+from typing import Any
 
 from bursar.audit import audit
 from bursar.flows.transfers import AccountType, Transfers
@@ -22,11 +22,12 @@ from bursar.ledger import Ledger
 from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome as Said
 from bursar.rails.trading import TradingClient
+from bursar.sim import transfers
 from bursar.sim.exchange import FUNDS, USERS
-from bursar.sim.kernel import CrashAt, Kernel, Run, run
+from bursar.sim.kernel import Kernel, Run
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Process
-from bursar.sim.transfers import PATH, SERVERS, Outcome, Scenario, Size, crash_points
+from bursar.sim.transfers import PATH, SERVERS, Outcome, Scenario, Size
 
 BACKUP_S_MAX = 0.6  # when the backup is made
 RESTORE_S_MAX = 1.2  # how much later it is put back
@@ -134,20 +135,6 @@ async def is_paused(transfers: Transfers) -> bool:
     return NEW_TRANSFERS in {(pause.kind, pause.name) for pause in await transfers.ledger.store.read.pauses.list()}
 
 
-def play(
-    seed: int,
-    *,
-    crashes: list[CrashAt] | None = None,
-    split: bool | None = None,
-    size: Size | None = None,
-    verbose: bool = False,
-) -> Run[Outcome]:
+def play(seed: int, **options: Any) -> Run[Outcome]:
     """Run one seed, as `transfers.play`."""
-    if split:
-        raise ValueError("records need a store with real transactions; there is no split mode here")
-    points = crash_points(random.Random(f"{seed} shape")) if crashes is None else crashes
-
-    async def main(kernel: Kernel) -> Outcome:
-        return await Restored(kernel, size or Size()).play()
-
-    return run(main, seed, crashes=points, verbose=verbose)
+    return transfers.play(seed, scenario=Restored, **options)

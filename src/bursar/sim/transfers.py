@@ -487,6 +487,7 @@ def play(
     split: bool | None = None,
     size: Size | None = None,
     verbose: bool = False,
+    scenario: type[Scenario] = Scenario,
 ) -> Run[Outcome]:
     """Run one seed. Without `crashes`, the seed decides where they fall; there is no split mode of this scenario."""
     if split:
@@ -494,6 +495,6 @@ def play(
     points = crash_points(random.Random(f"{seed} shape")) if crashes is None else crashes
 
     async def main(kernel: Kernel) -> Outcome:
-        return await Scenario(kernel, size or Size()).play()
+        return await scenario(kernel, size or Size()).play()
 
     return run(main, seed, crashes=points, verbose=verbose)

@@ -183,7 +183,7 @@ class Connector:
                 connection = await self._open(host, timed)
                 await self._prepare(connection, settings, limited)
                 return connection
-        except BaseException:
+        except BaseException:  # also a cancellation, which goes on: nothing was written on it yet
             if connection is not None:
                 connection.terminate()
             raise
