@@ -158,6 +158,33 @@ def test_group_whose_answer_is_lost_is_written_once(proxy: Proxy) -> None:
     asyncio.run(body())
 
 
+def test_idle_connections_to_a_silent_server_are_not_used_again(proxy: Proxy) -> None:
+    """Given connections that decide and write groups, idle while their server goes silent, when a read has got no answer,
+    then no group waits for its own limit to find out the same: two seconds after a failover all of it works again."""
+
+    async def deposits(bursar: Bursar, name: str) -> None:
+        async def three(caller: int) -> None:
+            for n in range(3):
+                await bursar.ledger.commit(deposit(BANK, "a", ASSET, "1", key=f"{name}-{caller}-{n}"))
+
+        await asyncio.gather(*map(three, range(100)))
+
+    async def body() -> None:
+        limit_s = 2.0
+        async with limited(proxy.url, limit_s) as bursar:
+            await deposits(bursar, "before")
+            store = cast("PostgresStore", bursar.store)
+            assert store._decider is not None, "a hundred at once are decided beside others"
+            proxy.go_silent(for_new=False)
+            with pytest.raises(DatabaseUnavailable):
+                await balance(bursar)
+            with soon(limit_s):
+                await deposits(bursar, "after")
+            assert await balance(bursar) == "601.00"
+
+    asyncio.run(body())
+
+
 def test_statement_of_a_pool_that_only_writes_is_unknown_when_its_answer_is_lost(proxy: Proxy) -> None:
     """A pause is one statement without a transaction around it."""
 

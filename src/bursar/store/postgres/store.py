@@ -124,6 +124,7 @@ class PostgresStore:
         self._writing = asyncio.Lock()
         self._aside: Connection | None = None
         self._setting_aside = asyncio.Lock()
+        self._locks = {"_decider": self._deciding, "_writer": self._writing, "_aside": self._setting_aside}
         self._readers: WeakSet[Connection] = WeakSet()  # of the pool
         self._connected = 0  # connections made for groups: after a failover, the next one may be to another server
         self._may_hang = False  # whether a commit got no answer since we last looked
@@ -173,7 +174,7 @@ class PostgresStore:
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             if broken(error):  # before anything is awaited, or a cancel request would be on its way
                 drop(connection)
-            if read_only(error) or isinstance(error, TimeoutError):
+            if read_only(error) or broken(error):
                 await self._reconnect()
             if not broken(error):
                 raise explain(error) from error
@@ -219,11 +220,17 @@ class PostgresStore:
         return connection
 
     async def _reconnect(self) -> None:
-        """Use no connection of the pool again: the server is silent, or no longer the one that takes writes. Those that
-        are in use end by themselves."""
+        """Use no connection again that was made before now: the server is silent or gone, or no longer the one that
+        takes writes. An idle connection does not notice that by itself, and the next statement on it would wait for
+        its whole limit. Connections that are in use end by themselves."""
         for connection in list(self._readers):
             if not connection.is_closed() and connection.get_server_pid() not in self._busy:
                 connection.terminate()
+        for name, lock in self._locks.items():
+            connection = getattr(self, name)
+            if connection is not None and not lock.locked():
+                connection.terminate()
+                setattr(self, name, None)
         if self._pool is not None:
             await self._pool.expire_connections()
 
@@ -319,7 +326,7 @@ class PostgresStore:
                     raise
                 if read_only(error):
                     self._drop_groups()
-                if read_only(error) or isinstance(error, TimeoutError):
+                if read_only(error) or broken(error):
                     await self._reconnect()
                 if read_only(error) and not last:
                     continue
