@@ -185,6 +185,30 @@ def test_idle_connections_to_a_silent_server_are_not_used_again(proxy: Proxy) ->
     asyncio.run(body())
 
 
+def test_idle_connections_are_not_used_again_after_no_new_one_could_be_made(proxy: Proxy) -> None:
+    """Given readers who stop waiting before their limit, as requests with a deadline do, so that no statement ever runs
+    into it; when the server is away and comes back, then a group does not wait for the connection it had before."""
+
+    async def body() -> None:
+        limit_s = 5.0
+        async with limited(proxy.url, limit_s) as bursar:
+            await bursar.ledger.commit(deposit(BANK, "a", ASSET, "1", key="before"))
+            await asyncio.gather(*[balance(bursar) for _ in range(4)])
+            proxy.go_silent(for_new=False)
+            proxy.refuses = True
+            for _ in range(4):  # as many as the pool has
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await balance(bursar)
+            with pytest.raises(DatabaseUnavailable):
+                await balance(bursar)
+            proxy.refuses = False
+            with soon(limit_s - 1):
+                await bursar.ledger.commit(deposit(BANK, "a", ASSET, "1", key="after"))
+
+    asyncio.run(body())
+
+
 def test_statement_of_a_pool_that_only_writes_is_unknown_when_its_answer_is_lost(proxy: Proxy) -> None:
     """A pause is one statement without a transaction around it."""
 

@@ -130,7 +130,7 @@ class Connector:
         self._url = url
         self._options = options
         self.is_pooled = False  # whether the last connection was to a pooler: its process is not the server's
-        self._good: Host | None = None  # whom the last connection was made to
+        self.host: Host | None = None  # of several, whom the last connection was made to
         self._closing: set[asyncio.Task[None]] = set()
         self._sessions: WeakValueDictionary[str, Connection] = WeakValueDictionary()
 
@@ -141,7 +141,7 @@ class Connector:
             hosts: Sequence[Host | None] = hosts_of(self._url) or [None]
         except ValueError:
             raise DatabaseUnavailable(f"its address can't be read; {HOW_TO}") from None
-        ordered = sorted(hosts, key=lambda host: host != self._good)  # stable: the others as they are named
+        ordered = sorted(hosts, key=lambda host: host != self.host)  # stable: the others as they are named
         errors: dict[str, BaseException] = {}
 
         def attempt(host: Host | None) -> Coroutine[Any, Any, Connection]:
@@ -150,7 +150,7 @@ class Connector:
         found = await _first(attempt, ordered)
         if found is None:
             raise not_connected(errors) from next(iter(errors.values()))
-        connection, self._good = found
+        connection, self.host = found
         return connection
 
     async def _attempt(

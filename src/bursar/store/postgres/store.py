@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -196,7 +196,7 @@ class PostgresStore:
             raise DatabaseUnavailable("it is not open")
         try:
             if unhurried:
-                return await self._connector.connect(SETTINGS, limited=False)
+                return await self._connect(SETTINGS, limited=False)
             return cast("Connection", await self._pool.acquire(timeout=FREE_S))  # a proxy that behaves like one
         except TimeoutError as error:
             raise DatabaseUnavailable(f"no connection within {FREE_S} s") from error
@@ -215,8 +215,21 @@ class PostgresStore:
                 await self._pool.release(connection, timeout=CLOSE_S)
 
     async def _connect_reader(self, *_: Any, **__: Any) -> Connection:
-        connection = await self._connector.connect(SETTINGS, timed=True)
+        connection = await self._connect(SETTINGS, timed=True)
         self._readers.add(connection)
+        return connection
+
+    async def _connect(self, settings: Mapping[str, str], **how: bool) -> Connection:
+        """A new connection. If there is none to be had, or it is to another host than the last one, a server has gone:
+        idle connections to it may not know that yet."""
+        before = self._connector.host
+        try:
+            connection = await self._connector.connect(settings, **how)
+        except Unreachable:
+            await self._reconnect()
+            raise
+        if before is not None and before != self._connector.host:
+            await self._reconnect()
         return connection
 
     async def _reconnect(self) -> None:
@@ -379,7 +392,7 @@ class PostgresStore:
         if self._pool is None:
             raise DatabaseUnavailable("it is not open")
         if connection is None or connection.is_closed():
-            connection = await self._connector.connect(WRITER_SETTINGS)
+            connection = await self._connect(WRITER_SETTINGS)
             self._connected += 1
             try:
                 async with asyncio.timeout(self.timeout_s):
