@@ -20,6 +20,7 @@ from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN
 from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log, watch_pauses
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
+from bursar.flows.transfers.closing import watch_closings
 from bursar.flows.transfers.flow import ALARMS, rail_name
 from bursar.flows.transfers.link import CoreUnusable, StoreLink
 from bursar.flows.transfers.pruning import Horizons, Pruned, prune
@@ -186,6 +187,7 @@ async def running(config: Config, ports: Ports, role: str, stopping: Stopping | 
             runtime.background("bursar-prune", partial(_prune, runtime)),
             runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
             runtime.background("bursar-pauses", partial(watch_pauses, runtime.transfers.engine, config.alert_paused_s)),
+            runtime.background("bursar-closings", partial(watch_closings, runtime.transfers.engine)),
             runtime.background("bursar-forced-calls", partial(keep_asking, runtime.transfers.engine)),
             runtime.background("bursar-holds", partial(_expire_holds, runtime)),
         ]

@@ -18,7 +18,7 @@ from tests.cli.conftest import Ran, Shell
 
 import bursar
 from bursar.audit import Finding
-from bursar.cli.app import root
+from bursar.cli.app import explain, root
 from bursar.cli.commands.audit import advice
 from bursar.cli.commands.serve import LOCK
 from bursar.ledger import Ledger
@@ -437,3 +437,12 @@ def test_errors_for_programs_carry_the_facts(shell: Shell) -> None:
     told = shell("--json", *PAY, "1000").json
     assert told["facts"] == {"account": "user:1", "asset": "USDT", "needed": "1000.000000", "available": "100.000000"}
     assert json.dumps(told)
+
+
+def test_what_failed_after_an_error_is_said_in_the_same_line() -> None:
+    """A close whose COMMIT was lost, and whose freeze could not be lifted: the code is that of the first error."""
+    error = OutcomeUnknown("none", "it broke")
+    error.add_note("account user:1:funding may still be frozen")
+    name, message, _, _ = explain(error)
+    assert name == "OUTCOME_UNKNOWN"
+    assert message.endswith("; account user:1:funding may still be frozen")

@@ -19,12 +19,15 @@ from bursar.cli.commands.sim import Job, run_jobs
 from bursar.engine import Answer
 from bursar.flows.transfers import incoming, rails
 from bursar.flows.transfers import transfers as flow
+from bursar.ledger.rules import RuleBook
+from bursar.model.accounts import Account, AccountStatus
 from bursar.model.outcome import Outcome
 from bursar.rails.trading.wal import Log
 from bursar.sim import transfers
 from bursar.sim.kernel import CrashAt
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Moment
+from bursar.store.operators import Closings
 from bursar.store.sqlite import calls
 from bursar.writer import Remember
 
@@ -34,7 +37,7 @@ SMALL = transfers.Size(callers=2, entries_each=2)
 # Small runs whose every port call is a crash: some of the money arrives, and some goes back to either side. The
 # ledger's end rides in the first, and is called in the other (ADR 14). To die before a call is nearly to die after the
 # one before it: once is enough.
-SEEDS_OF_EVERY_CALL = (1418, 361)
+SEEDS_OF_EVERY_CALL = (1418, 563)
 EVERY = [(process, seed, Moment.AFTER) for process in ("server", "server-2", "core") for seed in SEEDS_OF_EVERY_CALL]
 EVERY += [("core", 1418, Moment.BEFORE)]
 
@@ -42,7 +45,8 @@ EVERY += [("core", 1418, Moment.BEFORE)]
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_seed_loses_or_makes_money(part: int) -> None:
     """Every end is reached, in both directions, with crashes of all processes and money given back; and everything that
-    can go wrong between them does: cuts before and after, late bytes, partitions, pauses, jumps of a clock."""
+    can go wrong between them does: cuts before and after, late bytes, partitions, pauses, jumps of a clock. In the
+    middle of a close a person freezes the account, or the server dies."""
     seen: Counter[str] = Counter()
     for seed in range(part, SEEDS, PARTS):
         done = transfers.play(seed)
@@ -61,6 +65,8 @@ def test_no_seed_loses_or_makes_money(part: int) -> None:
     )
     assert min(seen["cut before"], seen["cut after"]) > each // 6
     assert min(seen["server"], seen["server-2"], seen["killed on the net"], seen["swallowed"]) > each // 20
+    assert min(seen["frozen while closing"], seen["closes interrupted"]) > each // 10
+    assert seen["closes found interrupted"] > each // 60
     assert seen["back to FUNDING"] > each // 3
     assert seen["back to SPOT"] > each // 60  # few: a ledger's account must be frozen while the core is asked
 
@@ -112,7 +118,7 @@ def noticed(times: int, seeds: int, step: int = 1) -> bool:
 def fails_with_a_crash_at(call: int) -> bool:
     """Whether a small run, in which the ledger's end is called, goes wrong if the server dies there."""
     try:
-        transfers.play(361, crashes=[CrashAt("server", call, Moment.AFTER)], size=SMALL)
+        transfers.play(563, crashes=[CrashAt("server", call, Moment.AFTER)], size=SMALL)
     except (Violation, BaseExceptionGroup):
         return True
     return False
@@ -195,6 +201,43 @@ def test_an_order_that_only_one_server_knows_of_is_noticed(monkeypatch: pytest.M
     monkeypatch.setattr(flow.Transfers, "_first", first)
     monkeypatch.setattr("bursar.flows.transfers.transfers.Remember", remember)
     assert noticed(5, seeds=20)
+
+
+def noticed_by_closers(times: int, seeds: int) -> bool:
+    """Whether so many of the seeds fail in which accounts close while a person freezes them."""
+    return sum(len(run_jobs("transfers", [Job(seed)]).failures) for seed in range(5, seeds, 7)) >= times
+
+
+def test_a_close_that_lifts_any_freeze_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a person who has frozen the account meanwhile."""
+
+    async def cancel_close(self: RuleBook, path: str, _token: str) -> None:
+        await self.unfreeze(path)
+
+    monkeypatch.setattr(RuleBook, "cancel_close", cancel_close)
+    assert noticed_by_closers(2, seeds=20)
+
+
+def test_a_freeze_that_leaves_no_trace_while_an_account_closes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account is frozen already, by the close, which takes the freeze for its own."""
+    real = RuleBook.freeze
+
+    async def freeze(self: RuleBook, path: str) -> Account:
+        head = await self.account(path)
+        return head if head.status is AccountStatus.FROZEN else await real(self, path)
+
+    monkeypatch.setattr(RuleBook, "freeze", freeze)
+    assert noticed_by_closers(2, seeds=20)
+
+
+def test_a_close_that_leaves_no_row_with_its_freeze_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies, and the account is frozen for no reason that any operator could find."""
+
+    async def put(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(Closings, "put", put)
+    assert noticed_by_closers(2, seeds=40)
 
 
 def noticed_by_arrivals(seeds: int) -> bool:

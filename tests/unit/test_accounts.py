@@ -13,14 +13,18 @@ from bursar.model.accounts import (
     AccountStatus,
     Book,
     CappedOverdraft,
+    Closing,
     ExternalAccount,
     NoOverdraft,
     Policy,
     SystemAccount,
     UncappedOverdraft,
+    changed,
     check_path,
+    close_may_freeze,
     decode_policy,
     encode_policy,
+    lifted,
 )
 from bursar.model.errors import InvalidName
 from bursar.model.money import Asset
@@ -129,3 +133,58 @@ def test_a_book_admits_what_it_lists_and_what_is_below() -> None:
 def test_an_empty_book_admits_all() -> None:
     assert Book(name="b").admits_asset("USDT")
     assert Book(name="b").admits_account("anybody")
+
+
+# --- whose freeze it is --------------------------------------------------------------------------------------------
+
+ACTIVE, FROZEN, CLOSED = AccountStatus.ACTIVE, AccountStatus.FROZEN, AccountStatus.CLOSED
+OURS, ANOTHER = (Closing(path="a", token=token) for token in ("ours", "another"))
+
+
+def account(status: AccountStatus) -> Account:
+    return Account(id=7, path="a", version=3, status=status, book="b", policy=UncappedOverdraft())
+
+
+@pytest.mark.parametrize(
+    ("before", "closing", "after", "writes"),
+    [
+        (ACTIVE, None, FROZEN, True),
+        (ACTIVE, None, ACTIVE, False),
+        (FROZEN, None, ACTIVE, True),
+        (FROZEN, None, FROZEN, False),
+        (FROZEN, OURS, FROZEN, True),  # a person's freeze, while a close has frozen the account
+        (FROZEN, OURS, ACTIVE, True),
+        (FROZEN, OURS, CLOSED, True),
+    ],
+)
+def test_a_change_of_status_writes_a_version(
+    before: AccountStatus, closing: Closing | None, after: AccountStatus, writes: bool
+) -> None:
+    head = account(before)
+    expected = Account(id=7, path="a", version=4, status=after, book="b", policy=UncappedOverdraft())
+    assert changed(head, closing, status=after) == (expected if writes else None)
+
+
+@pytest.mark.parametrize("closing", [None, OURS])
+def test_a_change_of_policy_leaves_the_status(closing: Closing | None) -> None:
+    head = account(FROZEN)
+    assert changed(head, closing, policy=UncappedOverdraft()) is None
+    new = changed(head, closing, policy=NoOverdraft())
+    assert new is not None
+    assert (new.version, new.status, new.policy) == (4, FROZEN, NoOverdraft())
+
+
+@pytest.mark.parametrize(
+    ("status", "closing", "may"), [(ACTIVE, None, True), (FROZEN, None, False), (FROZEN, ANOTHER, True)]
+)
+def test_a_close_makes_no_freeze_of_a_person_its_own(status: AccountStatus, closing: Closing | None, may: bool) -> None:
+    assert close_may_freeze(account(status), closing) is may
+
+
+@pytest.mark.parametrize("status", AccountStatus)
+@pytest.mark.parametrize("closing", [None, OURS, ANOTHER])
+def test_a_close_lifts_its_own_freeze_alone(status: AccountStatus, closing: Closing | None) -> None:
+    new = lifted(account(status), closing, "ours")
+    assert (new is not None) is (status is FROZEN and closing is OURS)
+    assert new is None or (new.version, new.status) == (4, ACTIVE)
+    assert lifted(None, closing, "ours") is None

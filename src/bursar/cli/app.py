@@ -185,7 +185,8 @@ def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
             code = DATABASE
         elif isinstance(error, Conflict):
             code = CONFLICT
-        return error.code, " ".join(str(error).split()), error.facts, code
+        said = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        return error.code, " ".join(said.split()), error.facts, code
     text = " ".join(str(error).split()) or "no more is known"
     why = f"{type(error).__name__}: {text}; set {TRACEBACK_VARIABLE}=1 to see where, and run `bursar audit`"
     return "UNEXPECTED", why, {}, DATABASE

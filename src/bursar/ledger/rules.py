@@ -16,14 +16,18 @@ from bursar.model.accounts import (
     AccountStatus,
     Book,
     CappedOverdraft,
+    Closing,
     NoOverdraft,
     Policy,
+    changed,
     check_name,
     check_path,
     check_policy,
+    close_may_freeze,
     encode_policy,
     floor_minor,
     funding_user,
+    lifted,
     plain_text,
     same_policy,
 )
@@ -289,33 +293,46 @@ class RuleBook:
         if status is AccountStatus.CLOSED and path in OF_FLOWS:
             raise InvalidName("account to close", path, "flows book there what has happened outside")
         async with self.store.unit() as unit:
-            await unit.rules.bump()  # first: from here on no commit is between its check and its write
-            head = (await unit.accounts.heads([path])).get(path)
-            if head is None:
-                raise UnknownAccount(path)
-            if head.status is AccountStatus.CLOSED:
-                raise AccountClosed(path)
+            head, closing = await _locked(unit, path)
             if status is AccountStatus.CLOSED:
                 await _check_empty(unit, head)
                 if not self.store.split:  # which has no records
                     await _check_transfers(unit, head, transfers_seen)
-            new = Account(
-                id=head.id,
-                path=path,
-                version=head.version + 1,
-                policy=head.policy if policy is None else policy,
-                status=head.status if status is None else status,
-                book=head.book,
-            )
-            if (new.policy, new.status) == (head.policy, head.status):
+            new = changed(head, closing, status=status, policy=policy)
+            if closing is not None and status is not None:  # the freeze is not the close's any more, to be lifted by it
+                await unit.closings.drop(path)
+            if new is None:
                 return head
             if policy is not None:
                 await _check_policy(unit, policy, head.book)
                 await _change_guards(unit, head, new)
-            if not await unit.accounts.append(new):
-                raise Conflict(f"account {path} was changed by somebody else", 1)
-            await unit.events.append(EventKind.ACCOUNT_CHANGED, new.id, new.version)
-            return new
+            return await _append(unit, new)
+
+    async def begin_close(self, path: str, token: str) -> Account:
+        """Freeze a user's funding account for the close of this token, and write down whose freeze it is.
+
+        It stays that close's until a person freezes or unfreezes the account, or another close begins. The freeze of a
+        person is left as it is.
+        """
+        if funding_user(check_path(path)) is None:
+            raise InvalidName("account to freeze while it closes", path, "a user's funding account")
+        async with self.store.unit() as unit:
+            head, closing = await _locked(unit, path)
+            if not close_may_freeze(head, closing):
+                return head
+            await unit.closings.put(path, token)
+            new = changed(head, None, status=AccountStatus.FROZEN)
+            return head if new is None else await _append(unit, new)
+
+    async def cancel_close(self, path: str, token: str) -> None:
+        """Lift the freeze that the close of this token has made, if it is still its own; else change nothing."""
+        async with self.store.unit() as unit:
+            await unit.rules.bump()  # first: this waits for a COMMIT of the close whose reply was lost
+            head = (await unit.accounts.heads([path])).get(path)
+            new = lifted(head, await unit.closings.of(path), token)
+            if new is not None:
+                await unit.closings.drop(path)
+                await _append(unit, new)
 
     async def close_empty(self, path: str, *, transfers_seen: int | None = None) -> Account:
         """Close an account whose balances are all zero. `transfers_seen`: how many transfers its user had made when the
@@ -363,6 +380,27 @@ def _limits(asset: Asset, low: Amount | None, high: Amount | None) -> Asset:
         status=asset.status,
         internal_transfer_enabled=asset.internal_transfer_enabled,
     )
+
+
+async def _locked(unit: Tables, path: str) -> tuple[Account, Closing | None]:
+    """An account that is to be changed, and the close that has frozen it. Nobody else changes either before the unit
+    ends, and no commit is between its check and its write."""
+    await unit.rules.bump()  # first: what is read before this may be old
+    head = (await unit.accounts.heads([path])).get(path)
+    if head is None:
+        raise UnknownAccount(path)
+    if head.status is AccountStatus.CLOSED:
+        raise AccountClosed(path)
+    is_funding = funding_user(path) is not None  # no other account is frozen by its close
+    return head, await unit.closings.of(path) if is_funding else None
+
+
+async def _append(unit: Tables, new: Account) -> Account:
+    """Write a new version of an account, and announce it."""
+    if not await unit.accounts.append(new):
+        raise Conflict(f"account {new.path} was changed by another transaction", 1)
+    await unit.events.append(EventKind.ACCOUNT_CHANGED, new.id, new.version)
+    return new
 
 
 async def _check_policy(unit: Tables, policy: Policy, book: str) -> None:

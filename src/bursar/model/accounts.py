@@ -148,6 +148,48 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return None
 
 
+class Closing(msgspec.Struct, frozen=True, kw_only=True):
+    """A close that has frozen an account and has not ended: it is under way, or its process has died."""
+
+    path: str
+    token: str  # of the close; a later one takes the freeze over under its own
+    age_us: int = 0  # since it began
+
+
+def changed(
+    head: Account, closing: Closing | None, *, status: AccountStatus | None = None, policy: Policy | None = None
+) -> Account | None:
+    """The version that a change appends to this head; None if it changes nothing.
+
+    To freeze an account that only a close has frozen is a change: the close lifts its own freeze when it is refused,
+    and a freeze that left no trace would go with it.
+    """
+    new = Account(
+        id=head.id,
+        path=head.path,
+        version=head.version + 1,
+        policy=head.policy if policy is None else policy,
+        status=head.status if status is None else status,
+        book=head.book,
+    )
+    takes_over = status is AccountStatus.FROZEN and closing is not None
+    is_same = (new.policy, new.status) == (head.policy, head.status)
+    return None if is_same and not takes_over else new
+
+
+def close_may_freeze(head: Account, closing: Closing | None) -> bool:
+    """Whether the freeze of this account would be a close's own, to be lifted by it: it is active, or only another
+    close has frozen it. The freeze of a person stays a person's."""
+    return head.status is AccountStatus.ACTIVE or closing is not None
+
+
+def lifted(head: Account | None, closing: Closing | None, token: str) -> Account | None:
+    """The version by which the close of this token lifts its freeze; None if the freeze is not its own any more."""
+    if head is None or head.status is not AccountStatus.FROZEN or closing is None or closing.token != token:
+        return None
+    return changed(head, closing, status=AccountStatus.ACTIVE)
+
+
 def check_active(account: Account) -> None:
     """An account that is to pay or be paid must be active."""
     if account.status is AccountStatus.CLOSED:

@@ -12,7 +12,8 @@ from bursar.flows.transfers.link import StoreLink
 from bursar.flows.transfers.request import funding_account
 from bursar.flows.transfers.views import OPEN
 from bursar.ledger import Ledger
-from bursar.rails.trading import Reply, Status, TradingClient
+from bursar.rails.trading import BalancesReply, Reply, Status, TradingClient
+from bursar.sim.closers import Closers
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Process
 from bursar.sim.records import RecordOracle
@@ -77,12 +78,13 @@ class TransferOracle(RecordOracle):
 class Ambush(TradingClient):
     """A client in whose calls now and then the target is frozen: it was looked at before, and refuses now."""
 
-    def __init__(self, process: Process, ledger: Ledger, strikes: Callable[[], bool]) -> None:
+    def __init__(self, process: Process, ledger: Ledger, strikes: Callable[[], bool], closers: Closers) -> None:
         link = StoreLink(ledger.store, "spot")
         super().__init__(process.ports, ADDRESS, name="spot", secret=SECRET, link=link, timeout_s=CALL_S)
         self._strikes = strikes
         self._process = process
         self._ledger = ledger
+        self._closers = closers
 
     async def deposit(self, req_id: str | int, user_id: int, *args: Any, **options: Any) -> Reply:
         """Money comes to the core, and the account there is frozen."""
@@ -97,6 +99,11 @@ class Ambush(TradingClient):
             await self._ledger.freeze(funding_account(user_id))
             self._process.spawn(self._thaw(user_id), name="thaw")
         return await super().withdraw(req_id, user_id, *args, **options)
+
+    async def balances(self, user_id: int, *, timeout_s: float | None = None) -> BalancesReply:
+        """A close asks what the user has here, and something happens meanwhile."""
+        await self._closers.meanwhile(self._ledger, self._process, user_id)
+        return await super().balances(user_id, timeout_s=timeout_s)
 
     async def _thaw(self, user: int) -> None:
         """What this leaves frozen because the process dies, is thawed in the end."""

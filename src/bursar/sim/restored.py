@@ -43,6 +43,7 @@ class Restored(Scenario):
     def __init__(self, kernel: Kernel, size: Size) -> None:
         super().__init__(kernel, size)
         self.arrivals.takes_part = False  # what came from outside after the backup would have to be entered again
+        self.closers.takes_part = False  # and so would a person's freezes
 
     def trouble(self) -> None:
         """A backup at some time, and back to it later; beside everything else."""

@@ -4,8 +4,8 @@ Callers are people outside: each remembers what it asked for, under a `client_or
 told, and asks again until it knows how every transfer ended; of both servers at once, which must say the same. Somebody
 freezes and thaws accounts on both sides meanwhile, also in the moment between a check and the call that relies on it,
 so that targets refuse and money has to go back. On some seeds two operators force back what they find on its way, and
-on others one switches the flow or a rail off for a while, or money arrives from outside for accounts that are frozen or
-closing (arrivals).
+on others one switches the flow or a rail off for a while (people), money arrives from outside for accounts that are
+frozen or closing (arrivals), or accounts close while a person freezes them (closers).
 Every process dies, is paused past its leases, and finds that the clock has jumped. The network cuts, delays and parts:
 replies are lost, requests arrive twice. The core's disk loses what was not synced. In the end everything is healed, and
 then: every transfer is at an end, none happened twice, what users have on both sides is what the transfers add up to,
@@ -22,8 +22,8 @@ from contextvars import Context
 from dataclasses import dataclass
 
 from bursar.audit import audit
-from bursar.engine import Operators, Worker, keep_asking
-from bursar.flows.transfers import MACHINE, AccountType, Limits, Request, TransferRefused, Transfers, View
+from bursar.engine import Worker, keep_asking
+from bursar.flows.transfers import AccountType, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.checks import Code
 from bursar.flows.transfers.pruning import Horizons, prune
 from bursar.flows.transfers.request import funding_account
@@ -33,7 +33,9 @@ from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome as Said
 from bursar.model.retry import Retry
 from bursar.rails.trading import Core, CoreStopped, Server, Status, TradingClient
+from bursar.sim import people
 from bursar.sim.arrivals import Arrivals
+from bursar.sim.closers import Closers
 from bursar.sim.exchange import ADDRESS, FUNDS, SECRET, USERS, Ambush, Caller, TransferOracle, furnish, wishes
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.net import SimHost, SimNet
@@ -47,7 +49,6 @@ URL = f"sqlite:///{PATH}"
 FOLDER = "/core"
 CALLERS = 4
 TRANSFERS_EACH = 5
-FORCES = 6
 CRASHES = 3
 SERVERS = ("server", "server-2")  # on one machine; the first one judges
 SPREAD = {"server": 400, "server-2": 300, "core": 150}  # port calls within which each process dies
@@ -65,9 +66,6 @@ LATE = 0.08  # of the writes to the network
 RESTART_S_MAX = 0.3
 CUT = 0.03  # of the writes to the network
 HEALED_S = 30.0  # virtual seconds within which all must be at an end
-SWITCHES = 2
-SWITCH_S_MAX = 3.0  # longer than it takes until every process knows of it
-SWITCHED = (("flow", "transfers"), ("rail", "funding"), ("rail", "spot"))
 FREEZES = 4
 FREEZE_S_MAX = 0.03
 AMBUSHES = 0.1  # of the calls find that the target has been frozen in that moment
@@ -112,6 +110,7 @@ class Scenario:
         self.ahead_us = dict.fromkeys((machine, core), 0)  # one machine, one clock
         self.callers = [Caller(n, wishes(kernel.seed, n, size.entries_each)) for n in range(size.callers)]
         self.arrivals = Arrivals(kernel.seed)
+        self.closers = Closers(kernel.seed, self.net)
         self.oracle: TransferOracle | None = None  # from when there is something to look at
         self.asking: set[Process] = set()  # whose callers have not all been answered
         self.healed = False
@@ -223,7 +222,7 @@ class Scenario:
         store = connect(URL, SharedPorts(process))
         await store.open()
         ledger = Ledger(store)
-        async with Ambush(process, ledger, self.strikes) as client:
+        async with Ambush(process, ledger, self.strikes, self.closers) as client:
             transfers = Transfers(
                 ledger,
                 {AccountType.SPOT: client},
@@ -238,6 +237,7 @@ class Scenario:
             if process.name == SERVERS[0]:
                 await furnish(ledger, transfers)
                 await self.arrivals.furnish(ledger)
+                await self.closers.furnish(transfers)
             worker, watching = Worker(transfers.engine, scan_s=0.1), None
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(worker.run(), name="worker")
@@ -289,16 +289,20 @@ class Scenario:
             for caller in self.callers:
                 share = 1.0 if process.name == SERVERS[0] else ASKED_TWICE
                 asking.create_task(self.call(caller, transfers, process, share), name=f"c{caller.number}")
+            if self.closers.takes_part:
+                asking.create_task(self.closers.close(transfers, process), name="closer")
             if process.name == SERVERS[0]:
                 asking.create_task(self.freeze(transfers, client, process), name="freezer")
+                if self.closers.takes_part:
+                    asking.create_task(self.closers.freeze(transfers.ledger, process), name="person")
                 if self.arrivals.takes_part:
                     asking.create_task(self.leave(transfers), name="leaver")
                 if self.kernel.seed % 3 == 0:
-                    asking.create_task(self.force(transfers, process), name="operators")
+                    asking.create_task(people.force(transfers, process, self.net.happened), name="operators")
                 if self.prunes:
                     asking.create_task(self.prune(transfers, client, process), name="pruner")
                 if self.kernel.seed % 5 == 1:
-                    asking.create_task(self.switch(transfers, process), name="operator")
+                    asking.create_task(people.switch(transfers, process, self.net.happened), name="operator")
         self.asking.discard(process)
 
     async def call(self, caller: Caller, transfers: Transfers, process: Process, share: float = 1.0) -> None:
@@ -361,40 +365,13 @@ class Scenario:
         """Whether the next call is to find its target frozen."""
         return not self.healed and self.rng.random() < AMBUSHES
 
-    async def force(self, transfers: Transfers, process: Process) -> None:
-        """Two people force back what is on its way: the end that is being called has to promise it first (T34)."""
-        people = Operators(transfers.engine)
-        for _ in range(FORCES):
-            await process.ports.sleep(self.rng.random() * FREEZE_S_MAX)
-            for state in ("TARGET_PENDING", "SOURCE_PENDING"):
-                for view in await transfers.list(None, state=state, limit=2):
-                    await self._force(people, view)
-
-    async def switch(self, transfers: Transfers, process: Process) -> None:
-        """Somebody switches something off, and on again later; or it stays off, because the server has died."""
-        people = Operators(transfers.engine)
-        for _ in range(SWITCHES):
-            what = self.rng.choice(SWITCHED)
-            await process.ports.sleep(self.rng.random() * SWITCH_S_MAX / 4)
-            await people.pause(*what, actor="ann", reason="it looks strange")
-            self.net.happened["switched off"] += 1
-            await process.ports.sleep(self.rng.random() * SWITCH_S_MAX)
-            await people.resume(*what, actor="bob", reason="it was nothing")
-
-    async def _force(self, people: Operators, view: View) -> None:
-        for person in ("ann", "bob"):
-            try:
-                await people.force(MACHINE.name, view.req_id, "EXPLICIT_FAIL", actor=person, reason="it takes too long")
-            except BursarError:  # it has moved meanwhile, or the other side can't be asked
-                return
-        self.net.happened["forced"] += 1
-
     async def heal(self, process: Process) -> None:
         """Nothing breaks from now on, and nobody else asks any more."""
         if not self.healed:
             self.early = len({id_ for caller in self.callers for id_ in caller.named.values()})
         self.healed = True
         self.kernel.calm()
+        self.closers.calm()
         self.net.heal()
         for host in self.hosts.values():
             host.state.cut_probability = 0.0
@@ -404,8 +381,7 @@ class Scenario:
     async def end(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
         """Nothing goes wrong any more: ask until every wish has come to an end."""
         deadline = self.kernel.loop.now + HEALED_S
-        for what in SWITCHED:
-            await Operators(transfers.engine).resume(*what, actor="bob", reason="we go home")
+        await people.switch_on(transfers)
         for user in range(1, USERS + 1):
             await transfers.ledger.unfreeze(funding_account(user))
             while (await client.set_status(user, Status.ACTIVE)).outcome is not Said.SUCCESS:
@@ -432,6 +408,7 @@ class Scenario:
         await self.settled(process)
         arrived = await self.arrivals.settle(transfers)
         await self.arrivals.judge(ledger)
+        await self.closers.judge(transfers, process)
         oracle = self.look()
         assert oracle is not None
         oracle.everything(every_column=True)

@@ -1,9 +1,10 @@
-"""Tables of what operators do: pauses and their history, and calls whose end was forced and whose rail is asked."""
+"""Tables of what operators do: pauses and their history, calls whose end was forced, accounts that are being closed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bursar.model.accounts import Closing
 from bursar.model.records import ForcedCall, OperatorAction, Pause
 from bursar.store.rows import Row
 from bursar.store.session import Table
@@ -82,6 +83,31 @@ class ForcedCalls(Table):
     async def open(self, limit: int = 1000) -> Sequence[ForcedCall]:
         """Those whose rail has not said anything definite yet."""
         return [_forced(row) for row in await self._s.rows("forced_open", limit)]
+
+
+class Closings(Table):
+    """Accounts that a close has frozen, until it ends or a person changes their status."""
+
+    async def of(self, path: str) -> Closing | None:
+        """The close that has frozen this account. In a unit that has bumped the rules it stays so until the end."""
+        rows = await self._s.rows("closing_of", path)
+        return _closing(rows[0]) if rows else None
+
+    async def put(self, path: str, token: str) -> None:
+        """The account's freeze belongs to the close of this token from now on."""
+        await self._s.rows("put_closing", path, token)
+
+    async def drop(self, path: str) -> None:
+        """It belongs to no close."""
+        await self._s.rows("drop_closing", path)
+
+    async def list(self, limit: int = 1000) -> Sequence[Closing]:
+        """Closes that are under way or were interrupted, oldest first."""
+        return [_closing(row) for row in await self._s.rows("closings", limit)]
+
+
+def _closing(row: Row) -> Closing:
+    return Closing(path=row[0], token=row[1], age_us=row[2])
 
 
 def _pause(row: Row) -> Pause:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bursar.store.cores import Cores
 from bursar.store.engine import Alerts, Clock, Heartbeats, Nodes, Outcomes, Records
-from bursar.store.operators import Actions, ForcedCalls, Pauses
+from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
 from bursar.store.value import Accounts, Envelopes, Postings, Rules
@@ -29,6 +29,7 @@ class Tables:
         self.pauses = Pauses(session)
         self.actions = Actions(session)
         self.forced_calls = ForcedCalls(session)
+        self.closings = Closings(session)
         self.nodes = Nodes(session)
         self.cores = Cores(session)
         self.clock = Clock(session)

@@ -1,4 +1,5 @@
--- PostgreSQL's statements of what operators do: pauses, their history, and calls whose end was forced.
+-- PostgreSQL's statements of what operators do: pauses, their history, calls whose end was forced,
+-- and accounts that are being closed.
 
 -- name: pauses
 -- What is switched off.
@@ -60,3 +61,20 @@ WHERE record = $1 AND version = $2
 -- Forced calls whose rail has not said anything definite.
 SELECT record, version, state, attempt, said FROM bursar.forced_calls WHERE due IS NOT NULL
 ORDER BY record, version LIMIT $1
+
+-- name: closing_of
+-- The close that has frozen an account, and how long ago it began.
+SELECT path, token, (extract(epoch FROM now() - at) * 1000000)::bigint FROM bursar.closings WHERE path = $1
+
+-- name: put_closing
+-- A close freezes an account, or takes over the freeze of another close.
+INSERT INTO bursar.closings (path, token) VALUES ($1, $2)
+ON CONFLICT (path) DO UPDATE SET token = excluded.token, at = excluded.at
+
+-- name: drop_closing
+-- No close has frozen the account any more: it has ended, or a person has changed the account's status.
+DELETE FROM bursar.closings WHERE path = $1
+
+-- name: closings
+-- Closes that have not ended, and how long ago each began. The oldest first.
+SELECT path, token, (extract(epoch FROM now() - at) * 1000000)::bigint FROM bursar.closings ORDER BY at, path LIMIT $1

@@ -1,4 +1,5 @@
--- SQLite's statements of what operators do: pauses, their history, and calls whose end was forced.
+-- SQLite's statements of what operators do: pauses, their history, calls whose end was forced,
+-- and accounts that are being closed.
 
 -- name: pauses
 -- What is switched off.
@@ -51,3 +52,20 @@ UPDATE forced_calls SET said = ?3, due = now_us() + ?4 WHERE record = ?1 AND ver
 -- name: forced_open
 -- Forced calls whose rail has not said anything definite.
 SELECT record, version, state, attempt, said FROM forced_calls WHERE due IS NOT NULL ORDER BY record, version LIMIT ?
+
+-- name: closing_of
+-- The close that has frozen an account, and how long ago it began.
+SELECT path, token, now_us() - at FROM closings WHERE path = ?
+
+-- name: put_closing
+-- A close freezes an account, or takes over the freeze of another close.
+INSERT INTO closings (path, token, at) VALUES (?, ?, now_us())
+ON CONFLICT (path) DO UPDATE SET token = excluded.token, at = excluded.at
+
+-- name: drop_closing
+-- No close has frozen the account any more: it has ended, or a person has changed the account's status.
+DELETE FROM closings WHERE path = ?
+
+-- name: closings
+-- Closes that have not ended, and how long ago each began. The oldest first.
+SELECT path, token, now_us() - at FROM closings ORDER BY at, path LIMIT ?
