@@ -1,4 +1,4 @@
-"""Moves, operations and limits decided in a group, with plain values; back-off and alarms; what makes a flow wrong."""
+"""Moves, operations and limits decided in a group, with plain values; what makes a flow wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
 from bursar.model.records import Remembered, Taken
-from bursar.model.retry import CAP_MAX_S, Alarm, Retry, until_alarm_us
+from bursar.model.retry import Alarm
 from bursar.store.group import Heads, Known, RecordsKnown, Rows
 from bursar.writer import Change, Done, Limit, Move, Passage, Remember
 from bursar.writer.decide import GroupJob
@@ -327,62 +327,6 @@ def test_the_row_is_written_exactly_if_every_change_is_allowed_on_what_was_used_
     assert (before + count <= count_max) == allowed
 
 
-# --- back-off and alarms ---------------------------------------------------------------------------------------------
-
-
-@given(st.floats(0.001, 100), st.floats(1, 1000), st.floats(100, CAP_MAX_S), st.floats(0, 0.99), st.floats(0, 0.999))
-def test_back_off_stays_within_its_bounds(
-    first: float, factor: float, cap: float, jitter: float, chance: float
-) -> None:
-    retry = Retry(first_s=first, factor=factor, cap_s=cap, jitter=jitter)
-    for attempt in (0, 1, 2, 10, 63, 64, 65, 10**6):
-        delay = retry.delay_us(attempt, chance)
-        assert int(first * (1 - jitter) * 1e6) <= delay <= cap * 1e6
-        assert delay < 2**63
-
-
-def test_back_off_doubles_up_to_its_cap() -> None:
-    retry = Retry(first_s=0.5, cap_s=3, jitter=0)
-    assert [retry.delay_us(n, 0.7) / 1e6 for n in (1, 2, 3, 4, 5)] == [0.5, 1, 2, 3, 3]
-
-
-def test_jitter_takes_away_and_never_adds() -> None:
-    retry = Retry(first_s=1, jitter=0.5)
-    assert [retry.delay_us(1, chance) / 1e6 for chance in (0, 0.5, 0.99)] == [1, 0.75, 0.505]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"first_s": 0},
-        {"first_s": -1},
-        {"first_s": 61},
-        {"factor": 0.9},
-        {"factor": 1e6},
-        {"factor": float("nan")},
-        {"cap_s": float("inf")},
-        {"cap_s": CAP_MAX_S + 1},
-        {"jitter": 1},
-        {"jitter": -0.1},
-    ],
-)
-def test_a_back_off_that_would_wait_for_ever_or_not_at_all_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="would wait"):
-        Retry(**wrong)
-
-
-def test_alarms_ring_at_the_earlier_of_tries_and_age() -> None:
-    alarm = Alarm(reason="stuck", tries=3, seconds=60)
-    assert not alarm.rings("A", 2, 59_999_999, None)
-    assert alarm.rings("A", 3, 0, None)
-    assert alarm.rings("A", 0, 60_000_000, None)
-    only = Alarm(reason="stuck", state="B", tries=1, outcome=Outcome.EXPLICIT_FAIL)
-    assert only.rings("B", 1, 0, Outcome.EXPLICIT_FAIL)
-    assert not only.rings("B", 1, 0, Outcome.TIMEOUT)
-    assert not only.rings("A", 1, 0, Outcome.EXPLICIT_FAIL)
-    assert not Alarm(reason="never").rings("A", 10**6, 10**15, None)
-
-
 # --- flows -----------------------------------------------------------------------------------------------------------
 
 
@@ -431,19 +375,3 @@ def test_an_answer_says_in_a_line_what_it_was() -> None:
     assert Answer(outcome=Outcome.TIMEOUT).error == "TIMEOUT"
     assert len(Answer(outcome=Outcome.UNKNOWN, message="x" * 10_000).error) == 500
     assert "\x00" not in Answer(outcome=Outcome.UNKNOWN, message="a\x00\ud800").error
-
-
-@pytest.mark.parametrize(
-    ("state", "age_s", "left_s"),
-    [("A", 0, 5), ("A", 4.5, 0.5), ("A", 5, 15), ("A", 19, 1), ("A", 20, None), ("B", 0, 20), ("B", 99, None)],
-)
-def test_how_long_until_the_next_alarm(state: str, age_s: float, left_s: float | None) -> None:
-    """Of age alone: those that want a number of calls or an answer ring when that comes."""
-    alarms = (
-        Alarm(reason="a", state="A", seconds=5, tries=3),
-        Alarm(reason="any", seconds=20),
-        Alarm(reason="tries", tries=1),
-        Alarm(reason="answer", seconds=1, outcome=Outcome.TIMEOUT),
-    )
-    left_us = until_alarm_us(alarms, state, int(age_s * 1e6))
-    assert left_us == (None if left_s is None else left_s * 1e6)
