@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -191,6 +192,15 @@ forgeries: dict[str, dict[str, Any]] = {
     "gives the change away": {"creates": (Posting(7 << 16, 2, 1, 70), Posting(7 << 16 | 1, 2, 1, 30))},
     "another asset": {"creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 2, 2, 30))},
     "a third account": {"accounts": (Account(id=1, path="a"), Account(id=3, path="x"))},
+    "pays somebody who takes no part": {
+        "legs": (BookedLeg(1, 3, 1, 30),),
+        "creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 3, 1, 30)),
+    },
+    "moves another asset than it says": {"legs": (BookedLeg(1, 2, 2, 30),)},
+    "a payment to oneself": {
+        "legs": (BookedLeg(1, 1, 1, 30),),
+        "creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 1, 1, 30)),
+    },
     "an old version of an account": {"accounts": (Account(id=1, path="a", version=2), Account(id=2, path="b"))},
 }
 
@@ -204,3 +214,66 @@ def test_a_forged_envelope_never_takes_the_short_cut(what: str) -> None:
     assert not planning._plainly_right(forged, ground)
     with pytest.raises(Refusal):
         planning.validate_and_plan(forged, ground)
+
+
+def test_an_account_that_is_listed_twice_does_not_pay_itself() -> None:
+    """Otherwise payer and payee would both be found."""
+    envelope, ground = plain()
+    alice = ground.accounts["a"]
+    creates = (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 1, 1, 30))
+    forged = msgspec.structs.replace(envelope, accounts=(alice, alice), legs=(BookedLeg(1, 1, 1, 30),), creates=creates)
+    assert not planning._plainly_right(forged, ground)
+    with pytest.raises(Refusal):
+        planning.validate_and_plan(forged, ground)
+
+
+def test_an_account_that_is_listed_and_does_not_move_is_checked_like_the_others() -> None:
+    """Given a third account in a plain payment, then the long way looks at it too."""
+    envelope, ground = plain()
+    frozen = Account(id=3, path="c", status=AccountStatus.FROZEN)
+    ground.accounts["c"] = frozen
+    with pytest.raises(Refusal):
+        planning.validate_and_plan(msgspec.structs.replace(envelope, accounts=(*envelope.accounts, frozen)), ground)
+
+
+@pytest.mark.parametrize(
+    ("spent", "minor", "taken"),
+    [
+        (0, MINOR_MAX, True),
+        (0, MINOR_MAX + 1, False),
+        (-1, MINOR_MAX, True),  # and MINOR_MIN is left
+        (-2, MINOR_MAX, False),
+        (MINOR_MAX + 30, 30, True),  # and MINOR_MAX is left
+        (MINOR_MAX + 31, 30, False),
+        (31, 30, True),
+        (30, 30, False),  # nothing is left, and it makes a posting of that
+    ],
+)
+def test_the_short_cut_takes_what_fits(spent: int, minor: int, taken: bool) -> None:
+    """Given the outside as the payer, with one posting or none, then the largest amounts are still plain."""
+    _, ground = come_in()
+    debt = Posting(9, 1, 1, spent)
+    ground.learn([debt], key=None)
+    envelope = Envelope(
+        seq=7,
+        scope="user",
+        key="k",
+        book=Book(id=1, name="main"),
+        kind=Kind.ENTRY,
+        reverses=0,
+        legs=(BookedLeg(1, 2, 1, minor),),
+        accounts=(ground.accounts["out"], ground.accounts["u"]),
+        assets=(USD,),
+        consumes=(debt,) if spent else (),
+        creates=(Posting(7 << 16, 1, 1, spent - minor), Posting(7 << 16 | 1, 2, 1, minor)),
+        metadata="{}",
+    )
+    assert planning._plainly_right(envelope, ground) is taken
+
+
+@pytest.mark.parametrize(("made", "taken"), [(plain, True), (moved_on, False), (come_in, False)])
+def test_what_must_be_covered_is_plain_only_where_postings_cover_it(
+    made: Callable[[], tuple[Envelope, Ground]], taken: bool
+) -> None:
+    envelope, ground = made()
+    assert planning._plainly_right(envelope, ground, no_overdraft=True) is taken

@@ -71,6 +71,7 @@ def test_what_is_spent_does_not_pay_again() -> None:
 def test_to_drop_the_unknown_changes_nothing() -> None:
     after = pool(5, 100)
     after.drop(100, 7)
+    after.drop(100, 1)
     after.drop(6, 1)
 
     assert after.pick(105) == ([2, 1], 105)
