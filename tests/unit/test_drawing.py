@@ -126,15 +126,20 @@ def test_a_line_is_labelled_beside_its_source_and_bends_elsewhere() -> None:
         assert [rows[id(spot)] for spot in (top, *middle, bottom)] == list(range(rows[id(top)], rows[id(bottom)] + 1))
 
 
-def test_lines_cross_as_seldom_as_can_be() -> None:
-    """Given two boxes listed in the order that would cross their lines, then they change places."""
-    boxes = [Box(name, "wait", "note", False) for name in ("START", "LEFT", "RIGHT", "BELOW_RIGHT", "BELOW_LEFT")]
-    ends = ("START", "LEFT"), ("START", "RIGHT"), ("LEFT", "BELOW_LEFT"), ("RIGHT", "BELOW_RIGHT")
-    lines = [Line(source, target, ("GO",), ("GO",)) for source, target in ends]
-    layout = lay_out(Picture("crossed", "START", tuple(boxes), tuple(lines)))
-    assert drawing._crossings(layout.rows) == 0
-    x = {name: spot.x for name, spot in layout.boxes.items()}
-    assert (x["LEFT"] < x["RIGHT"]) == (x["BELOW_LEFT"] < x["BELOW_RIGHT"])
+@pytest.mark.parametrize(
+    "ways",
+    [
+        "A-B A-C B-E C-D",  # D and E change places
+        "A-B A-C A-D B-E C-F D-E",  # the upper ones do: B and D lead to the same box
+        "A-B B-C A-C A-D B-D B-E A-F",  # both, one after the other
+    ],
+)
+def test_boxes_change_places_until_no_lines_cross(ways: str) -> None:
+    """Given boxes listed in an order in which lines would cross, and another in which none does, then it is found."""
+    lines = [Line(way[0], way[-1], ("GO",), ("GO",)) for way in ways.split()]
+    names = sorted({name for line in lines for name in (line.source, line.target)})
+    boxes = [Box(name, "wait", "note", False) for name in names]
+    assert drawing._crossings(lay_out(Picture("crossed", "A", tuple(boxes), tuple(lines))).rows) == 0
 
 
 def test_crossings_are_counted_pair_by_pair() -> None:
@@ -143,6 +148,13 @@ def test_crossings_are_counted_pair_by_pair() -> None:
         upper[place].below.append(lower[other])
     assert drawing._crossings([upper, lower]) == 3
     assert drawing._crossings([upper, lower[::-1]]) == 0
+
+
+def test_lines_that_meet_do_not_cross() -> None:
+    upper, lower = [drawing._Spot(1, 1, 1), drawing._Spot(1, 1, 1)], drawing._Spot(1, 1, 1)
+    for spot in upper:
+        spot.below.append(lower)
+    assert drawing._crossings([upper, [lower]]) == 0
 
 
 @pytest.mark.parametrize(
@@ -230,3 +242,11 @@ def test_a_legend_wider_than_the_picture_goes_on_below() -> None:
     root = ET.fromstring(f"<svg>{''.join(rows)}</svg>")
     ends = [float(text.attrib["x"]) + drawing.NOTE_CHAR * len(text.text or "") for text in root.iter("text")]
     assert max(ends) <= 360 - drawing.MARGIN
+
+
+def test_a_legend_that_fits_exactly_stays_in_its_row() -> None:
+    """Given "moves on by itself" (18 letters) and "end" (3), each with a swatch, and the gap between them."""
+    width = 24 + (24 + 18 * 6.3) + 20 + (24 + 3 * 6.3) + 24
+    assert drawing._legend(pair(), width + 0.01, 100)[1] == 136
+    assert drawing._legend(pair(), width, 100)[1] == 136
+    assert drawing._legend(pair(), width - 0.01, 100)[1] == 136 + 22

@@ -174,7 +174,14 @@ def plain() -> tuple[Envelope, Ground]:
     return resolving.resolve(intent, ground, 7), ground
 
 
-@pytest.mark.parametrize("made", [plain, moved_on, come_in])
+def to_the_last() -> tuple[Envelope, Ground]:
+    """A payment of a whole posting: nothing is left."""
+    _, ground = plain()
+    intent = Intent(scope="user", key="k", legs=(Leg("a", "b", "USD", 100),))
+    return resolving.resolve(intent, ground, 7), ground
+
+
+@pytest.mark.parametrize("made", [plain, to_the_last, moved_on, come_in])
 def test_the_short_cuts_are_taken_for_what_is_usual(made: Callable[[], tuple[Envelope, Ground]]) -> None:
     """Otherwise the comparisons above would prove nothing."""
     with pytest.MonkeyPatch.context() as patch:

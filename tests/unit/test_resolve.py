@@ -112,12 +112,16 @@ def test_movements_of_one_account_share_one_selection() -> None:
     assert (consumed(envelope), created(envelope)) == ([1101], [("alice", 10), ("bob", 30), ("bank", 60)])
 
 
-def test_value_that_passes_through_needs_no_postings() -> None:
-    """Given that bob has nothing, when what he gets goes on at once, then he neither pays nor is paid."""
-    envelope = resolve(intent(("alice", "bob", 30), ("bob", "bank", 30)), ground(alice=[30]), SEQ)
+@pytest.mark.parametrize("through", ["bob", "loose"])
+def test_value_that_passes_through_needs_no_postings(through: str) -> None:
+    """Given an account of which no postings were read, when what it gets goes on at once, then none are missed."""
+    where = ground(alice=[30])
+    for sign in (PLUS, MINUS):
+        del where.pools[where.accounts[through].id, USDT.id, sign]
+    envelope = resolve(intent(("alice", through, 30), (through, "bank", 30)), where, SEQ)
 
     assert (consumed(envelope), created(envelope)) == ([1100], [("bank", 30)])
-    assert [account.path for account in envelope.accounts] == ["alice", "bank", "bob"]
+    assert [account.path for account in envelope.accounts] == ["alice", "bank", through]
 
 
 def test_each_asset_is_settled_by_itself() -> None:
@@ -203,6 +207,14 @@ def test_a_balance_that_nothing_guards_may_be_paid() -> None:
     envelope = resolve(intent(("alice", "fees", 30), no_overdraft=True), ground(alice=[30]), SEQ)
 
     assert created(envelope) == [("fees", 30)]
+
+
+@pytest.mark.parametrize("through", ["bank", "loose"])
+def test_a_balance_that_nothing_guards_may_be_passed_through(through: str) -> None:
+    legs = ("alice", through, 30), (through, "bob", 30)
+    envelope = resolve(intent(*legs, no_overdraft=True), ground(alice=[30]), SEQ)
+
+    assert created(envelope) == [("bob", 30)]
 
 
 @pytest.mark.parametrize("payer", ["alice", "credit"])
@@ -353,14 +365,14 @@ def three_at_most() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_at_most")
-@pytest.mark.parametrize("legs", [1, 2])
-def test_an_account_that_would_pay_with_too_many_postings(legs: int) -> None:
-    more = [("bank", "fees", 1)][: legs - 1]
+@pytest.mark.parametrize("before", [[], [("bank", "fees", 1)]], ids=["alone", "after another"])
+def test_an_account_that_would_pay_with_too_many_postings(before: list[tuple[str, str, int]]) -> None:
+    """It is the one to compact, whoever else pays."""
     where = ground(alice=[1, 1, 1, 1])
 
-    assert len(resolve(intent(("alice", "bank", 3), *more), where, SEQ).consumes) == 3
+    assert len(resolve(intent(*before, ("alice", "bank", 3)), where, SEQ).consumes) == 3
     with pytest.raises(TooManyPostings) as refused:
-        resolve(intent(("alice", "bank", 4), *more), where, SEQ)
+        resolve(intent(*before, ("alice", "bank", 4)), where, SEQ)
     assert (refused.value.account, refused.value.count, refused.value.limit) == ("alice", 4, 3)
 
 
