@@ -247,7 +247,8 @@ def _is_pure(path: Path) -> bool:
 def run_tests(tests: list[str], mutant: Mutant | None, cpu_s: int) -> None:
     """The tests in this process, which ends with pytest's exit code, or with a signal if they never end."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
+    with contextlib.suppress(ValueError):  # macOS knows no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     sys.dont_write_bytecode = False  # or the tests would be compiled again for each mutant, which takes longest
@@ -307,9 +308,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     cpu_s = max(CPU_MIN_S, int(CPU_FACTOR * (time.monotonic() - began)))
 
-    with ThreadPoolExecutor(options.jobs) as pool:
+    pool = ThreadPoolExecutor(options.jobs)
+    try:
         fates = pool.map(lambda mutant: fate(tests, mutant, cpu_s), chosen)
         found = dict(progress(zip(chosen, fates, strict=True), len(chosen)))
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C: no further ones
     return report(found, len(mutants), options.threshold, as_json=options.json)
 
 
