@@ -399,6 +399,18 @@ def read(file: str = "", environ: Mapping[str, str] | None = None, **given: Any)
     return config
 
 
+def options_of(environ: Mapping[str, str]) -> Options:
+    """How a command that is given a database and no configuration uses it: as the environment says, like all others."""
+    ours = {f"{PREFIX}{name.upper()}" for name in ("database_timeout_ms", "require_synchronous")}
+    given = _of_environment({name: raw for name, raw in environ.items() if name in ours})
+    known = {f.name: f for f in fields(Config)}
+    try:
+        values = {name: known[name].metadata["read"](raw) for _, name, raw in given}
+    except ValueError as error:
+        raise ConfigRefused(f"{' or '.join(name for name, _, _ in given)}: {error}") from None
+    return Config(**values).database_options
+
+
 def default_of(setting: Field[Any]) -> Any:
     """What a setting is if nobody says."""
     if setting.default is not MISSING:

@@ -50,7 +50,8 @@ class Bursar:
         await self.store.close()
 
 
-def open(url: str, *, migrate: bool = False) -> Bursar:
+def open(url: str, *, migrate: bool = False, require_synchronous: bool = False) -> Bursar:
     """Open `sqlite:///funds.db` or `postgresql://…`. A new database is set up; an older one is refused, unless
-    `migrate` is given or `bursar migrate` was run."""
-    return Bursar(url, migrate=migrate)
+    `migrate` is given or `bursar migrate` was run. With `require_synchronous`, a PostgreSQL server is refused whose
+    commits are not at a synchronous standby before they are told."""
+    return Bursar(url, migrate=migrate, options=Options(require_synchronous=require_synchronous))

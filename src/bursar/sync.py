@@ -109,9 +109,9 @@ async def _cancel_others() -> None:
 class Bursar:
     """An open database. Use it as `with bursar.sync.open(url) as b:`, or call `close` yourself."""
 
-    def __init__(self, url: str, *, migrate: bool = False) -> None:
+    def __init__(self, url: str, *, migrate: bool = False, require_synchronous: bool = False) -> None:
         self.url = url
-        self._migrate = migrate
+        self._inner = instance.open(url, migrate=migrate, require_synchronous=require_synchronous)
         self._loop: Loop | None = None
         self._ledger: Ledger | None = None
 
@@ -127,7 +127,6 @@ class Bursar:
             raise Closed("it was opened before; make a new one")
         self._loop = Loop()
         self._loop.start()
-        self._inner = instance.Bursar(self.url, migrate=self._migrate)
         try:
             self._loop.call(self._inner.__aenter__())
         except BaseException:
@@ -149,10 +148,9 @@ class Bursar:
             loop.stop(self._inner.__aexit__(None, None, None))
 
 
-def open(url: str, *, migrate: bool = False) -> Bursar:
-    """Open `sqlite:///funds.db` or `postgresql://…`. A new database is set up; an older one is refused, unless
-    `migrate` is given or `bursar migrate` was run."""
-    return Bursar(url, migrate=migrate)
+def open(url: str, *, migrate: bool = False, require_synchronous: bool = False) -> Bursar:
+    """Open `sqlite:///funds.db` or `postgresql://…`, as `bursar.open` does."""
+    return Bursar(url, migrate=migrate, require_synchronous=require_synchronous)
 
 
 class Ledger:

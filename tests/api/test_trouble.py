@@ -61,8 +61,9 @@ async def test_beyond_the_limit_it_is_503_at_once_and_health_still_answers(url: 
         assert (await here.get("/healthz")).json() == {"status": "ok"}
         assert (await here.get("/readyz")).status_code == 200
         for path in ("/healthz", "/readyz"):  # as many load balancers ask
-            answer = await here.send("HEAD", path)
+            answer, whole = await here.send("HEAD", path), await here.get(path)
             assert (answer.status_code, answer.content) == (200, b"")
+            assert answer.headers["content-length"] == str(len(whole.content))  # RFC 9110 §9.3.2
         go.set()
         assert [answer.json()["state"] for answer in await asyncio.gather(*held)] == ["COMMITTED"] * 5
         assert (await here.transfer(ALICE, F, S, "1")).status_code == 200
@@ -74,7 +75,7 @@ async def test_beyond_the_limit_it_is_503_at_once_and_health_still_answers(url: 
     ("error", "found"),
     [
         (DatabaseUnavailable("gone: host=10.0.0.1 password=hunter2"), (503, "DATABASE_UNAVAILABLE")),
-        (OutcomeUnknown("k", "gone"), (503, "DATABASE_UNAVAILABLE")),
+        (OutcomeUnknown("k", "gone"), (503, "COMMIT_UNKNOWN")),
         (CommitUnknown("sr-17", "gone: password=hunter2"), (503, "COMMIT_UNKNOWN")),
         (Conflict("busy", 3), (503, "OVERLOADED")),
         (ConnectionError("core spot: NOT_CONNECTED"), (503, "CORE_UNAVAILABLE")),

@@ -365,6 +365,14 @@ WRONG_FILES: dict[str, tuple[str | bytes, str]] = {
         '{"movements": [{"source": "user:1", "asset": "USDT", "amount": "1"}]}',
         "missing required field `target` - at `$.movements[0]`",
     ),
+    "an amount given twice": (
+        json.dumps(ORDER).replace('"amount"', '"amount": "1", "amount"', 1),
+        "the field 'amount' is given twice",
+    ),
+    "too deep": (
+        json.dumps(ORDER)[:-1] + ', "metadata": {"a": ' + "[" * 9_999 + "]" * 9_999 + "}}",
+        "nested too deeply",
+    ),
     "the second of a list": (json.dumps([ORDER, {"movements": 5}]), "at `$[1].movements`"),
 }
 

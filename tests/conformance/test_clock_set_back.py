@@ -7,16 +7,18 @@ PostgreSQL the server's; a test can't set that, so what the worker sees of it is
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.builders import MovablePorts, Place, scenario
-from tests.conformance.test_transfers import behind
+from tests.conformance.test_transfers import FUNDING, SPOT, behind, exchange
 from tests.toy import Program, World, program
 
 from bursar.engine import Bell, Notice, Worker
 from bursar.engine.clock import SET_BACK_MIN_US, DatabaseClock
 from bursar.engine.snowflake import Snowflakes
+from bursar.flows.transfers import Limits, TransferRefused
 from bursar.model.outcome import Outcome
 from bursar.model.retry import Alarm, Retry
 
@@ -175,14 +177,15 @@ async def test_the_clock_is_set_back_only_if_it_is(place: Place, monkeypatch: py
 
 
 @scenario
-async def test_limits_are_of_the_databases_time(place: Place) -> None:
+async def test_limits_are_of_the_databases_time(place: Place, tmp_path: Path) -> None:
     """On PostgreSQL a host's own clock does not matter; on SQLite there is no other."""
     machine = Machine()
-    async with program(place, World(), ports=machine) as p:
-        clock = DatabaseClock(p.engine.store)
-        await clock.set_back()
-        before_us = clock.now_us()
+    limits = Limits(per_second=None, per_day=1)
+    async with exchange(place, tmp_path, limits=limits, ports=machine) as here:
+        assert (await here.move(FUNDING, SPOT, "1")).state == "COMMITTED"
         machine.set_back(86_400)
-        moved_s = (before_us - clock.now_us()) / 1e6
-        expected = 0 if p.engine.store.has_clock else 86_400
-        assert abs(moved_s - expected) < 5
+        if here.bursar.ledger.store.has_clock:
+            with pytest.raises(TransferRefused, match="DAILY_LIMIT_EXCEEDED"):
+                await here.move(FUNDING, SPOT, "1")
+        else:
+            assert (await here.move(FUNDING, SPOT, "1")).state == "COMMITTED"

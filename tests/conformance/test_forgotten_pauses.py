@@ -10,12 +10,14 @@ from tests.builders import Place, scenario
 from tests.conformance.test_transfers import FUNDING, SPOT, alerted, behind, exchange
 from tests.toy import Program, World, program
 
+from bursar.config import Config
 from bursar.engine import Operators, lift_pause, set_pause, watch_pauses
 from bursar.engine.pauses import alert_forgotten, overdue_us
 from bursar.flows.transfers import AccountType
 from bursar.flows.transfers.flow import ALARMS
 from bursar.model.outcome import Outcome
 from bursar.model.retry import Alarm, Retry
+from bursar.runtime import alarms
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -91,8 +93,9 @@ async def test_the_watch_of_pauses_runs_until_it_is_cancelled_or_is_off(place: P
 async def test_a_transfer_is_stuck_by_its_whole_life_not_by_its_last_state(place: Place, tmp_path: Path) -> None:
     """001 §9.5: it was created five minutes ago and has just come to TARGET_PENDING."""
     retry = Retry(first_s=500, cap_s=500)
-    assert [alarm.whole_life for alarm in ALARMS if alarm.reason == "stuck"] == [True]
-    async with exchange(place, tmp_path, works=False, retry=retry) as here:
+    configured = alarms(Config(alert_after_s=300))  # as `bursar serve` has it
+    assert [alarm.whole_life for alarm in (*ALARMS, *configured) if alarm.reason == "stuck"] == [True, True]
+    async with exchange(place, tmp_path, works=False, retry=retry, alarms=configured) as here:
         here.break_rail(AccountType.SPOT, "deposit", Outcome.TIMEOUT, Outcome.TIMEOUT)
         view = await here.move(FUNDING, SPOT, "1")
         assert await alerted(here, view) == {}

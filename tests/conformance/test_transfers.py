@@ -35,6 +35,7 @@ from bursar.model.errors import AccountNotEmpty, Conflict, InvalidName
 from bursar.model.outcome import UNKNOWNS, Outcome
 from bursar.model.records import Alert
 from bursar.model.retry import Alarm, Retry
+from bursar.ports import Ports
 from bursar.rails.trading import FixedLink, Known, Status
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -131,9 +132,10 @@ async def exchange(
     retry: Retry = SOON,
     alarms: tuple[Alarm, ...] = ALARMS,
     works: bool = True,
+    ports: Ports | None = None,
 ) -> AsyncIterator[Exchange]:
     """A running exchange; without a worker if it does not work, so that only requests drive."""
-    async with place.bursar() as bursar, desk(folder) as core:
+    async with place.bursar(ports) as bursar, desk(folder) as core:
         client = await core.client()
         transfers = Transfers(
             bursar.ledger,

@@ -4,9 +4,11 @@ within `shutdown_ms`; what was left is taken up by the next start, and nothing i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from tests.system.proxy import Proxy, proxied
 from tests.system.test_serve import ALICE, TRANSFERS, CoreProcess, Serve, alive, on_postgres, serve
 
 from bursar.staging.program import COMMAND
+from bursar.store.sqlite.calls import BUSY_MS
 
 TIMEOUT_MS = 500  # of the database and of cores
 BOUND_S = TIMEOUT_MS / 1000 + 1.5
@@ -210,3 +213,24 @@ def test_process_whose_event_loop_hangs_ends_all_the_same() -> None:
         check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "it is over\n")
+
+
+def test_stop_is_a_stop_while_a_disk_hangs(tmp_path: Path) -> None:
+    """A thread that waits inside SQLite can't be cancelled, and would be waited for at the end."""
+    with serve(tmp_path / "data", **(SETTINGS | {"BURSAR_SHUTDOWN_MS": "1000"})) as here, ThreadPoolExecutor() as pool:
+        fact = here.start()
+        here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
+        with contextlib.closing(sqlite3.connect(fact["database"].removeprefix("sqlite:///"))) as other:
+            other.execute("BEGIN IMMEDIATE")  # while that is open, each write waits for BUSY_MS
+            asked = pool.submit(here.fund, "100", "wire-1")
+            until(lambda: "bursar_http_in_progress 1" in httpx.get(f"{fact['listen']}/metrics").text)
+            began = time.monotonic()
+            assert here.process is not None
+            here.process.send_signal(signal.SIGTERM)
+            assert here.process.wait(60) == 0
+            assert time.monotonic() - began < BUSY_MS / 1000 - 1
+        assert asked.exception() is not None  # no answer, or none that says it was booked
+        here.start()
+        here.fund("100", "wire-1")
+        assert here.balances() == {"FUNDING": 100}
+        assert here.stop() == 0

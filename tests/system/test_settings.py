@@ -9,15 +9,20 @@ from collections.abc import Iterator
 from typing import cast
 
 import pytest
+from click.testing import CliRunner
 from tests.system.crew import ASSET, BANK, furnish
 from tests.system.pooler import pooled
 from tests.system.standby import standby
 from tests.system.test_trouble import sql
 
+import bursar
+import bursar.sync
 from bursar import Bursar, Receipt, deposit
+from bursar.cli.app import root
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import BursarError, DatabaseUnavailable
 from bursar.store import Options
+from bursar.store.postgres import connecting
 from bursar.store.postgres.connecting import Host, hosts_of
 from bursar.store.postgres.store import PostgresStore
 
@@ -131,6 +136,40 @@ def test_shorter_statement_timeout_of_the_role_stays(pg: str) -> None:
     assert asyncio.run(shown(pg, "statement_timeout", Options())) == "700ms"
     asyncio.run(sql(pg, f"ALTER DATABASE {database(pg)} SET statement_timeout = '1h'"))
     assert asyncio.run(shown(pg, "statement_timeout", Options())) == "5s"
+
+
+def test_require_synchronous_is_known_to_programs_and_commands(pg: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only to `serve`: a deposit by hand would be lost with its server just as well."""
+
+    async def opens() -> None:
+        async with bursar.open(pg, require_synchronous=True):
+            pass
+
+    with pytest.raises(DatabaseUnavailable, match="synchronous_standby_names is empty"):
+        asyncio.run(opens())
+    with (
+        pytest.raises(DatabaseUnavailable, match="synchronous_standby_names is empty"),
+        bursar.sync.open(pg, require_synchronous=True),
+    ):
+        pass
+    command = ["--database", pg, "ledger", "deposit", BANK, "a", ASSET, "1", "--key", "by-hand"]
+    assert CliRunner().invoke(root, command).exit_code == 0
+    monkeypatch.setenv("BURSAR_REQUIRE_SYNCHRONOUS", "true")
+    ran = CliRunner().invoke(root, command)
+    assert (ran.exit_code, "synchronous_standby_names is empty" in ran.stderr) == (4, True)
+    monkeypatch.setenv("BURSAR_REQUIRE_SYNCHRONOUS", "perhaps")
+    ran = CliRunner().invoke(root, command)
+    assert (ran.exit_code, "BURSAR_REQUIRE_SYNCHRONOUS" in ran.stderr) == (1, True)
+
+
+def test_setting_that_does_not_hold_is_refused(pg: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read back in another transaction: what was made for one alone, as by a pooler, is gone by then."""
+    made = connecting._make
+    monkeypatch.setattr(connecting, "_make", lambda wanted: made(wanted).replace(", false)", ", true)"))
+    error = asyncio.run(refusal(pg, Options()))
+    assert isinstance(error, DatabaseUnavailable)
+    assert "does not hold" in error.why
+    assert "pool_mode = session" in error.why
 
 
 def test_pooler_with_a_connection_per_session_works(pg: str) -> None:

@@ -1,14 +1,20 @@
-"""Which connections are closed to make room, whose they are, and how many there may be."""
+"""Which connections are closed to make room, whose they are, how many there may be, and what happens where the machine
+has no descriptor for one more."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import logging
+import os
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bursar.cli.http_connection import network_of
-from bursar.cli.http_server import connections_of, evictable
+from bursar.cli.http_server import Listener, connections_of, evictable
 from bursar.config import Config
 
 
@@ -60,3 +66,48 @@ def test_an_address_stands_for_its_network(client: tuple[str, int] | None, netwo
 @pytest.mark.parametrize(("files", "connections"), [(1_024, 768), (256, 128), (65_536, 4_096)])
 def test_connections_never_get_the_last_files(files: int, connections: int) -> None:
     assert connections_of(Config(), files) == connections
+
+
+class NoDescriptor(socket.socket):
+    """A socket at which somebody waits, and which can't accept him for the first few times."""
+
+    tries = 0
+
+    def accept(self) -> Any:
+        self.tries += 1
+        if self.tries <= 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_accepting_backs_off_and_an_outage_is_two_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """The system says at once that somebody waits, and refuses again: without a pause that is a loop without end."""
+
+    async def scene() -> tuple[int, float]:
+        loop = asyncio.get_running_loop()
+        accepted = asyncio.Event()
+
+        def made() -> Any:
+            accepted.set()
+            return asyncio.Protocol()
+
+        with NoDescriptor() as listening, socket.socket() as caller:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            listener = Listener(listening, made, lambda: False)
+            began = loop.time()
+            caller.connect(listening.getsockname())
+            async with asyncio.timeout(20):
+                await accepted.wait()
+            listener.close()
+            await listener.wait_closed()
+            return listening.tries, loop.time() - began
+
+    with caplog.at_level(logging.WARNING, "bursar.http"):
+        tries, took_s = asyncio.run(scene())
+    assert tries <= 5  # three that failed, one that did not, and one that found nobody else
+    assert took_s > 0.6  # 0.1, 0.2 and 0.4 s
+    assert [record.getMessage().partition(",")[0].partition(":")[0] for record in caplog.records] == [
+        "no connection can be accepted",
+        "connections are accepted again",
+    ]

@@ -72,7 +72,7 @@ def problem_of(error: Exception, ports: Ports) -> Problem:
         case OutcomeUnknown():
             log.error("it may or may not have been written: %s", error)
             detail = "the database went away while this was written; repeat the same request to learn what became of it"
-            return Problem(DATABASE_UNAVAILABLE, detail)
+            return Problem(COMMIT_UNKNOWN, detail)
         case StoreError():
             log.error("the database can't be used: %s", error)
             return Problem(DATABASE_UNAVAILABLE, "the database can't be used just now; nothing was written, try again")

@@ -40,9 +40,7 @@ ROUTES = (
     money.reject_deposit,
     money.list_deposits,
     health.healthz,
-    health.healthz_head,
     health.readyz,
-    health.readyz_head,
     health.metrics,
 )
 ABOUT = """Money between funding and trading accounts, never lost and never duplicated.

@@ -140,7 +140,7 @@ class Gate:
         try:
             self._check_form(scope)
             if scope["path"] in ALWAYS_OPEN:
-                await self._app(scope, receive, send)
+                await self._app(_as_get(scope), receive, send)
                 return
             self._check_places()
             identity = self._identify(scope)
@@ -242,6 +242,11 @@ class Gate:
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": problem.status, "headers": raw})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _as_get(scope: HTTPScope) -> HTTPScope:
+    """HEAD, as many load balancers ask, is GET whose body the server leaves out: the same status and headers."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _given(body: bytes, receive: Receive) -> Receive:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, head
+from litestar import Request, Response, get
 
 from bursar.api.documented import also
 from bursar.api.gate import Traffic, family
@@ -30,11 +30,6 @@ async def healthz() -> Health:
     return Health(status="ok")
 
 
-@head("/healthz", include_in_schema=False)
-async def healthz_head() -> None:
-    """The same without a body, as many load balancers ask."""
-
-
 @get(
     "/readyz",
     summary="Whether it can work: database and cores",
@@ -47,13 +42,6 @@ async def readyz(request: Asked) -> Response[Readiness]:
     in the last two seconds counts."""
     found = await _readiness(request.app.state["runtime"])
     return Response(found, status_code=200 if found.ready else 503)
-
-
-@head("/readyz", include_in_schema=False)
-async def readyz_head(request: Asked) -> Response[None]:
-    """The same without a body."""
-    found = await _readiness(request.app.state["runtime"])
-    return Response(None, status_code=200 if found.ready else 503)
 
 
 async def _readiness(runtime: Runtime) -> Readiness:

@@ -3,12 +3,13 @@
     {"key": "order-7", "movements": [{"source": "user:1", "target": "shop", "asset": "EUR", "amount": "12.50"}, …]}
 
 or a list of such entries, which are committed together or not at all. A name that is misspelt would be ignored by a
-forgiving reader, and another entry committed than was meant; so an unknown one is refused, and so is a number where an
-amount should be text.
+forgiving reader, and of an amount that is given twice the first; another entry would be committed than was meant. So
+both are refused, and so is a number where an amount should be text.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any, BinaryIO
 
 import click
@@ -55,8 +56,13 @@ def read_entries(file: BinaryIO) -> tuple[list[Entry], bool]:
         raise click.UsageError(f"{name} is larger than {FILE_BYTES_MAX // 2**20} MiB; commit it in parts.")
     try:
         raw = msgspec.json.decode(data)
+        json.loads(data, object_pairs_hook=_once, parse_int=str)  # its numbers don't matter here
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{name} is not JSON: {error}.") from None
+    except _Twice as error:
+        raise click.UsageError(f"{name} is no entry: {error}.") from None
+    except RecursionError:
+        raise click.UsageError(f"{name} is nested too deeply.") from None
     is_list = isinstance(raw, list)
     try:
         found = msgspec.convert(raw if is_list else [raw], list[FileEntry])
@@ -64,3 +70,16 @@ def read_entries(file: BinaryIO) -> tuple[list[Entry], bool]:
         where = str(error) if is_list else str(error).replace("$[0]", "$").replace("$[...]", "$")
         raise click.UsageError(f"{name} is no entry: {where}. An entry is {EXAMPLE}, or a list of such.") from None
     return [one.entry() for one in found], is_list
+
+
+class _Twice(ValueError):
+    """A field was given twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field, value in pairs:
+        if field in found:
+            raise _Twice(f"the field {field[:64]!r} is given twice")
+        found[field] = value
+    return found

@@ -23,6 +23,7 @@ from bursar.model.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
+    from bursar.store.options import Options
 
 OWNER_ALONE = 0o700  # secrets and money are kept there
 EVERYBODY = 0o777  # as far as the umask allows
@@ -33,13 +34,16 @@ T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
-async def open_database(url: str, *, may_create: bool = False) -> AsyncIterator[Bursar]:
-    """The database behind an address, open; it has to be set up already, unless it may be made."""
+async def open_database(url: str, *, may_create: bool = False, options: Options | None = None) -> AsyncIterator[Bursar]:
+    """The database behind an address, open; it has to be set up already, unless it may be made. Used as a
+    configuration says, or (without `options`) the environment."""
+    from bursar.config import options_of
     from bursar.instance import Bursar
 
+    options = options_of(os.environ) if options is None else options
     await check_place(url, may_create=may_create)
     quiet_pool()
-    async with Bursar(url) as b:
+    async with Bursar(url, options=options) as b:
         yield b
 
 
@@ -96,9 +100,9 @@ def sqlite_path(url: str) -> str | None:
 
 async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Do something on a bare connection, where the store would refuse to open."""
+    from bursar.config import options_of
     from bursar.ports import SystemPorts
     from bursar.store.group import Unreachable
-    from bursar.store.options import USUAL
     from bursar.store.postgres.connecting import SETTINGS, Connector
     from bursar.store.postgres.errors import CONNECTION_ERRORS, explain
 
@@ -106,7 +110,7 @@ async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
         async with open_database(url):  # says what is wrong with the address
             raise DatabaseUnavailable(f"{url} is not PostgreSQL")
     try:
-        connection = await Connector(SystemPorts(), url, USUAL).connect(SETTINGS, limited=False)
+        connection = await Connector(SystemPorts(), url, options_of(os.environ)).connect(SETTINGS, limited=False)
         try:
             return await work(connection)
         finally:

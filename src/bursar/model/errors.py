@@ -4,8 +4,7 @@ Three families, because callers do three different things with them:
 
 - `Refusal`: a definite no. Nothing was written; the same request will be refused again until something changes.
 - `Conflict`: somebody else was faster, too often. Nothing was written; the same request may be tried again.
-- `StoreError`: the database is newer, older, read-only, locked, gone or full. Where the outcome is not known, the error
-  says so and names the key with which to ask again.
+- `StoreError`: the database is newer, older, read-only, locked, gone or full; `OutcomeUnknown` names the key to ask by.
 
 `code` is stable and machine-readable; `str(error)` is one line a person can act on; `facts` is what `--json` prints.
 """
@@ -24,7 +23,8 @@ class BursarError(Exception):
     text: ClassVar[str] = "something went wrong"
 
     def __str__(self) -> str:
-        return self.text.format(**{f.name: getattr(self, f.name) for f in fields(self)})
+        said = self.text.format(**{f.name: getattr(self, f.name) for f in fields(self)})
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in said)  # or no log could take it
 
     @property
     def facts(self) -> dict[str, Any]:

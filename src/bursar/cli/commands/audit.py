@@ -85,7 +85,9 @@ def audit(
 
     async def work() -> int:
         async with (
-            open_database(state.database if config is None else config.database_url) as b,
+            open_database(state.database)
+            if config is None
+            else open_database(config.database_url, options=config.database_options) as b,
             _asked(b, config if asks else None) as clients,
         ):
             look = _looking(b, clients, only)

@@ -47,11 +47,12 @@ def _on_database(ctx: click.Context, work: Callable[[Transfers, Output], Awaitab
     from bursar.flows.transfers import Transfers
 
     state = ctx.ensure_object(State)
-    url = state.database if state.database_given else ctx.meta["config"]().database_url
+    config: Config | None = None if state.database_given else ctx.meta["config"]()
+    url, options = (state.database, None) if config is None else (config.database_url, config.database_options)
     out = Output(as_json=state.json)
 
     async def body() -> None:
-        async with open_database(url) as b:
+        async with open_database(url, options=options) as b:
             await work(Transfers(b.ledger, {}), out)
 
     asyncio.run(body())
