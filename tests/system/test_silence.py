@@ -159,8 +159,9 @@ def test_group_whose_answer_is_lost_is_written_once(proxy: Proxy) -> None:
 
 
 def test_idle_connections_to_a_silent_server_are_not_used_again(proxy: Proxy) -> None:
-    """Given connections that decide and write groups, idle while their server goes silent, when a read has got no answer,
-    then no group waits for its own limit to find out the same: two seconds after a failover all of it works again."""
+    """Given connections that decide and write groups, idle while their server goes silent, when a read has got no
+    answer, then no group waits for its own limit to find out the same: two seconds after a failover all of it works
+    again."""
 
     async def deposits(bursar: Bursar, name: str) -> None:
         async def three(caller: int) -> None:
