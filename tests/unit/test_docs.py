@@ -1,14 +1,20 @@
-"""The reference says what the code says."""
+"""The documentation says what the code says."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from bursar.api.problems import REFUSED, STATUSES
+from bursar.flows.transfers import MACHINE, Code
+from bursar.flows.transfers.rails import FUNDING_REFUSALS
 from bursar.model import errors
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = DOCS / "reference" / "errors.md"
+TRANSFERS = (DOCS / "concepts" / "transfers.md").read_text(encoding="utf-8")
 
 
 def concrete(family: type[errors.BursarError]) -> Iterator[type[errors.BursarError]]:
@@ -37,3 +43,18 @@ def test_codes_are_not_shared() -> None:
     """A program that switches on the code must be able to tell two errors apart."""
     codes = [kind.code for kind in concrete(errors.BursarError)]
     assert len(codes) == len(set(codes))
+
+
+def test_the_picture_of_transfers_is_the_machine() -> None:
+    (picture,) = re.findall(r"```mermaid\n(.*?)```", TRANSFERS, re.DOTALL)
+    assert picture.strip() == MACHINE.mermaid().strip()
+
+
+def test_every_code_of_transfers_is_explained_with_its_status() -> None:
+    """Refusals of a request by their HTTP status; those of the ledger's end, which end a transfer, as part of a 200."""
+    table = TRANSFERS[TRANSFERS.index("## All codes of transfers") :]
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| ([0-9, ]+) \|", table, re.MULTILINE))
+    for code in Code:
+        assert str(STATUSES.get(code, REFUSED)) in rows[code].split(", "), code
+    for refusal in FUNDING_REFUSALS:
+        assert "200" in rows[refusal].split(", "), refusal

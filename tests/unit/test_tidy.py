@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,11 @@ HEADER_WORDS_MIN = 4
 PROGRAMS = ("bench", "cli", "demo.py", "staging", "torture")
 MAY_PRINT = PROGRAMS
 MAY_OPEN = (*PROGRAMS, "devdb.py", "ports")
+
+RULES = ROOT / "docs" / "reference" / "rules.md"
+CITATION = re.compile(r"\b[TLWSI][1-9][0-9]?\b")
+ENTRY = re.compile(r'^### <a id="([a-z][0-9]+)"></a>([A-Z][0-9]+)\. ', re.MULTILINE)
+PLACE = re.compile(r"`((?:src|tests|docs)/[^`\s:*]+)(?:::(\w+))?`")
 
 # Written in two halves, or this file would break the rules it keeps.
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
@@ -281,3 +286,93 @@ def test_no_file_names_a_package_registry() -> None:
         if host in line
     ]
     assert not found, "\n".join(found)
+
+
+# --------------------------------------------------------------------------------------------------------- the rules
+
+
+def test_every_cited_rule_is_in_the_reference() -> None:
+    """A reader who meets `T7` in a comment must be able to look it up."""
+    known = {name for _, name in ENTRY.findall(RULES.read_text(encoding="utf-8"))}
+    unknown = [
+        at(path, number, f"{name} has no entry in {RULES.relative_to(ROOT)}")
+        for path in texts_that_cite()
+        for number, name in citations(path.read_text(encoding="utf-8"))
+        if name not in known
+    ]
+    assert not unknown, "\n".join(unknown)
+
+
+def test_every_rule_has_one_entry_and_an_anchor_of_its_name() -> None:
+    entries = ENTRY.findall(RULES.read_text(encoding="utf-8"))
+    assert entries
+    assert [anchor for anchor, _ in entries] == [name.lower() for _, name in entries]
+    assert len(entries) == len(set(entries))
+
+
+def test_every_place_in_the_code_that_prose_names_exists() -> None:
+    """In the rules above all; but a place that is gone misleads everywhere."""
+    gone = [
+        at(path, number, what)
+        for path in texts_that_cite()
+        if path.suffix == ".md"
+        for number, what in missing_places(path.read_text(encoding="utf-8").splitlines(), ROOT)
+    ]
+    assert not gone, "\n".join(gone)
+
+
+@pytest.mark.parametrize(
+    ("text", "cited"),
+    [
+        ("kept in one unit (T36).", ["T36"]),
+        ("decisions T6 to T9, I4", ["T6", "T9", "I4"]),
+        ("W34: hold 7 was settled", ["W34"]),
+        ("TypeVar('T'), t1, T100, L0, XT1, T1_MAX, sha256", []),
+    ],
+)
+def test_that_rule_knows_a_citation(text: str, cited: list[str]) -> None:
+    assert [name for _, name in citations(text)] == cited
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("`src/a.py::there`, `src/a.py`, `docs/b.md`", []),
+        ("`src/a.py::gone`", ["`gone` is not in src/a.py"]),
+        ("`src/a.py::ther`", ["`ther` is not in src/a.py"]),
+        ("`src/c.py::there`", ["src/c.py does not exist"]),
+        ("`tests/d.py`", ["tests/d.py does not exist"]),
+    ],
+)
+def test_that_rule_knows_a_place(line: str, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "src" / "a.py").write_text("def there() -> None: ...")
+    (tmp_path / "docs" / "b.md").write_text("")
+    assert list(missing_places(["", line], tmp_path)) == [(2, what) for what in found]
+
+
+def texts_that_cite() -> Iterator[Path]:
+    """Code and prose of ours: a number in other files (JSON, lock files) may look like a rule and be none."""
+    for path in our_files():
+        top = path.relative_to(ROOT).parts[0]
+        is_code = top in {"src", "tests"} and path.suffix in {".py", ".sql"} and path != Path(__file__).resolve()
+        is_prose = path.suffix == ".md" and (top == "docs" or path.parent == ROOT)
+        if is_code or is_prose:
+            yield path
+
+
+def citations(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        for name in CITATION.findall(line):
+            yield number, name
+
+
+def missing_places(lines: Iterable[str], root: Path) -> Iterator[tuple[int, str]]:
+    """`path` and `path::name` in these lines that lead nowhere."""
+    for number, line in enumerate(lines, start=1):
+        for path, name in PLACE.findall(line):
+            if not (root / path).exists():
+                yield number, f"{path} does not exist"
+            elif name and not re.search(rf"\b{name}\b", (root / path).read_text(encoding="utf-8")):
+                yield number, f"`{name}` is not in {path}"
