@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -23,9 +24,10 @@ from bursar.flows.transfers.link import CoreUnusable, StoreLink
 from bursar.flows.transfers.pruning import Horizons, prune
 from bursar.flows.transfers.reconcile import RECONCILED, reconcile, survey
 from bursar.flows.transfers.watch import look_at_cores, resume_intake
-from bursar.model.errors import NotPossible
+from bursar.model.errors import NotPossible, UnknownAsset
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Op, TradingClient
+from bursar.rails.trading.replies import OperationsReply
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -108,6 +110,45 @@ async def test_a_core_that_is_behind_what_any_worker_has_heard_does_not_serve(pl
         second = await core.client(link=StoreLink(bursar.store, "spot"))
         assert (await second.totals()).outcome is not Outcome.SUCCESS
         assert (await until_refused(second)).startswith("CORE_BEHIND")
+
+
+@scenario
+async def test_what_was_compared_counts_as_heard(place: Place, tmp_path: Path) -> None:
+    """T33: what was reconciled after a restore rests on the core's log, and no transition has ever relied on it."""
+    async with place.bursar() as bursar, desk(tmp_path) as core:
+        first = await core.client(link=StoreLink(bursar.store, "spot"))
+        assert (await first.deposit(7, ALICE, "USDT", 1)).outcome is Outcome.SUCCESS
+        await bursar.store.single().cores.compared_to("spot", 1_000)
+        second = await core.client(link=StoreLink(bursar.store, "spot"))
+        assert (await second.totals()).outcome is not Outcome.SUCCESS
+        assert (await until_refused(second)).startswith("CORE_BEHIND")
+
+
+@scenario
+async def test_a_core_that_replaces_a_lost_one_serves_clients_of_the_old_one(place: Place, tmp_path: Path) -> None:
+    """What a running client has heard from the old core is no reason for the new one to refuse everybody (T33)."""
+    old_folder, new_folder = tmp_path / "old", tmp_path / "new"
+    old_folder.mkdir()
+    new_folder.mkdir()
+    async with place.bursar() as bursar, desk(new_folder) as new:
+        cores = bursar.store.single().cores
+        async with desk(old_folder) as old:
+            client = await old.client(link=StoreLink(bursar.store, "spot"))
+            for id_ in range(1, 10):
+                assert (await client.deposit(id_, ALICE, "USDT", 1)).outcome is Outcome.SUCCESS
+            client.target = replace(client.target, address=new.address)
+            old.clients.remove(client)  # it outlives its core
+            new.clients.append(client)
+        was = await cores.get("spot")
+        assert was is not None
+        assert (await until_refused(client)) != ""
+        assert not await cores.rebind("spot", new.core.identity, "somebody else's")
+        assert await cores.rebind("spot", new.core.identity, was.identity)
+        async with asyncio.timeout(20):
+            while (await client.totals()).outcome is not Outcome.SUCCESS:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert client.core_id == new.core.identity
+        assert client.sequence == new.core.durable
 
 
 async def _relied_on(bursar: Bursar, worker: str, sequence: int) -> None:
@@ -279,3 +320,42 @@ async def test_floors_above_those_here_show_that_the_database_went_back(place: P
         assert not finding.ok and "forgotten more than this database allowed" in finding.broken[0]
         skipped = await prune(bursar.store, "spot", client, AT_ONCE)
         assert skipped.floors is None, "what the core remembers is evidence now"
+
+
+@scenario
+async def test_floors_that_another_process_raises_during_the_look_are_no_restore(place: Place, tmp_path: Path) -> None:
+    """It writes them here, and then asks the core: whoever reads the core first has to read the database after it."""
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        await move(transfers, FUNDING, SPOT, "10")
+        await move(transfers, FUNDING, SPOT, "1")
+        listed = client.operations
+
+        async def raised_meanwhile(after: int, limit: int = 10, *, timeout_s: float | None = None) -> OperationsReply:
+            highest = (await client.describe()).highest_id
+            await bursar.store.single().cores.raise_floors("spot", highest, 1)
+            assert (await client.prune(room=highest, forget=1)).outcome is Outcome.SUCCESS
+            return await listed(after, limit, timeout_s=timeout_s)
+
+        client.operations = raised_meanwhile  # type: ignore[method-assign]
+        assert not (await behind.look(bursar.store, "spot", client)).is_behind
+
+
+@scenario
+async def test_an_asset_that_the_database_has_forgotten_is_named(place: Place, tmp_path: Path) -> None:
+    """It was created after the backup: nothing is booked until it is there again."""
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        cores = {AccountType.SPOT: client}
+        await move(transfers, FUNDING, SPOT, "10")
+        at = first_id_at(bursar.store.ports.now_us())
+        assert (await client.deposit(at, ALICE, "LATE", 5)).outcome is Outcome.SUCCESS
+        assert (await client.deposit(at + 1, ALICE, "USDT", 5)).outcome is Outcome.SUCCESS
+        report = await survey(bursar.ledger, cores)
+        assert ([plan.transfer.asset for plan in report.plans], report.unknown) == (["USDT"], ["LATE"])
+        with pytest.raises(UnknownAsset):
+            await reconcile(bursar.ledger, cores, actor="anna", reason="restored")
+        assert len(await transfers.list(None)) == 1
+        await bursar.ledger.create_asset("LATE", precision=2)
+        done = await reconcile(bursar.ledger, cores, actor="anna", reason="restored")
+        assert len(done.done) == 2
+        [finding] = await look_at_cores(transfers, cores)
+        assert finding.ok, finding.broken

@@ -71,6 +71,9 @@ async def look(store: Store, rail: str, client: TradingClient) -> Behind:
         after = listed.complete_to
     found.complete_to = after
     there = client.floors
+    # Read after the core has told them: another process may have raised both meanwhile, this database's first; and the
+    # first contact may just have bound the core, whose floors are above those of a database that had never heard of it.
+    known = await store.read.cores.get(rail)
     if known is not None and (there.room > known.room or there.forget > known.forget):
         found.floors = (
             f"core {rail} has forgotten more than this database allowed: its floors are {there.room} and "
