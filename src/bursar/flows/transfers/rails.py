@@ -204,6 +204,7 @@ class FundingRail:
             # What arrives, or goes back, is the very posting that this transfer put there, and no other (T36).
             consume=() if op == "withdraw" else (item.record.transit,),
             no_overdraft=op == "withdraw",  # T42
+            outside=op == "refund",  # no freeze stops it, not even that of the account in transit (T35)
         )
         remember = Remember(
             scope=FUNDING_SCOPE,
