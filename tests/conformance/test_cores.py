@@ -175,6 +175,31 @@ async def test_nothing_is_taken_before_core_and_ledger_were_compared(place: Plac
 
 
 @scenario
+async def test_a_core_is_open_only_after_what_it_shows_has_paused_the_intake(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core comes back while requests arrive: none is taken between the look and the pause that follows from it."""
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        transfers.unchecked.add(AccountType.SPOT)
+        forgotten = first_id_at(bursar.store.ports.now_us())
+        assert (await client.deposit(forgotten, ALICE, "USDT", 5)).outcome is Outcome.SUCCESS
+        request, pause = Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"), transfers.stop_new
+
+        async def asked_meanwhile(actor: str, reason: str, *, two_people: bool = False) -> bool:
+            with pytest.raises(ConnectionError, match="not compared"):
+                await transfers.create(request)
+            return await pause(actor, reason, two_people=two_people)
+
+        monkeypatch.setattr(transfers, "stop_new", asked_meanwhile)
+        [finding] = await look_at_cores(transfers, {AccountType.SPOT: client})
+        assert not finding.ok
+        with pytest.raises(TransferRefused) as refusal:
+            await transfers.create(request)
+        assert refusal.value.reason is Code.TRANSFERS_PAUSED
+        assert await transfers.list(None) == []
+
+
+@scenario
 async def test_what_was_compared_is_not_looked_at_again(place: Place, tmp_path: Path) -> None:
     async with linked(place, tmp_path) as (bursar, transfers, client):
         for _ in range(3):
