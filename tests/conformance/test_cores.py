@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.builders import Place, scenario
+from tests.conformance.test_forced_calls import forced as forced_end
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, exchange
 from tests.unit.rails.desk import desk
 
@@ -321,7 +322,7 @@ async def test_pruning_frees_room_and_forgets_what_has_ended(place: Place, tmp_p
 
 
 @scenario
-async def test_an_open_transfer_and_a_forced_one_are_not_forgotten(place: Place, tmp_path: Path) -> None:
+async def test_an_open_transfer_is_not_forgotten(place: Place, tmp_path: Path) -> None:
     async with exchange(place, tmp_path, works=False) as here:
         client = await here.core.client(link=StoreLink(here.bursar.store, "spot"))
         assert (await client.totals()).outcome is Outcome.SUCCESS
@@ -332,6 +333,21 @@ async def test_an_open_transfer_and_a_forced_one_are_not_forgotten(place: Place,
         height = int(stuck.req_id.removeprefix("sr-"))
         assert (await client.describe()).floors.forget <= height
         assert (await client.query(stuck.req_id, Op.DEPOSIT)).outcome is Outcome.SUCCESS, done
+
+
+@scenario
+async def test_a_forced_transfer_is_not_forgotten(place: Place, tmp_path: Path) -> None:
+    """T34: the core may still contradict the people, for ever."""
+    async with exchange(place, tmp_path, works=False) as here:
+        client = await here.core.client(link=StoreLink(here.bursar.store, "spot"))
+        plain = await here.move(FUNDING, SPOT, "1")
+        forced = await forced_end(here, FUNDING, SPOT, (Outcome.TIMEOUT,), "SUCCESS")
+        assert forced.state == "COMMITTED"
+        await here.move(FUNDING, SPOT, "1")
+        done = await prune(here.bursar.store, "spot", client, AT_ONCE)
+        assert done.kept == 1
+        assert (await client.query(forced.req_id, Op.DEPOSIT)).outcome is Outcome.SUCCESS
+        assert (await client.query(plain.req_id, Op.DEPOSIT)).outcome is not Outcome.SUCCESS
 
 
 @scenario
