@@ -11,6 +11,7 @@ from tests.api.office import ALICE, office, until
 from bursar.engine import Answer, Item, Operators, forced
 from bursar.flows.transfers import AccountType, Transfer
 from bursar.model.outcome import Outcome
+from bursar.rails.trading import Reply
 
 TASKS = {
     "bursar-worker",
@@ -54,6 +55,28 @@ async def _pruned(url: str, folder: Path) -> None:
 def test_cores_are_pruned_by_themselves(url: str, tmp_path: Path) -> None:
     """T32: with nobody to call it, room at a core would be used up for ever, and the core would grow until the end."""
     asyncio.run(_pruned(url, tmp_path))
+
+
+async def _not_pruned(url: str, folder: Path) -> None:
+    async with office(url, folder, prune_interval_s=1) as here:
+        await here.fund(ALICE, "100")
+        assert (await here.transfer(ALICE, "FUNDING", "SPOT", "10")).json()["state"] == "COMMITTED"
+
+        async def refuses(**_: object) -> Reply:
+            return Reply(Outcome.UNKNOWN, "FLOOR_TOO_HIGH")
+
+        here.runtime.cores[AccountType.SPOT].prune = refuses  # type: ignore[method-assign]
+        alerts = here.runtime.bursar.store.read.alerts
+
+        async def is_told() -> bool:
+            return "core spot is not pruned" in [alert.reason for alert in await alerts.open()]
+
+        await until(is_told)
+
+
+def test_a_core_that_does_not_let_itself_be_pruned_raises_an_alert(url: str, tmp_path: Path) -> None:
+    """It would grow in silence, until it can't be started."""
+    asyncio.run(_not_pruned(url, tmp_path))
 
 
 async def _asked(url: str, folder: Path) -> None:
