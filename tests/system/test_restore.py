@@ -94,6 +94,8 @@ def test_recover_says_it_too_and_pauses(tmp_path: Path) -> None:
         assert here.transfer("FUNDING", "SPOT", "575", "late").json()["state"] == "COMMITTED"
         here.stop()
         put_back(folder, copy)
+        alone = command(here, "--database", f"sqlite:///{folder}/bursar.db", "recover", "--restored")
+        assert (alone.returncode, "the cores were not asked" in alone.stdout) == (0, True), alone.stderr
         said = command(here, "recover", "--restored", "--data", str(folder))
         assert said.returncode == 0, said.stderr
         assert "core spot is ahead of this database" in said.stdout

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from bursar.instance import Bursar
     from bursar.ports import Ports
 
+NOT_ASKED = (
+    "the cores were not asked what they know: give --config or --data, as `bursar serve` has it, and repeat this"
+)
 RECOVERED = {
     "finished": "commits rolled forward: they had passed their point of no return, or could still be made",
     "abandoned": "commits given up cleanly: nothing of them remains",
@@ -162,7 +165,7 @@ async def _pause_restored(url: str, config: Config | None) -> tuple[bool, list[s
         if not await b.store.read.cores.identity():
             return False, []
         await set_pause(b.store, *NEW_TRANSFERS, actor="recover", reason="the database was restored", two_people=True)
-        return True, [] if config is None else await _ahead(b, config)
+        return True, [NOT_ASKED] if config is None else await _ahead(b, config)
 
 
 async def _ahead(b: Bursar, config: Config) -> list[str]:
