@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -157,6 +158,32 @@ async def _relied_on(bursar: Bursar, worker: str, sequence: int) -> None:
 
     move_ = Move(flow="toy", id="x", version=0, passages=(Passage("", "X", "A"),), actor=worker, delay_us=None)
     await bursar.ledger.writer.apply(Change(moves=(move_,), high_water=("spot", worker, sequence)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "says", "state"),
+    [
+        (AccountType.SPOT, "withdraw", (Outcome.TIMEOUT,), "FAILED"),
+        (AccountType.FUNDING, "deposit", Outcome.TIMEOUT, "ROLLED_BACK"),
+    ],
+)
+@scenario
+async def test_what_a_core_gave_back_after_the_backup_does_not_arrive_as_well(
+    place: Place, tmp_path: Path, kind: AccountType, op: str, says: Any, state: str
+) -> None:
+    """It was under way at the time of the backup, and was refunded later: the core says again that it was taken."""
+    async with exchange(place, tmp_path, works=False) as here:
+        await here.move(FUNDING, SPOT, "20")
+        here.break_rail(kind, op, says)
+        view = await here.move(SPOT, FUNDING, "5")
+        assert view.fsm_state == ("SOURCE_PENDING" if op == "withdraw" else "TARGET_PENDING")
+        client = here.transfers.cores[AccountType.SPOT]
+        assert (await client.refund(view.req_id, ALICE, "USDT", 5 * UNIT)).outcome is Outcome.SUCCESS
+        record = await here.transfers.engine.get("transfers", view.req_id)
+        assert record is not None
+        await here.transfers.engine.process_now(record, 10)
+        assert (await here.transfers.get(ALICE, view.req_id)).fsm_state == state
+        assert await here.standing() == ("80.000000", 20 * UNIT)
 
 
 # --- before anything is taken
@@ -361,6 +388,18 @@ async def test_floors_above_those_here_show_that_the_database_went_back(place: P
         assert not finding.ok and "forgotten more than this database allowed" in finding.broken[0]
         skipped = await prune(bursar.store, "spot", client, AT_ONCE)
         assert skipped.floors is None, "what the core remembers is evidence now"
+
+
+@scenario
+async def test_floors_count_at_the_first_contact_too(place: Place, tmp_path: Path) -> None:
+    """The backup is from before this ledger had a core: the look that binds them sees what the core has let go of."""
+    async with place.bursar() as bursar, desk(tmp_path) as core:
+        before = await core.client()
+        for id_ in (10, 20):
+            assert (await before.deposit(id_, ALICE, "USDT", 1)).outcome is Outcome.SUCCESS
+        assert (await before.prune(room=20, forget=20)).outcome is Outcome.SUCCESS
+        found = await behind.look(bursar.store, "spot", await core.client(link=StoreLink(bursar.store, "spot")))
+        assert "forgotten more than this database allowed" in found.floors
 
 
 @scenario
