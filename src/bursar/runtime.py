@@ -239,6 +239,8 @@ async def _prune(runtime: Runtime) -> None:
         await runtime.ports.sleep(runtime.config.prune_interval_s)
         for result in await prune_cores(runtime):
             log.info("core %s: floors %s, %s kept %s", result.rail, result.floors, result.kept, result.note)
+            if result.refused:
+                await runtime.transfers.engine.alert(None, f"core {result.rail} is not pruned", "warning", result.note)
 
 
 async def _expire_holds(runtime: Runtime) -> None:

@@ -6,11 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from tests.builders import Place, scenario
+from tests.conformance.test_forced_calls import forced as forced_end
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, exchange
 from tests.unit.rails.desk import desk
 
@@ -23,9 +26,10 @@ from bursar.flows.transfers.link import CoreUnusable, StoreLink
 from bursar.flows.transfers.pruning import Horizons, prune
 from bursar.flows.transfers.reconcile import RECONCILED, reconcile, survey
 from bursar.flows.transfers.watch import look_at_cores, resume_intake
-from bursar.model.errors import NotPossible
+from bursar.model.errors import NotPossible, UnknownAsset
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Op, TradingClient
+from bursar.rails.trading.replies import OperationsReply
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -110,11 +114,76 @@ async def test_a_core_that_is_behind_what_any_worker_has_heard_does_not_serve(pl
         assert (await until_refused(second)).startswith("CORE_BEHIND")
 
 
+@scenario
+async def test_what_was_compared_counts_as_heard(place: Place, tmp_path: Path) -> None:
+    """T33: what was reconciled after a restore rests on the core's log, and no transition has ever relied on it."""
+    async with place.bursar() as bursar, desk(tmp_path) as core:
+        first = await core.client(link=StoreLink(bursar.store, "spot"))
+        assert (await first.deposit(7, ALICE, "USDT", 1)).outcome is Outcome.SUCCESS
+        await bursar.store.single().cores.compared_to("spot", 1_000)
+        second = await core.client(link=StoreLink(bursar.store, "spot"))
+        assert (await second.totals()).outcome is not Outcome.SUCCESS
+        assert (await until_refused(second)).startswith("CORE_BEHIND")
+
+
+@scenario
+async def test_a_core_that_replaces_a_lost_one_serves_clients_of_the_old_one(place: Place, tmp_path: Path) -> None:
+    """What a running client has heard from the old core is no reason for the new one to refuse everybody (T33)."""
+    old_folder, new_folder = tmp_path / "old", tmp_path / "new"
+    old_folder.mkdir()
+    new_folder.mkdir()
+    async with place.bursar() as bursar, desk(new_folder) as new:
+        cores = bursar.store.single().cores
+        async with desk(old_folder) as old:
+            client = await old.client(link=StoreLink(bursar.store, "spot"))
+            for id_ in range(1, 10):
+                assert (await client.deposit(id_, ALICE, "USDT", 1)).outcome is Outcome.SUCCESS
+            client.target = replace(client.target, address=new.address)
+            old.clients.remove(client)  # it outlives its core
+            new.clients.append(client)
+        was = await cores.get("spot")
+        assert was is not None
+        assert (await until_refused(client)) != ""
+        assert not await cores.rebind("spot", new.core.identity, "somebody else's")
+        assert await cores.rebind("spot", new.core.identity, was.identity)
+        async with asyncio.timeout(20):
+            while (await client.totals()).outcome is not Outcome.SUCCESS:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert client.core_id == new.core.identity
+        assert client.sequence == new.core.durable
+
+
 async def _relied_on(bursar: Bursar, worker: str, sequence: int) -> None:
     from bursar.writer import Change, Move, Passage  # noqa: PLC0415
 
     move_ = Move(flow="toy", id="x", version=0, passages=(Passage("", "X", "A"),), actor=worker, delay_us=None)
     await bursar.ledger.writer.apply(Change(moves=(move_,), high_water=("spot", worker, sequence)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "says", "state"),
+    [
+        (AccountType.SPOT, "withdraw", (Outcome.TIMEOUT,), "FAILED"),
+        (AccountType.FUNDING, "deposit", Outcome.TIMEOUT, "ROLLED_BACK"),
+    ],
+)
+@scenario
+async def test_what_a_core_gave_back_after_the_backup_does_not_arrive_as_well(
+    place: Place, tmp_path: Path, kind: AccountType, op: str, says: Any, state: str
+) -> None:
+    """It was under way at the time of the backup, and was refunded later: the core says again that it was taken."""
+    async with exchange(place, tmp_path, works=False) as here:
+        await here.move(FUNDING, SPOT, "20")
+        here.break_rail(kind, op, says)
+        view = await here.move(SPOT, FUNDING, "5")
+        assert view.fsm_state == ("SOURCE_PENDING" if op == "withdraw" else "TARGET_PENDING")
+        client = here.transfers.cores[AccountType.SPOT]
+        assert (await client.refund(view.req_id, ALICE, "USDT", 5 * UNIT)).outcome is Outcome.SUCCESS
+        record = await here.transfers.engine.get("transfers", view.req_id)
+        assert record is not None
+        await here.transfers.engine.process_now(record, 10)
+        assert (await here.transfers.get(ALICE, view.req_id)).fsm_state == state
+        assert await here.standing() == ("80.000000", 20 * UNIT)
 
 
 # --- before anything is taken
@@ -131,6 +200,31 @@ async def test_nothing_is_taken_before_core_and_ledger_were_compared(place: Plac
         assert await transfers.list(None) == []
         await look_at_cores(transfers, {AccountType.SPOT: client})
         assert (await transfers.create(request, deadline_s=20)).state == "COMMITTED"
+
+
+@scenario
+async def test_a_core_is_open_only_after_what_it_shows_has_paused_the_intake(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core comes back while requests arrive: none is taken between the look and the pause that follows from it."""
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        transfers.unchecked.add(AccountType.SPOT)
+        forgotten = first_id_at(bursar.store.ports.now_us())
+        assert (await client.deposit(forgotten, ALICE, "USDT", 5)).outcome is Outcome.SUCCESS
+        request, pause = Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"), transfers.stop_new
+
+        async def asked_meanwhile(actor: str, reason: str, *, two_people: bool = False) -> bool:
+            with pytest.raises(ConnectionError, match="not compared"):
+                await transfers.create(request)
+            return await pause(actor, reason, two_people=two_people)
+
+        monkeypatch.setattr(transfers, "stop_new", asked_meanwhile)
+        [finding] = await look_at_cores(transfers, {AccountType.SPOT: client})
+        assert not finding.ok
+        with pytest.raises(TransferRefused) as refusal:
+            await transfers.create(request)
+        assert refusal.value.reason is Code.TRANSFERS_PAUSED
+        assert await transfers.list(None) == []
 
 
 @scenario
@@ -255,7 +349,7 @@ async def test_pruning_frees_room_and_forgets_what_has_ended(place: Place, tmp_p
 
 
 @scenario
-async def test_an_open_transfer_and_a_forced_one_are_not_forgotten(place: Place, tmp_path: Path) -> None:
+async def test_an_open_transfer_is_not_forgotten(place: Place, tmp_path: Path) -> None:
     async with exchange(place, tmp_path, works=False) as here:
         client = await here.core.client(link=StoreLink(here.bursar.store, "spot"))
         assert (await client.totals()).outcome is Outcome.SUCCESS
@@ -269,6 +363,21 @@ async def test_an_open_transfer_and_a_forced_one_are_not_forgotten(place: Place,
 
 
 @scenario
+async def test_a_forced_transfer_is_not_forgotten(place: Place, tmp_path: Path) -> None:
+    """T34: the core may still contradict the people, for ever."""
+    async with exchange(place, tmp_path, works=False) as here:
+        client = await here.core.client(link=StoreLink(here.bursar.store, "spot"))
+        plain = await here.move(FUNDING, SPOT, "1")
+        forced = await forced_end(here, FUNDING, SPOT, (Outcome.TIMEOUT,), "SUCCESS")
+        assert forced.state == "COMMITTED"
+        await here.move(FUNDING, SPOT, "1")
+        done = await prune(here.bursar.store, "spot", client, AT_ONCE)
+        assert done.kept == 1
+        assert (await client.query(forced.req_id, Op.DEPOSIT)).outcome is Outcome.SUCCESS
+        assert (await client.query(plain.req_id, Op.DEPOSIT)).outcome is not Outcome.SUCCESS
+
+
+@scenario
 async def test_floors_above_those_here_show_that_the_database_went_back(place: Place, tmp_path: Path) -> None:
     async with linked(place, tmp_path) as (bursar, transfers, client):
         await move(transfers, FUNDING, SPOT, "10")
@@ -279,3 +388,54 @@ async def test_floors_above_those_here_show_that_the_database_went_back(place: P
         assert not finding.ok and "forgotten more than this database allowed" in finding.broken[0]
         skipped = await prune(bursar.store, "spot", client, AT_ONCE)
         assert skipped.floors is None, "what the core remembers is evidence now"
+
+
+@scenario
+async def test_floors_count_at_the_first_contact_too(place: Place, tmp_path: Path) -> None:
+    """The backup is from before this ledger had a core: the look that binds them sees what the core has let go of."""
+    async with place.bursar() as bursar, desk(tmp_path) as core:
+        before = await core.client()
+        for id_ in (10, 20):
+            assert (await before.deposit(id_, ALICE, "USDT", 1)).outcome is Outcome.SUCCESS
+        assert (await before.prune(room=20, forget=20)).outcome is Outcome.SUCCESS
+        found = await behind.look(bursar.store, "spot", await core.client(link=StoreLink(bursar.store, "spot")))
+        assert "forgotten more than this database allowed" in found.floors
+
+
+@scenario
+async def test_floors_that_another_process_raises_during_the_look_are_no_restore(place: Place, tmp_path: Path) -> None:
+    """It writes them here, and then asks the core: whoever reads the core first has to read the database after it."""
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        await move(transfers, FUNDING, SPOT, "10")
+        await move(transfers, FUNDING, SPOT, "1")
+        listed = client.operations
+
+        async def raised_meanwhile(after: int, limit: int = 10, *, timeout_s: float | None = None) -> OperationsReply:
+            highest = (await client.describe()).highest_id
+            await bursar.store.single().cores.raise_floors("spot", highest, 1)
+            assert (await client.prune(room=highest, forget=1)).outcome is Outcome.SUCCESS
+            return await listed(after, limit, timeout_s=timeout_s)
+
+        client.operations = raised_meanwhile  # type: ignore[method-assign]
+        assert not (await behind.look(bursar.store, "spot", client)).is_behind
+
+
+@scenario
+async def test_an_asset_that_the_database_has_forgotten_is_named(place: Place, tmp_path: Path) -> None:
+    """It was created after the backup: nothing is booked until it is there again."""
+    async with linked(place, tmp_path) as (bursar, transfers, client):
+        cores = {AccountType.SPOT: client}
+        await move(transfers, FUNDING, SPOT, "10")
+        at = first_id_at(bursar.store.ports.now_us())
+        assert (await client.deposit(at, ALICE, "LATE", 5)).outcome is Outcome.SUCCESS
+        assert (await client.deposit(at + 1, ALICE, "USDT", 5)).outcome is Outcome.SUCCESS
+        report = await survey(bursar.ledger, cores)
+        assert ([plan.transfer.asset for plan in report.plans], report.unknown) == (["USDT"], ["LATE"])
+        with pytest.raises(UnknownAsset):
+            await reconcile(bursar.ledger, cores, actor="anna", reason="restored")
+        assert len(await transfers.list(None)) == 1
+        await bursar.ledger.create_asset("LATE", precision=2)
+        done = await reconcile(bursar.ledger, cores, actor="anna", reason="restored")
+        assert len(done.done) == 2
+        [finding] = await look_at_cores(transfers, cores)
+        assert finding.ok, finding.broken

@@ -18,6 +18,7 @@ from bursar.engine import Answer, Item
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers, View
+from bursar.flows.transfers.rails import FundingRail
 from bursar.model.accounts import Account, AccountStatus
 from bursar.model.errors import AccountClosed, AccountNotEmpty, InvalidName, NotPossible, OtherRequest
 from bursar.model.outcome import Outcome
@@ -57,6 +58,25 @@ async def test_a_frozen_account_of_a_core_does_not_stop_what_has_happened_there(
         assert (await here.move(*way, "10")).state == "COMMITTED"
         assert await here.standing() == (("40.000000", 60_000_000) if way[0] == FUNDING else ("60.000000", 40_000_000))
         assert await alerts(here) == []
+
+
+@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@scenario
+async def test_no_freeze_stops_a_refund(place: Place, tmp_path: Path, rides: bool) -> None:
+    """T35: whatever is frozen while the target refuses it, also the account in which it is in transit."""
+    async with exchange(place, tmp_path) as here:
+        rail = here.transfers.rails[AccountType.FUNDING]
+        assert isinstance(rail, FundingRail)
+        rail.rides = rides
+
+        async def freezes(item: Item[Any]) -> Answer:
+            for path in (ACCOUNT, "transit:transfers"):
+                await here.bursar.ledger.freeze(path)
+            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="TEST")
+
+        here.transfers.rails[AccountType.SPOT].deposit = freezes  # type: ignore[method-assign]
+        assert (await here.move(FUNDING, SPOT, "10")).state == "ROLLED_BACK"
+        assert await here.standing() == ("100.000000", 0)
 
 
 @scenario

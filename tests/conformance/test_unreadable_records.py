@@ -16,6 +16,7 @@ from tests.conformance.test_contradictions import Held, decided, started
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, behind, exchange
 
 from bursar.audit import audit
+from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Transfers
 from bursar.flows.transfers.conservation import conservation, cores_hold
 from bursar.flows.transfers.watch import watch
@@ -181,3 +182,15 @@ async def test_a_damaged_row_is_named_and_never_an_unexpected_error(
             assert (await watch(transfers, {AccountType.SPOT: client}))[-1].invariant == "I5"
             await client.deposit(1, ALICE, "USDT", 7)
             assert not (await watch(transfers, {AccountType.SPOT: client}))[-1].ok
+
+
+@both
+@scenario
+async def test_a_deposit_that_cannot_be_read_hides_no_other(place: Place, tmp_path: Path) -> None:
+    """Those that wait for a second person are listed, as far as they can be read."""
+    async with exchange(place, tmp_path) as here:
+        deposits = Deposits(here.transfers, confirm_above={"USDT": 0})
+        for name in ("one", "two", "three"):
+            await deposits.ask(ALICE, "USDT", "5", reference=name, actor="anna")
+        await behind(place, f"UPDATE {{s}}records SET body = {NO_TRANSFER} WHERE id = 'two'")
+        assert [view.reference for view in await deposits.waiting()] == ["three", "one"]

@@ -87,20 +87,44 @@ def test_a_restored_database_takes_no_transfer_before_it_was_reconciled(tmp_path
 
 
 def test_recover_says_it_too_and_pauses(tmp_path: Path) -> None:
+    """Nobody runs the child core then: it is started for the question. A core that runs already is asked as it is."""
     folder = tmp_path / "data"
     with traded(folder) as here:
         copy = back_up(folder)
+        assert here.transfer("FUNDING", "SPOT", "575", "late").json()["state"] == "COMMITTED"
         here.stop()
         put_back(folder, copy)
+        alone = command(here, "--database", f"sqlite:///{folder}/bursar.db", "recover", "--restored")
+        assert (alone.returncode, "the cores were not asked" in alone.stdout) == (0, True), alone.stderr
         said = command(here, "recover", "--restored", "--data", str(folder))
         assert said.returncode == 0, said.stderr
+        assert "core spot is ahead of this database" in said.stdout
+        assert "DEPOSIT of 575000000 USDT for user 1001" in said.stdout
         assert "paused" in said.stdout
-        assert "core spot does not answer" in said.stdout
         here.start()
         assert here.transfer("FUNDING", "SPOT", "1", "a").json()["code"] == "TRANSFERS_PAUSED"
+        again = command(here, "recover", "--restored", "--data", str(folder))
+        assert "DEPOSIT of 575000000 USDT for user 1001" in again.stdout, again.stderr
+        booked = command(here, "transfer", "reconcile", "--book", "--actor", "anna", "--reason", "ticket 17")
+        assert booked.returncode == 0, booked.stderr
         for person in ("anna", "ben"):
             assert command(here, "transfer", "allow", "--actor", person, "--reason", "compared").returncode == 0
         until(lambda: here.transfer("FUNDING", "SPOT", "1", "b").json().get("state") == "COMMITTED")
+
+
+def test_a_transfer_made_by_command_looks_at_the_cores_first(tmp_path: Path) -> None:
+    """Beside a server, and on a database that went back."""
+    folder = tmp_path / "data"
+    with traded(folder) as here:
+        copy = back_up(folder)
+        words = ("transfer", "create", "--user", "1001", "--from", "FUNDING", "--to", "SPOT", "USDT", "10", "--order")
+        made = command(here, *words, "by-hand")
+        assert (made.returncode, "is COMMITTED" in made.stdout) == (0, True), made.stderr
+        here.stop()
+        put_back(folder, copy)
+        here.start()
+        refused = command(here, *words, "by-hand")
+        assert (refused.returncode, "TRANSFERS_PAUSED" in refused.stderr) == (1, True), refused.stderr
 
 
 def test_two_servers_on_one_database_are_not_two_cores(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from contextvars import Context
 from typing import Any
 
 from bursar.audit import audit
-from bursar.flows.transfers import AccountType, Transfers
+from bursar.flows.transfers import MACHINE, AccountType, Transfers
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.reconcile import reconcile
 from bursar.flows.transfers.request import NEW_TRANSFERS, SUSPENSE, funding_account
@@ -27,7 +27,7 @@ from bursar.sim.exchange import FUNDS, USERS
 from bursar.sim.kernel import Kernel, Run
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Process
-from bursar.sim.transfers import PATH, SERVERS, Outcome, Scenario, Size
+from bursar.sim.transfers import HEALED_S, PATH, SERVERS, Outcome, Scenario, Size
 
 BACKUP_S_MAX = 0.6  # when the backup is made
 RESTORE_S_MAX = 1.2  # how much later it is put back
@@ -91,18 +91,28 @@ class Restored(Scenario):
             caller.refused.clear()
 
     async def compared(self, process: Process, transfers: Transfers, client: TradingClient, broken: list[str]) -> None:
-        """People: reconcile, see that core and ledger agree, and let new transfers in. At the first server."""
+        """People: reconcile, see that core and ledger agree, and let new transfers in. At every server: the look of one
+        may have begun before all was reconciled at the other, and pauses again what was resumed there."""
         if not self.restored:
             await super().compared(process, transfers, client, broken)
         self.net.happened["noticed"] += bool(broken)
         cores = {AccountType.SPOT: client}
-        while process.name == SERVERS[0] and await is_paused(transfers):
+        while await is_paused(transfers):
             with contextlib.suppress(BursarError):  # the core could not be asked
                 await reconcile(transfers.ledger, cores, actor="ann", reason="restored")
             for person in ("ann", "bob"):
                 with contextlib.suppress(BursarError):  # nor now; or ann has proposed it before
                     await resume_intake(transfers, cores, actor=person, reason="reconciled")
             await process.ports.sleep(0.05)
+
+    async def end(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
+        """Also what was under way at the time of the backup, and no caller remembers, comes to its end."""
+        await super().end(process, transfers, client)
+        deadline, records = self.kernel.loop.now + HEALED_S, transfers.ledger.store.read.records
+        while any([await records.open_of(MACHINE.name, str(user)) for user in range(1, USERS + 1)]):
+            if self.kernel.loop.now > deadline:
+                raise Violation("healed, but what was under way has not come to an end")
+            await process.ports.sleep(0.1)
 
     async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
         """Nobody has more or less than in the beginning, and both sides say the same."""

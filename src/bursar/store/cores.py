@@ -45,8 +45,10 @@ class Cores(Table):
 
     async def rebind(self, rail: str, identity: str, was: str) -> bool:
         """Put another core behind a rail, if it was this one until now. In a transaction: marks go with it."""
+        if await self._one("rebind_core", rail, identity, was) is None:
+            return False
         await self._s.rows("forget_high_water", rail)
-        return await self._one("rebind_core", rail, identity, was) is not None
+        return True
 
     async def raise_floors(self, rail: str, room: int, forget: int) -> tuple[int, int]:
         """Write floors down before the core is asked for them; returns the higher of these and what was there."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.cli.commands.serve import config_option, configured, data_option
+from bursar.cli.commands.serve import alone, config_option, configured, data_option
+from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown, table
 from bursar.cli.place import check_place, on_postgres, open_database, sqlite_path
 from bursar.cli.state import Command, State, on_database
@@ -17,7 +21,11 @@ from bursar.model.errors import DatabaseOlder
 if TYPE_CHECKING:
     from bursar.config import Config
     from bursar.instance import Bursar
+    from bursar.ports import Ports
 
+NOT_ASKED = (
+    "the cores were not asked what they know: give --config or --data, as `bursar serve` has it, and repeat this"
+)
 RECOVERED = {
     "finished": "commits rolled forward: they had passed their point of no return, or could still be made",
     "abandoned": "commits given up cleanly: nothing of them remains",
@@ -118,7 +126,7 @@ def recover(ctx: click.Context, restored: bool, file: str | None, data: str | No
     from a backup or a dump, run it once with --restored: events written from then on come after every cursor that a
     reader may have kept, which would skip them otherwise. If the ledger has trading cores, new transfers are paused
     until two people allow them, because the cores may know what this database has forgotten; with --config or --data
-    the cores that run are asked, and what they know is shown.
+    the cores are asked, and what they know is shown. Child cores are started for that, if no `bursar serve` runs them.
     """
     state = ctx.ensure_object(State)
     output = Output(as_json=state.json)
@@ -157,7 +165,7 @@ async def _pause_restored(url: str, config: Config | None) -> tuple[bool, list[s
         if not await b.store.read.cores.identity():
             return False, []
         await set_pause(b.store, *NEW_TRANSFERS, actor="recover", reason="the database was restored", two_people=True)
-        return True, [] if config is None else await _ahead(b, config)
+        return True, [NOT_ASKED] if config is None else await _ahead(b, config)
 
 
 async def _ahead(b: Bursar, config: Config) -> list[str]:
@@ -166,12 +174,40 @@ async def _ahead(b: Bursar, config: Config) -> list[str]:
     from bursar.ports import SystemPorts
     from bursar.runtime import client_of
 
-    lines = []
-    for kind in config.cores:
-        async with client_of(config, SystemPorts(), kind, StoreLink(b.store, kind, binds=False)) as client:
-            found = await behind.look(b.store, kind, client)
-        lines += [found.note] if found.note else found.texts() or [f"core {kind} knows nothing that is not here"]
+    lines, ports = [], SystemPorts()
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(_children(config, ports))
+        except Unusable as error:
+            lines.append(str(error))
+        for kind in config.cores:
+            async with client_of(config, ports, kind, StoreLink(b.store, kind, binds=False)) as client:
+                found = await behind.look(b.store, kind, client)
+            lines += [found.note] if found.note else found.texts() or [f"core {kind} knows nothing that is not here"]
     return lines
+
+
+@asynccontextmanager
+async def _children(config: Config, ports: Ports) -> AsyncIterator[None]:
+    """The child cores that there are, running: they stop with their `bursar serve`, and know what was forgotten."""
+    from bursar.cli.children import children
+    from bursar.stopping import Stopping
+
+    kinds = _there(config)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(alone(config, ports, kinds))
+        except Unusable:
+            kinds = []  # a `bursar serve` has them
+        async with children(config, ports, kinds, Stopping(ports, config.shutdown_ms / 1000)):
+            yield
+
+
+def _there(config: Config) -> list[str]:
+    """The child cores that have a data folder: none is made, which would be another core."""
+    from bursar.config import CHILD
+
+    return [kind for kind in config.cores if config.core(kind) == CHILD and Path(config.data, kind).is_dir()]
 
 
 async def _raise_epoch(url: str) -> int:

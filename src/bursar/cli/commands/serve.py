@@ -171,7 +171,7 @@ async def _serve(config: Config, out: Output) -> None:
     kinds = [kind for kind in config.cores if config.core(kind) == CHILD]
     connections_max = connections_of(config, raise_file_limit())
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_alone(config, ports, kinds))
+        stack.enter_context(alone(config, ports, kinds))
         listener = stack.enter_context(_bound(config.listen))
         aside = stack.enter_context(_bound(config.health_listen)) if config.health_listen else None
         stopping = Stopping(ports, config.shutdown_ms / 1000)
@@ -240,7 +240,7 @@ def _until_told(stopping: Stopping) -> asyncio.Event:
 
 
 @contextlib.contextmanager
-def _alone(config: Config, ports: Ports, kinds: list[str]) -> Iterator[None]:
+def alone(config: Config, ports: Ports, kinds: list[str]) -> Iterator[None]:
     """One `bursar serve` with child cores per database, and per data folder.
 
     Two on one database, each with a data folder of its own, would start two cores for the same money; two on one data

@@ -93,8 +93,10 @@ def on_runtime(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[N
 def create(ctx: click.Context, user: int, source: str, target: str, order: str, asset: str, amount: str) -> None:
     """Move a user's money, with every check that the API makes."""
     from bursar.flows.transfers import Request
+    from bursar.runtime import first_look
 
     async def work(runtime: Runtime, out: Output) -> None:
+        await first_look(runtime)
         wish = Request(user=user, source=source, target=target, asset=asset, amount=amount, client_order_id=order)
         view = await runtime.transfers.create(wish, deadline_s=runtime.config.deadline_ms / 1000)
         text = f"{view.req_id} is {view.fsm_state} {shown(view.error)}".rstrip()

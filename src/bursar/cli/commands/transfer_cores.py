@@ -124,6 +124,7 @@ def _show(out: Output, report: Report, *, booked: bool) -> None:
     facts: dict[str, Any] = {
         "missing": sum(len(one.missing) for one in report.found),
         "transfers": [plan.text() for plan in report.plans],
+        "unknown_assets": report.unknown,
         "booked": [one.text for one in report.done],
         "suspense": [one.id for one in report.done if one.suspense],
     }
@@ -131,6 +132,7 @@ def _show(out: Output, report: Report, *, booked: bool) -> None:
     lines += [
         f"{'booked' if booked else 'to be booked'}: {text}" for text in facts["booked" if booked else "transfers"]
     ]
+    lines += [f"there is no asset {code} here: create it again, as it was, and repeat this" for code in report.unknown]
     if not lines:
         lines = ["the cores and this database know the same"]
     elif not booked:
@@ -153,10 +155,11 @@ def rebind(ctx: click.Context, rail: str, actor: str, reason: str) -> None:
     """
 
     async def work(runtime: Runtime, out: Output) -> None:
+        from bursar.model.actors import check_actor
         from bursar.model.outcome import Outcome
         from bursar.runtime import client_of
 
-        store = runtime.bursar.store
+        store, person = runtime.bursar.store, check_actor(actor)
         if rail not in runtime.config.cores:
             raise Unusable(f"no core is configured for the rail {shown(rail)}")
         known, identity = await store.read.cores.get(rail), await store.read.cores.identity()
@@ -170,10 +173,11 @@ def rebind(ctx: click.Context, rail: str, actor: str, reason: str) -> None:
             raise Unusable(
                 f"core {there.core} is another ledger's ({there.ledger}); start one with an empty data folder"
             )
-        await runtime.transfers.stop_new(actor, f"core {rail} was replaced: {reason}", two_people=True)
+        await runtime.transfers.stop_new(person, f"core {rail} was replaced: {reason}", two_people=True)
         async with store.unit() as tables:
-            done = await tables.cores.rebind(rail, there.core, known.identity)
-        facts = {"rail": rail, "core": there.core, "was": known.identity, "rebound": done}
+            if not await tables.cores.rebind(rail, there.core, known.identity):
+                raise Unusable(f"rail {rail} was bound to another core meanwhile; see `bursar transfer cores`")
+        facts = {"rail": rail, "core": there.core, "was": known.identity, "rebound": True}
         out.show(
             facts, lambda: f"rail {rail} is bound to core {there.core}; no new transfers until two people allow them"
         )

@@ -9,6 +9,7 @@ whichever way it came. Where it is booked if its account is frozen or closed: `f
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 
@@ -50,6 +51,7 @@ from bursar.model.retry import Alarm
 
 USER_MAX = 2**63 - 1
 WAITS_S = 3_600.0  # for a second person, before people are told
+log = logging.getLogger("bursar.deposits")
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
 
@@ -155,9 +157,13 @@ class Deposits:
         return _view(body, after.state, (await self.ledger.known_assets(body.asset))[body.asset])
 
     async def waiting(self, limit: int = 100) -> list[DepositView]:
-        """Those that wait for a second person, newest first."""
-        found = await self.ledger.store.read.records.list(self.flow.name, states=(ASKED,), limit=limit)
-        bodies = [self.flow.item(record).body for record in found]
+        """Those that wait for a second person, newest first. One that can't be read is left out: it hides no other."""
+        bodies = []
+        for record in await self.ledger.store.read.records.list(self.flow.name, states=(ASKED,), limit=limit):
+            try:
+                bodies.append(self.flow.item(record).body)
+            except (msgspec.MsgspecError, UnicodeError) as error:
+                log.error("deposit %s can't be read: %s", record.id, error)
         assets = await self.ledger.assets()
         return [_view(body, ASKED, assets[body.asset]) for body in bodies]
 

@@ -14,9 +14,10 @@ import msgspec
 
 from bursar.flows.transfers.machine import MACHINE
 from bursar.model.outcome import Outcome
-from bursar.rails.trading import OperationRow, TradingClient
+from bursar.rails.trading import Floors, OperationRow, TradingClient
 from bursar.rails.trading.words import PREFIX, Code
 from bursar.store import Store
+from bursar.store.cores import CoreRow
 
 SHOWN_MAX = 20
 OK = Code.OK.name
@@ -71,9 +72,19 @@ async def look(store: Store, rail: str, client: TradingClient) -> Behind:
         after = listed.complete_to
     found.complete_to = after
     there = client.floors
-    if known is not None and (there.room > known.room or there.forget > known.forget):
+    if _above(there, known):
+        # Read again, after the core has told them: another process may have raised both meanwhile, this database's
+        # first; and the first contact may just have bound the core to a database that had never heard of it.
+        known = await store.read.cores.get(rail)
+    if known is not None and _above(there, known):
         found.floors = (
             f"core {rail} has forgotten more than this database allowed: its floors are {there.room} and "
             f"{there.forget}, here they are {known.room} and {known.forget}"
         )
     return found
+
+
+def _above(there: Floors, known: CoreRow | None) -> bool:
+    """Whether a core's floors are above those that are written here; none are, before the first contact."""
+    room, forget = (1, 1) if known is None else (known.room, known.forget)
+    return there.room > room or there.forget > forget

@@ -23,7 +23,7 @@ import msgspec
 
 from bursar.engine import Answer, Booking, Dispute, Flow, Item, Ride
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.rails import Rail
+from bursar.flows.transfers.rails import GIVEN_BACK_UNKNOWN, Rail
 from bursar.flows.transfers.request import SUSPENSE, TRANSIT, AccountType, Transfer, core_account, funding_account
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
@@ -53,6 +53,12 @@ def transfers_flow(
         return await rails[item.body.source].withdraw(item)
 
     async def deposit(item: Item[Transfer]) -> Answer:
+        if item.body.source is not AccountType.FUNDING:
+            match await rails[item.body.source].gave_back(item):
+                case True:  # for good: what was given back must not arrive as well
+                    return await rails[item.body.target].cancel(item, "deposit")
+                case None:
+                    return Answer(outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
         return await rails[item.body.target].deposit(item)
 
     async def refund(item: Item[Transfer]) -> Answer:

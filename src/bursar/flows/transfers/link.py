@@ -39,7 +39,9 @@ class StoreLink:
             identity = await self._store.single().cores.make_identity(self._store.ports.token())
         bound = "" if core is None else core.identity
         ledger = identity if self._binds or bound else ""
-        return Known(ledger=ledger, core=bound, seen=0 if core is None else core.sequence)
+        # What was compared was told by the core, too, and what was reconciled rests on it alone.
+        seen = 0 if core is None else max(core.sequence, core.compared)
+        return Known(ledger=ledger, core=bound, seen=seen)
 
     async def bind(self, core: str) -> None:
         """First contact: from now on this rail is that core."""

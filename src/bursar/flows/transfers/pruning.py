@@ -72,6 +72,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     floors: Floors | None = None  # that the core has taken
     kept: int = 0  # forced transfers that are remembered for ever
     note: str = ""  # why there was nothing to do, or it could not be done
+    refused: bool = False  # the core has said no, and not nothing: it grows without end
 
 
 async def prune(store: Store, rail: str, client: TradingClient, horizons: Horizons) -> Pruned:
@@ -97,6 +98,7 @@ async def prune(store: Store, rail: str, client: TradingClient, horizons: Horizo
     keep = await store.read.cores.forced(MACHINE.name)
     said = await client.prune(room=room, forget=forget, keep=keep)
     if said.outcome is not Outcome.SUCCESS:
-        return Pruned(rail=rail, note=f"core {rail} did not take the floors: {said.code} {said.detail}".rstrip())
+        why = f"core {rail} did not take the floors: {said.code} {said.detail}".rstrip()
+        return Pruned(rail=rail, note=why, refused=said.outcome is Outcome.UNKNOWN)
     await store.single().cores.floors_taken(rail)
     return Pruned(rail=rail, floors=Floors(room=room, forget=forget), kept=len(keep))

@@ -40,6 +40,8 @@ FUNDING_REFUSALS = frozenset(
     }
 )
 CANCELLED = "CANCELLED"
+GIVEN_BACK = "GIVEN_BACK"  # the core took it and gave it back, and the database was restored to before that
+GIVEN_BACK_UNKNOWN = "GIVEN_BACK_UNKNOWN"  # or that can't be said just now
 OVERFLOW = "OVERFLOW"
 STANDINGS_MAX = 512
 STATUSES = {
@@ -82,6 +84,11 @@ class Rail(Protocol):
 
     async def query(self, item: Item[Transfer], op: str) -> Answer:
         """What is on record of an operation, without making it happen; nothing on record is an unknown (T24)."""
+        ...
+
+    async def gave_back(self, item: Item[Transfer]) -> bool | None:
+        """Whether it has given back what this transfer took, though the record here has not come that far: then the
+        database was restored, and what the other end gets would be there twice. None if it does not say."""
         ...
 
 
@@ -155,6 +162,9 @@ class FundingRail:
             return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message=f"nothing is on record of {op} {item.id}")
         return _answer(msgspec.structs.replace(found, replayed=True))
 
+    async def gave_back(self, item: Item[Transfer]) -> bool | None:
+        return False  # it goes back with the record
+
     async def _refuse(self, item: Item[Transfer], op: str, code: str) -> Answer:
         """Refuse an operation for good, unless it was answered before: then that is the answer."""
         change = Change(
@@ -204,6 +214,7 @@ class FundingRail:
             # What arrives, or goes back, is the very posting that this transfer put there, and no other (T36).
             consume=() if op == "withdraw" else (item.record.transit,),
             no_overdraft=op == "withdraw",  # T42
+            outside=op == "refund",  # no freeze stops it, not even that of the account in transit (T35)
         )
         remember = Remember(
             scope=FUNDING_SCOPE,
@@ -227,9 +238,10 @@ class TradingRail:
 
     rides = False
 
-    def __init__(self, client: TradingClient, name: str) -> None:
+    def __init__(self, client: TradingClient, name: str, store: Store) -> None:
         self._client = client
         self._name = name
+        self._store = store
 
     def look(self, transfer: Transfer) -> Look:
         return self._side(transfer, self._client.ask_balances(transfer.user))
@@ -246,8 +258,17 @@ class TradingRail:
         )
 
     async def withdraw(self, item: Item[Transfer]) -> Answer:
-        t = item.body
-        return self._told(await self._client.withdraw(item.id, t.user, t.asset, t.minor))
+        t, heard = item.body, self._client.sequence
+        reply = await self._client.withdraw(item.id, t.user, t.asset, t.minor)
+        if (
+            reply.outcome is Outcome.SUCCESS and reply.sequence <= heard
+        ):  # it was taken before it was asked for just now
+            match await self.gave_back(item):
+                case True:
+                    return msgspec.structs.replace(self._told(reply), outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
+                case None:
+                    return msgspec.structs.replace(self._told(reply), outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
+        return self._told(reply)
 
     async def deposit(self, item: Item[Transfer]) -> Answer:
         t = item.body
@@ -270,6 +291,15 @@ class TradingRail:
             said = f"on record is {found.amount} of {found.asset} for user {found.user}"
             return Answer(outcome=Outcome.UNKNOWN, code="OTHER_OPERATION", message=said, evidence=evidence)
         return Answer(outcome=found.outcome, code=found.code, message=found.detail, evidence=evidence)
+
+    async def gave_back(self, item: Item[Transfer]) -> bool | None:
+        found = await self._client.query(item.id, Op.REFUND)
+        if found.outcome is not Outcome.SUCCESS:
+            return False if found.code == "NOT_FOUND" else None
+        # Read after the core has said it: whoever asked it for the refund had written that down before. If the record
+        # is still here, that is forgotten; if it is not, another worker was faster, and this answer is too late anyway.
+        now = await self._store.read.records.by_number(item.record.number)
+        return now is not None and now.state == item.record.state
 
     def _told(self, reply: Reply) -> Answer:
         evidence = {"rail": self._name, "sequence": reply.sequence}

@@ -22,8 +22,9 @@ from bursar.flows.transfers.link import CoreUnusable
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.request import SUSPENSE, AccountType, Transfer, core_account, funding_account
 from bursar.ledger import Ledger
+from bursar.model.actors import check_actor, check_reason
 from bursar.model.entries import Intent, Kind, Leg
-from bursar.model.errors import RecordMoved, Refusal
+from bursar.model.errors import RecordMoved, Refusal, UnknownAsset
 from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Op, OperationRow, TradingClient
@@ -96,6 +97,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     found: list[behind.Behind]
     plans: list[Plan]
+    unknown: list[str] = []  # assets that were created after the backup: transfers of them have no plan yet
     done: list[Reconciled] = []
 
 
@@ -108,17 +110,20 @@ async def survey(ledger: Ledger, cores: Mapping[AccountType, TradingClient]) -> 
     for kind, one in zip(cores, found, strict=True):
         for row in one.missing:
             by_id.setdefault(row.id, []).append((kind, row))
-    assets = await ledger.known_assets(
-        *{row.asset for done in by_id.values() for _, row in done if row.code == behind.OK}
-    )
-    plans = [made for id_, done in by_id.items() if (made := plan(id_, done, assets)) is not None]
-    return Report(found=found, plans=plans)
+    of_id = {id_: {row.asset for _, row in done if row.code == behind.OK} for id_, done in by_id.items()}
+    codes = {code for some in of_id.values() for code in some}
+    assets = await ledger.known_assets(*codes)
+    named = [(id_, done) for id_, done in by_id.items() if of_id[id_] <= assets.keys()]
+    plans = [made for id_, done in named if (made := plan(id_, done, assets)) is not None]
+    return Report(found=found, plans=plans, unknown=sorted(codes - assets.keys()))
 
 
 async def reconcile(ledger: Ledger, cores: Mapping[AccountType, TradingClient], *, actor: str, reason: str) -> Report:
     """Write all of it down. Twice is once; a crash in the middle leaves the rest to be done again."""
+    told = (check_actor(actor), check_reason(reason))
     report = await survey(ledger, cores)
-    told = (actor, reason)
+    if report.unknown:  # before anything is booked: what is compared at the end is all of it
+        raise UnknownAsset(report.unknown[0])
     left = report.plans
     # One may pay with what another brings: those that a user's account can't pay are tried again after the others.
     while left:

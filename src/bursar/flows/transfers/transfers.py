@@ -108,7 +108,7 @@ class Transfers:
         self.safety_factor = safety_factor
         funding = FundingRail(ledger.store, ledger.writer, rides=rides, safety_factor=safety_factor)
         self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: funding}
-        self.rails |= {kind: TradingRail(client, rail_name(kind)) for kind, client in cores.items()}
+        self.rails |= {kind: TradingRail(client, rail_name(kind), ledger.store) for kind, client in cores.items()}
         self.flow: Flow[Transfer] = transfers_flow(self.rails, admit=self._admit, retry=retry, alarms=alarms)
         self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
         self._ids = Snowflakes(ledger.store)

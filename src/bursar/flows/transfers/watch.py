@@ -44,14 +44,16 @@ async def look_at_cores(transfers: Transfers, cores: Mapping[AccountType, Tradin
     for kind, client in cores.items():
         try:
             finding = await conservation(transfers, kind, client, notes=True)
-            if finding.judged or finding.not_judged:
-                transfers.unchecked.discard(kind)
+            has_answered = finding.judged or finding.not_judged > 0
         except (DatabaseUnavailable, OutcomeUnknown):
             raise  # it is away for everybody
         except Exception as error:  # whatever it is: the other cores are still compared
             log.exception("core %s could not be compared with the ledger", kind)
             finding = _not_judged("I5", f"core {kind} could not be compared: {type(error).__name__}: {error}")
+            has_answered = False
         await _act(transfers, finding)
+        if has_answered:  # not before: a transfer that is taken between the two would be one from a restored database
+            transfers.unchecked.discard(kind)
         findings.append(finding)
     return findings
 

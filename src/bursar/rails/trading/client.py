@@ -415,8 +415,8 @@ class TradingClient:
                 continue
             failures = 0
             self._connected, self._trouble = connected, None
+            self.sequence = max(self.sequence if connected.core == self.core_id else 0, connected.sequence)
             self.core_id, self.floors = connected.core, connected.floors
-            self.sequence = max(self.sequence, connected.sequence)
             self._heard_at = self._ports.monotonic()
             self._flush()
             ended = await self._read(connected)

@@ -1,0 +1,40 @@
+"""Names of workers: kept across restarts, and never two processes' at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bursar.config import Config, ConfigRefused
+from bursar.ports import SystemPorts
+from bursar.worker_names import held_name
+
+PORTS = SystemPorts()
+
+
+def test_two_processes_on_one_folder_have_two_names_which_they_get_again(tmp_path: Path) -> None:
+    """A record's lease names its worker: under one name two would take each other's records, under a new one each would
+    wait for its own lease."""
+    config = Config(data=str(tmp_path / "data"))
+    with held_name(config, PORTS, "worker") as first, held_name(config, PORTS, "worker") as second:
+        assert first != second
+    with held_name(config, PORTS, "worker") as again, held_name(config, PORTS, "serve") as other:
+        assert again == first
+        assert other not in (first, second)
+
+
+def test_another_folder_on_the_same_host_has_another_name(tmp_path: Path) -> None:
+    here, there = (Config(data=str(tmp_path / name)) for name in ("here", "there"))
+    with held_name(here, PORTS, "worker") as one, held_name(there, PORTS, "worker") as two:
+        assert one != two
+
+
+def test_a_name_of_the_settings_is_one_processs_alone(tmp_path: Path) -> None:
+    config = Config(data=str(tmp_path), worker_name="night shift")
+    with held_name(config, PORTS, "worker") as name:
+        assert name == "night shift"
+        with pytest.raises(ConfigRefused, match="night shift"), held_name(config, PORTS, "serve"):
+            pass
+    with held_name(config, PORTS, "serve") as again:
+        assert again == "night shift"
