@@ -86,9 +86,10 @@ class Rail(Protocol):
         """What is on record of an operation, without making it happen; nothing on record is an unknown (T24)."""
         ...
 
-    async def gave_back(self, item: Item[Transfer]) -> bool | None:
-        """Whether it has given back what this transfer took, though the record here has not come that far: then the
-        database was restored, and what the other end gets would be there twice. None if it does not say."""
+    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
+        """Whether it has given back what this transfer took, though the record is in one of these states (in the one
+        of the item, if none is named), in which no refund was asked for: then the database was restored, and what the
+        other end gets would be there twice. None if it does not say."""
         ...
 
 
@@ -162,7 +163,7 @@ class FundingRail:
             return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message=f"nothing is on record of {op} {item.id}")
         return _answer(msgspec.structs.replace(found, replayed=True))
 
-    async def gave_back(self, item: Item[Transfer]) -> bool | None:
+    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
         return False  # it goes back with the record
 
     async def _refuse(self, item: Item[Transfer], op: str, code: str) -> Answer:
@@ -292,14 +293,14 @@ class TradingRail:
             return Answer(outcome=Outcome.UNKNOWN, code="OTHER_OPERATION", message=said, evidence=evidence)
         return Answer(outcome=found.outcome, code=found.code, message=found.detail, evidence=evidence)
 
-    async def gave_back(self, item: Item[Transfer]) -> bool | None:
+    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
         found = await self._client.query(item.id, Op.REFUND)
         if found.outcome is not Outcome.SUCCESS:
             return False if found.code == "NOT_FOUND" else None
         # Read after the core has said it: whoever asked it for the refund had written that down before. If the record
         # is still here, that is forgotten; if it is not, another worker was faster, and this answer is too late anyway.
         now = await self._store.read.records.by_number(item.record.number)
-        return now is not None and now.state == item.record.state
+        return now is not None and now.state in (states or (item.record.state,))
 
     def _told(self, reply: Reply) -> Answer:
         evidence = {"rail": self._name, "sequence": reply.sequence}
