@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.builders import Place, scenario
 from tests.conformance.test_transfers import behind
@@ -300,6 +301,35 @@ async def test_each_transfer_under_way_ends_as_it_did_at_the_cores(place: Place,
         await here.check()
 
 
+@pytest.mark.parametrize("ends", [F_S, S_F, S_X], ids=lambda ends: "-".join(ends).lower())
+@scenario
+async def test_what_a_core_has_forgotten_waits_for_people(place: Place, tmp_path: Path, ends: Ends) -> None:
+    """The backup is older than what the cores remember: whatever they did, nothing is decided without evidence."""
+    async with house(place, tmp_path) as here:
+        waiting: list[tuple[str, Record]] = []
+        for (of, backup, did), able in product(TABLE, (True, False)):
+            if of != ends or (ends == F_S and backup == RETURNING):  # that one no core is asked for
+                continue
+            record = await here.under_way(ends, backup)
+            await here.later(record, did)
+            if not able:
+                await here.disable(record)
+            state = STATES[backup]
+            if ends == F_S and state == "SOURCE_PENDING" and (able or backup == TAKEN):
+                state = "TARGET_PENDING"  # it is paid, and waits there
+            waiting.append((state, record))
+        await here.forget()
+        before = [await here.transfers.cores[kind].totals() for kind in (SPOT, FUTURE)]
+        for state, record in waiting:
+            assert await here.drive(record, calls=12) == state
+            assert await here.reasons(record) & {"stuck", "refund failing"}
+        assert [(await here.transfers.cores[kind].totals()).totals for kind in (SPOT, FUTURE)] == [
+            one.totals for one in before
+        ]
+        assert await here.suspense() == 0
+        assert all(finding.ok for finding in await audit(here.bursar.store))
+
+
 # --- a refusal is one only when the target core says so (T48)
 # --------------------------------------------------------------------------------------------------------------
 
@@ -349,6 +379,34 @@ async def test_another_deposit_under_that_id_is_not_taken_for_it(place: Place, t
         assert await here.suspense() == 0
 
 
+@scenario
+async def test_a_core_that_is_not_connected_yet_is_asked_for_a_refund_too(place: Place, tmp_path: Path) -> None:
+    """A server has just started, and has heard of no sequence: any answer seems to be newer than that."""
+    async with house(place, tmp_path) as here:
+        record = await here.under_way(S_F, WRITTEN)
+        await here.later(record, "WR")
+        client = await here.desks[SPOT].client()
+        assert not client.is_connected
+        again = Transfers(here.bursar.ledger, {SPOT: client}, worker="again")
+        said = await again.rails[SPOT].withdraw(here.item(record))
+        assert (said.outcome, said.code) == (Outcome.EXPLICIT_FAIL, "GIVEN_BACK")
+
+
+@scenario
+async def test_a_client_that_has_not_heard_of_it_asks_for_a_refund_too(place: Place, tmp_path: Path) -> None:
+    """Another server did it, and the database has moved to a replica that lacks that: this one was connected before."""
+    async with house(place, tmp_path) as here:
+        record = await here.under_way(S_F, WRITTEN)
+        idle, active = here.transfers.cores[SPOT], await here.desks[SPOT].client()
+        heard = idle.sequence
+        here.transfers.cores[SPOT] = active
+        await here.later(record, "WR")
+        assert idle.sequence == heard
+        old = msgspec.structs.replace(record, created_us=record.created_us - 2 * UNIT)
+        assert (await here.engine.process_now(old, 20)).state == FAILED
+        await here.check()
+
+
 # --- and people's word
 # --------------------------------------------------------------------------------------------------------------
 
@@ -388,6 +446,7 @@ async def test_forcing_back_what_has_not_arrived(place: Place, tmp_path: Path) -
         (F_S, WRITTEN, ["EXPLICIT_FAIL"], FAILED),
         (F_S, OFFERED, ["SUCCESS"], COMMITTED),
         (S_F, WRITTEN, ["SUCCESS"], COMMITTED),
+        (S_F, OFFERED, ["EXPLICIT_FAIL", "SUCCESS"], ROLLED_BACK),
         (S_F, RETURNING, ["SUCCESS"], ROLLED_BACK),
     ],
 )

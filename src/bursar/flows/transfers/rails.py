@@ -22,6 +22,7 @@ from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.records import Remembered
 from bursar.rails.trading import BalancesReply, Op, Reply, Status, TradingClient
+from bursar.rails.trading.words import Code
 from bursar.store import Store
 from bursar.writer import Change, Remember, Writer
 
@@ -44,6 +45,7 @@ GIVEN_BACK = "GIVEN_BACK"  # the core took it and gave it back, and the database
 GIVEN_BACK_UNKNOWN = "GIVEN_BACK_UNKNOWN"  # or that can't be said just now
 OVERFLOW = "OVERFLOW"
 STANDINGS_MAX = 512
+NEW_US = 1_000_000  # a record that was made so long ago at most is called for by the process that made it
 STATUSES = {
     Status.ACTIVE: AccountStatus.ACTIVE,
     Status.FROZEN: AccountStatus.FROZEN,
@@ -259,17 +261,25 @@ class TradingRail:
         )
 
     async def withdraw(self, item: Item[Transfer]) -> Answer:
-        t, heard = item.body, self._client.sequence
+        t, heard = item.body, self._client.sequence if self._client.is_connected else None
         reply = await self._client.withdraw(item.id, t.user, t.asset, t.minor)
-        if (
-            reply.outcome is Outcome.SUCCESS and reply.sequence <= heard
-        ):  # it was taken before it was asked for just now
-            match await self.gave_back(item):
-                case True:
-                    return msgspec.structs.replace(self._told(reply), outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
-                case None:
-                    return msgspec.structs.replace(self._told(reply), outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
-        return self._told(reply)
+        said = self._told(reply)
+        if reply.outcome is not Outcome.SUCCESS or self._is_new(item, reply, heard):
+            return said
+        match await self.gave_back(item):
+            case True:
+                return msgspec.structs.replace(said, outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
+            case None:
+                return msgspec.structs.replace(said, outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
+            case _:
+                return said
+
+    def _is_new(self, item: Item[Transfer], reply: Reply, heard: int | None) -> bool:
+        """Whether the core has done it for this call: not before what we had heard of it, of which there is nothing
+        before the first connection; and for a record that was just made. Another process may have done it for an older
+        one, of which we had not heard, and the database may have moved to a server that has forgotten that."""
+        age_us = self._store.ports.now_us() - item.record.created_us
+        return heard is not None and reply.sequence > heard and 0 <= age_us < NEW_US
 
     async def deposit(self, item: Item[Transfer]) -> Answer:
         t = item.body
@@ -294,9 +304,12 @@ class TradingRail:
         return Answer(outcome=found.outcome, code=found.code, message=found.detail, evidence=evidence)
 
     async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
-        found = await self._client.query(item.id, Op.REFUND)
+        asked = await self._client.lookup([(item.id, Op.REFUND)])  # unlike `query`, it says what was forgotten (T32)
+        if not asked.replies:
+            return None
+        (found,) = asked.replies
         if found.outcome is not Outcome.SUCCESS:
-            return False if found.code == "NOT_FOUND" else None
+            return False if found.code == Code.NOT_FOUND.name else None
         # Read after the core has said it: whoever asked it for the refund had written that down before. If the record
         # is still here, that is forgotten; if it is not, another worker was faster, and this answer is too late anyway.
         now = await self._store.read.records.by_number(item.record.number)
