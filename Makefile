@@ -17,7 +17,7 @@ export PYTHONHASHSEED := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture lint format bench clean
+.PHONY: help setup demo test mutants torture lint format bench clean
 
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: 
 # two cores has: many tests wait. In the order in which they are collected: what lasts comes first (tests/conftest.py).
 test: setup ## every test
 	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+mutants: setup ## change the model one operator at a time and see whether its unit tests notice (MUTANTS=--all: every one)
+	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
 TORTURE_SECONDS ?= 600
 TORTURE_STORE ?= both

@@ -20,7 +20,7 @@ from bursar.model.entries import Kind
 from bursar.model.envelope import BookedLeg, Envelope
 from bursar.model.postings import Posting, posting_id
 from bursar.model.records import EventKind
-from bursar.ports import Lane, Ports, SystemPorts
+from bursar.ports import Ports, SerialExecutor, SystemPorts
 from bursar.store import Store, connect
 
 T = TypeVar("T")
@@ -67,14 +67,14 @@ class FaultyPorts(MovablePorts):
         assert task is not None
         return [task]
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str) -> SerialExecutor:
         return FaultyLane(super().lane(name), self)
 
 
 class FaultyLane:
     """A lane that does as its ports say."""
 
-    def __init__(self, inner: Lane, ports: FaultyPorts) -> None:
+    def __init__(self, inner: SerialExecutor, ports: FaultyPorts) -> None:
         self.inner = inner
         self.ports = ports
 
@@ -209,7 +209,7 @@ def receipts(outcomes: Iterable[Any]) -> list[Receipt]:
 
 async def dust(ledger: Ledger, account: str, count: int, asset: str = "USDT") -> None:
     """So many postings of one smallest unit each, written behind the ledger's back but as it would have done it."""
-    async with ledger.store.unit() as unit:
+    async with ledger.store.transaction() as unit:
         kind = (await unit.rules.assets())[asset]
         heads = await unit.accounts.heads([BANK, account])
         bank, owner = heads[BANK].id, heads[account].id
@@ -251,9 +251,9 @@ async def check_sound(ledger: Ledger) -> None:
         for key, guarded in (await tables.balances.all_heads()).items():
             assert guarded == sums.get(key, 0), f"guarded balance of {key}"
         heads = {a.id: a for a in await tables.accounts.list(limit=100_000)}
-        wide = await tables.balances.wide()
+        wide = await tables.balances.cached_accounts()
         for number, head in heads.items():
-            if head.selects and number not in wide:
+            if head.pays_from_postings and number not in wide:
                 continue
             cached = await tables.balances.cached(number)
             for asset in {s for a, s in sums if a == number} | set(cached):

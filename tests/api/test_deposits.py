@@ -49,13 +49,13 @@ async def test_a_large_one_needs_two_people_who_say_the_same(either: str, tmp_pa
         assert (await ask(here)).json() == asked.json()
         assert [one["reference"] for one in (await here.get(DEPOSITS, by=BEN)).json()] == ["wire-7"]
         assert await here.balances(ALICE) == {}
-        assert refusal(await ask(here, amount="1")) == (409, "OTHER_REQUEST")
+        assert refusal(await ask(here, amount="1")) == (409, "IDEMPOTENCY_KEY_REUSED")
         assert refusal(await confirm(here, by=ANNA)) == (409, "NOT_POSSIBLE")
         for alias in ("ANNA", "an.na", "anna+2"):
             assert refusal(await confirm(here, by=token(alias, "approver"))) == (409, "NOT_POSSIBLE")
         for alias in ("anna ", "\u0430nna", "\uff41nna", "ann\u200ba"):
             assert refusal(await confirm(here, by=token(alias, "approver")))[1] in ("INVALID_NAME", "UNAUTHORIZED")
-        assert refusal(await confirm(here, amount="10.000002")) == (409, "OTHER_REQUEST")
+        assert refusal(await confirm(here, amount="10.000002")) == (409, "IDEMPOTENCY_KEY_REUSED")
         assert refusal(await confirm(here, reference="wire-8")) == (404, "RECORD_NOT_FOUND")
         assert await here.balances(ALICE) == {}
         booked = await confirm(here)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from tests.api.office import ALICE, BOB, KEY, office
 from tests.cli.conftest import Ran
+from tests.unit.rails.desk import desk
 
 from bursar import pay
 from bursar.cli.app import root
@@ -82,7 +86,29 @@ def test_both_ends_are_asked_what_they_remember(operate_spot: Any) -> None:
     assert said[1]["outcome"] != "SUCCESS"
 
 
-def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any) -> None:
+@contextlib.contextmanager
+def core_is_back(folder: Path) -> Iterator[None]:
+    """The office's core, run by a thread of its own."""
+    ready, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with desk(folder):
+            ready.set()
+            while not stop.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any, tmp_path: Path) -> None:
+    """It is forced back once its core has promised that nothing arrives (T48)."""
     [stuck] = operate("--json", "transfer", "list", "--state", "SOURCE_PENDING").json
     req_id = stuck["req_id"]
     assert req_id in operate("transfer", "list", "--user", str(ALICE)).out
@@ -97,6 +123,9 @@ def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any) -> Non
         told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", actor, *why)
         assert f"{req_id} is SOURCE_PENDING: asked for; another person must say the same" in told.out
     told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", "ben", *why)
+    assert f"{req_id} is SOURCE_PENDING: not decided: the core did not answer" in told.out
+    with core_is_back(tmp_path):
+        told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", "ben", *why)
     assert f"{req_id} is FAILED: decided" in told.out
     history = operate("--json", "transfer", "show", req_id).json["history"]
     assert [one["actor"] for one in history][-1] == "ben"

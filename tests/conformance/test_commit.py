@@ -598,10 +598,10 @@ async def test_a_chain_in_one_group_spends_what_it_has_just_got(ledger: Ledger) 
         for source, target in (("alice", "bob"), ("bob", "carol"), ("carol", "alice")):
             outcomes.append(await ledger.commit(pay(source, target, "USDT", "1")))
     else:
-        groups = ledger.writer.groups
+        groups = ledger.writer.batches
         chain = [pay("alice", "bob", "USDT", "1"), pay("bob", "carol", "USDT", "1"), pay("carol", "alice", "USDT", "1")]
         outcomes = await all_at_once(ledger, chain)
-        assert ledger.writer.groups == groups + 1
+        assert ledger.writer.batches == groups + 1
 
     assert len(receipts(outcomes)) == 3
     assert await balance(ledger, "alice") == "1.000000"

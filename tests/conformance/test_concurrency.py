@@ -217,7 +217,7 @@ async def test_the_cache_equals_the_sum_under_concurrency(ledger: Ledger, place:
     async with place.bursar() as other:
         for turn in range(3):
             await race([ledger, other.ledger], [entry(100 * turn + i) for i in range(16)])
-            await ledger.writer.fold(above=2)
+            await ledger.writer.consolidate(above=2)
 
     total = sum([(await ledger.balance(name, "USDT")).minor for name in [*names, BANK]])
     assert total == 0

@@ -154,9 +154,9 @@ async def test_a_core_that_replaces_a_lost_one_serves_clients_of_the_old_one(pla
 
 
 async def _relied_on(bursar: Bursar, worker: str, sequence: int) -> None:
-    from bursar.writer import Change, Move, Passage  # noqa: PLC0415
+    from bursar.writer import Change, Move, NewTransition  # noqa: PLC0415
 
-    move_ = Move(flow="toy", id="x", version=0, passages=(Passage("", "X", "A"),), actor=worker, delay_us=None)
+    move_ = Move(flow="toy", id="x", version=0, transitions=(NewTransition("", "X", "A"),), actor=worker, delay_us=None)
     await bursar.ledger.writer.apply(Change(moves=(move_,), high_water=("spot", worker, sequence)))
 
 

@@ -9,66 +9,41 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from typing import ClassVar
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.memory import MemoryLedger
 
 import bursar
 from bursar import CappedOverdraft, Conflict, ExternalAccount, InsufficientFunds, Receipt, Refusal, deposit, pay
 from bursar.audit import audit
-from bursar.model.accounts import Account, Book
+from bursar.model.accounts import Account
 from bursar.model.entries import Intent, Leg
 from bursar.model.money import Asset
 from bursar.model.postings import Posting
-from bursar.model.records import Taken
-from bursar.store.group import Broken, Decided, Heads, Known, Lost, Rows
-from bursar.store.postgres.store import PostgresStore
+from bursar.store.batch import CommitUnknown, PreparedBatch, WriteConflict, WriteSet
+from bursar.store.postgres.batches import PostgresBatchSession
+from bursar.store.sqlite.store import run_sync
 from bursar.writer import Change
-from bursar.writer.decide import GroupJob
+from bursar.writer.batch import Batch
+from bursar.writer.commit import prepare
 
 USERS = ["a", "b", "c", "d"]
 
 
-class Picture:
-    """A database in a dictionary: enough of one for groups of payments."""
-
-    def __init__(self) -> None:
-        self.live = {n << 16: Posting(n << 16, n, 1, 100) for n in range(1, len(USERS) + 1)}
-        self.taken: dict[tuple[str, str], Taken] = {}
-        self.floors: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def read(self, job: GroupJob, first: int) -> Known:
-        """What the store would say."""
-        ask = job.ask()
-        pools = {}
-        for key, most in ask.pools.items():
-            mine = [p for p in self.live.values() if (p.account, p.asset) == key[:2] and p.amount * key[2] > 0]
-            pools[key] = sorted(mine, key=lambda p: -abs(p.amount))[:most]
-        taken = {key: self.taken[key] for key in ask.keys if key in self.taken}
-        floors = {key: self.floors[key] for key in ask.floors if key in self.floors}
-        return Known(list(range(first, first + ask.intents)), taken, pools, [], floors)
-
-    def write(self, rows: Rows) -> None:
-        """What the store would do."""
-        for number in rows.dead:
-            del self.live[number]
-        self.live |= {p.id: p for p, live in rows.postings if live}
-        self.taken |= {(r[2], r[3]): Taken(r[0], r[1], r[4], r[7]) for r in rows.envelopes}
-        self.floors |= {(a, s): (balance, turn + 1) for a, s, turn, balance in rows.floors}
-
-
-def heads() -> Heads:
-    """Four accounts, one of which may owe up to 50."""
-    found = Heads()
+def picture() -> MemoryLedger:
+    """Four accounts with 1.00 each, one of which may owe up to 0.50."""
     policies = {"d": CappedOverdraft("-0.50", "USD")}
-    found.accounts = {
-        path: Account(id=n, path=path, **({"policy": policies[path]} if path in policies else {}))  # type: ignore[arg-type]
+    accounts = [
+        Account(id=n, path=path, **({"policy": policies[path]} if path in policies else {}))  # type: ignore[arg-type]
         for n, path in enumerate(USERS, start=1)
-    }
-    found.assets = {"USD": Asset(id=1, code="USD", precision=2)}
-    found.books = {"main": Book(id=1, name="main")}
-    return found
+    ]
+    live = [Posting(n << 16, n, 1, 100) for n in range(1, len(USERS) + 1)]
+    made = MemoryLedger(Asset(id=1, code="USD", precision=2), accounts, live)
+    made.guarded[4, 1] = (100, 1)
+    return made
 
 
 @st.composite
@@ -83,17 +58,14 @@ def groups(draw: st.DrawFn) -> list[Change]:
     return changes
 
 
-def decided(job: GroupJob, picture: Picture, first: int) -> Rows:
-    """Decide, reading deeper as often as it asks."""
-    while True:
-        rows = job.decide(picture.read(job, first))
-        if rows is not None:
-            return rows
+def decided(batch: Batch, picture: MemoryLedger, first: int) -> WriteSet:
+    picture.number = first
+    return run_sync(prepare(batch, picture)).writes
 
 
-def told(job: GroupJob) -> list[object]:
-    """Outcomes that can be compared."""
-    return [(type(o), o.facts) if isinstance(o, Refusal) else o for o in job.outcomes]
+def told(batch: Batch) -> list[object]:
+    """Results that can be compared."""
+    return [(type(r), r.facts) if isinstance(r, Refusal) else r for r in batch.results]
 
 
 @settings(max_examples=300)
@@ -101,44 +73,55 @@ def told(job: GroupJob) -> list[object]:
 def test_reading_before_or_after_the_commit_in_flight_leads_to_the_same_decision(
     first: list[Change], second: list[Change]
 ) -> None:
-    """Given a group in flight, when the next is decided on what was read before or after it, then nothing differs."""
-    picture = Picture()
-    picture.floors[4, 1] = (100, 1)
-    one = GroupJob(heads(), first)
-    rows = decided(one, picture, 1000)
-    early = GroupJob(heads(), second, one.delta)
-    early_rows = decided(early, picture, 2000)
-    picture.write(rows)
-    late = GroupJob(heads(), second, one.delta)
-    late_rows = decided(late, picture, 2000)
-    alone = GroupJob(heads(), second)
-    alone_rows = decided(alone, picture, 2000)
+    """Given a batch in flight, when the next is decided on what was read before or after it, then nothing differs."""
+    database = picture()
+    one = Batch(database.cache(), first, first_read=2)
+    writes = decided(one, database, 1000)
+    early = Batch(database.cache(), second, after=one.effects, first_read=2)
+    early_writes = decided(early, database, 2000)
+    database.put(writes)
+    late = Batch(database.cache(), second, after=one.effects, first_read=2)
+    late_writes = decided(late, database, 2000)
+    alone = Batch(database.cache(), second, first_read=2)
+    alone_writes = decided(alone, database, 2000)
     assert told(early) == told(late) == told(alone)
-    assert early_rows == late_rows == alone_rows
+    assert early_writes == late_writes == alone_writes
 
 
-class UnluckyStore(PostgresStore):
-    """Writes get lost before they happen, or happen and are not heard of."""
+class Mishaps:
+    """Writes conflict before they happen, or happen and their answer is lost."""
 
-    dice = random.Random(7)
-    mishaps: ClassVar[Counter[str]] = Counter()
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._dice = random.Random(7)
+        self._write = PostgresBatchSession.write
 
-    async def write(self, decided: Decided) -> None:
-        luck = self.dice.random()
+    def method(self) -> Any:
+        """The method of a session: this one's `write`, with that session before it."""
+
+        async def write(session: PostgresBatchSession, prepared: PreparedBatch) -> None:
+            await self.write(session, prepared)
+
+        return write
+
+    async def write(self, session: PostgresBatchSession, prepared: PreparedBatch) -> None:
+        luck = self._dice.random()
         if luck < 0.15:
-            self.mishaps["lost"] += 1
-            raise Lost("bad luck")
-        await super().write(decided)
+            self.counts["lost"] += 1
+            raise WriteConflict("bad luck")
+        await self._write(session, prepared)
         if luck < 0.30:
-            self.mishaps["unheard"] += 1
-            raise Broken("bad luck")
+            self.counts["unheard"] += 1
+            raise CommitUnknown("bad luck")
 
 
-def test_many_callers_while_writes_get_lost_or_are_not_heard_of(fresh_postgres: str) -> None:
+def test_many_callers_while_writes_get_lost_or_are_not_heard_of(
+    fresh_postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Given 200 callers on a few accounts, when a third of the writes go wrong, then every promise holds, once."""
 
     async def body() -> None:
-        UnluckyStore.mishaps.clear()
+        mishaps = Mishaps()
         b = bursar.Bursar(fresh_postgres)
         async with b:
             await b.ledger.create_asset("USD", precision=2)
@@ -146,7 +129,7 @@ def test_many_callers_while_writes_get_lost_or_are_not_heard_of(fresh_postgres: 
             for user in USERS:
                 await b.ledger.create_account(user)
                 await b.ledger.commit(deposit("bank", user, "USD", "100", key=f"seed-{user}"))
-            b.store.__class__ = UnluckyStore
+            monkeypatch.setattr(PostgresBatchSession, "write", mishaps.method())
             rng = random.Random(3)
             receipts: dict[str, Receipt] = {}
             moved: Counter[str] = Counter(dict.fromkeys(USERS, 10_000))
@@ -168,19 +151,21 @@ def test_many_callers_while_writes_get_lost_or_are_not_heard_of(fresh_postgres: 
                     moved[target] += cents
 
             await asyncio.gather(*[caller(number) for number in range(200)])
-            b.store.__class__ = PostgresStore
+            monkeypatch.undo()
             balances = {user: (await b.ledger.balance(user, "USD")).minor for user in USERS}
             assert balances == dict(moved)
             assert sum(balances.values()) == 40_000
             assert all(finding.ok for finding in await audit(b.store))
-            assert min(UnluckyStore.mishaps.values()) > 0
-            assert len(UnluckyStore.mishaps) == 2
+            assert min(mishaps.counts.values()) > 0
+            assert len(mishaps.counts) == 2
             assert len(receipts) > 200
 
     asyncio.run(body())
 
 
-def test_a_group_that_fails_takes_the_next_decision_with_it(fresh_postgres: str) -> None:
+def test_a_batch_that_fails_takes_the_next_decision_with_it(
+    fresh_postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Given a hot account with money for ten, when every second write is lost, then exactly ten payments happen."""
 
     async def body() -> None:
@@ -190,16 +175,16 @@ def test_a_group_that_fails_takes_the_next_decision_with_it(fresh_postgres: str)
             for user in ("hot", "cold"):
                 await b.ledger.create_account(user)
             await b.ledger.commit(deposit("bank", "hot", "USD", "10"))
-            plain, count = b.store.write, 0
+            plain, count = PostgresBatchSession.write, 0
 
-            async def write(decided: Decided) -> None:
+            async def write(session: PostgresBatchSession, prepared: PreparedBatch) -> None:
                 nonlocal count
                 count += 1
                 if count % 2:
-                    raise Lost("every second one")
-                await plain(decided)
+                    raise WriteConflict("every second one")
+                await plain(session, prepared)
 
-            b.store.write = write  # type: ignore[method-assign]
+            monkeypatch.setattr(PostgresBatchSession, "write", write)
             results = await b.ledger.commit_many([pay("hot", "cold", "USD", "1") for _ in range(150)])
             assert sum(isinstance(r, Receipt) for r in results) == 10
             assert all(isinstance(r, Receipt | Refusal) for r in results), [

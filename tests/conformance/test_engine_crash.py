@@ -18,7 +18,7 @@ from tests.toy import HAPPY, Order, Program, World, program
 
 from bursar.engine import Engine, Worker
 from bursar.model.errors import BursarError
-from bursar.writer import Limit, Remember
+from bursar.writer import Limit, Operation
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
 
@@ -37,9 +37,9 @@ async def run(engine: Engine) -> None:
     """Start the three as an API would, with the client's own keys, and drive them to their ends."""
 
     async def one(id: str) -> None:
-        remember = Remember(scope="orders:alice", id=f"client-{id}", op="create", fingerprint=id)
+        remember = Operation(scope="orders:alice", id=f"client-{id}", op="create", fingerprint=id)
         limit = Limit(key="day", count_max=3, amount_max=9, until_us=2**60, code="TOO_MANY")
-        started = await engine.start("orders", Order(minor=1_000_000), id=id, remember=remember, limits=(limit,))
+        started = await engine.start("orders", Order(minor=1_000_000), id=id, operation=remember, limits=(limit,))
         record = started.record
         while record.state not in ENDS.values():
             record = await engine.process_now(record, 60)

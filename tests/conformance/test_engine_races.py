@@ -13,8 +13,9 @@ from bursar import Conflict, pay
 from bursar.engine import Answer, Worker
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
-from bursar.store.group import Broken, Decided, Lost
-from bursar.writer import Limit, Remember
+from bursar.store.batch import CommitUnknown, PreparedBatch, WriteConflict
+from bursar.store.postgres.batches import PostgresBatchSession
+from bursar.writer import Limit, Operation
 
 BOTH = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 LEFT = Answer(outcome=Outcome.SUCCESS, event="LEFT")
@@ -97,13 +98,13 @@ async def test_bookings_among_other_commits_of_the_same_money(place: Place) -> N
 @scenario
 async def test_moves_of_many_records_ride_in_few_units(place: Place) -> None:
     async with program(place, World()) as p:
-        before = p.engine.writer.groups
+        before = p.engine.writer.batches
         records = await asyncio.gather(*[p.order(f"o-{n}") for n in range(200)])
-        started = p.engine.writer.groups
+        started = p.engine.writer.batches
         assert started - before <= 8
         await asyncio.gather(*[p.now(record) for record in records])
         assert p.engine.settled.total() == 200
-        assert p.engine.writer.groups - started <= 80  # 400 moves
+        assert p.engine.writer.batches - started <= 80  # 400 moves
 
 
 @pytest.mark.parametrize("mode", ["postgres"], indirect=True)
@@ -113,25 +114,24 @@ async def test_writes_that_get_lost_or_are_not_heard_of(place: Place, monkeypatc
     world, mishaps = World(), Counter[str]()
     async with program(place, world) as p:
         await seed(p.ledger, "alice", *["1"] * 10, "140")
-        store = p.engine.store
-        real = store.write
+        real = PostgresBatchSession.write
 
-        async def unlucky(decided: Decided) -> None:
+        async def unlucky(session: PostgresBatchSession, prepared: PreparedBatch) -> None:
             mishaps["writes"] += 1
             turn = mishaps["writes"] % 5
             if turn == 1:
                 mishaps["lost"] += 1
-                raise Lost("bad luck")
-            await real(decided)
+                raise WriteConflict("bad luck")
+            await real(session, prepared)
             if turn == 3:
                 mishaps["unheard"] += 1
-                raise Broken("bad luck")
+                raise CommitUnknown("bad luck")
 
-        monkeypatch.setattr(store, "write", unlucky)
+        monkeypatch.setattr(PostgresBatchSession, "write", unlucky)
         limit = Limit(key="day", count_max=150, amount_max=10**9, until_us=2**60, code="X")
-        requests = [Remember(scope="api", id=f"k-{n % 150}", op="create", fingerprint="x") for n in range(300)]
+        requests = [Operation(scope="api", id=f"k-{n % 150}", op="create", fingerprint="x") for n in range(300)]
         started = await asyncio.gather(
-            *[p.engine.start("orders", Order(minor=1_000_000), remember=r, limits=(limit,)) for r in requests]
+            *[p.engine.start("orders", Order(minor=1_000_000), operation=r, limits=(limit,)) for r in requests]
         )
         records = list({one.record.number: one.record for one in started}.values())
         world.refuses = {(record.id, "ship") for record in records[::3]}

@@ -18,23 +18,23 @@ from bursar.model.errors import (
     AccountClosed,
     AccountFrozen,
     Conflict,
+    IdempotencyKeyReused,
     InsufficientFunds,
     InvalidName,
     LimitExceeded,
-    OtherRequest,
     UnknownAccount,
 )
 from bursar.model.outcome import Outcome
-from bursar.store.group import Broken
-from bursar.writer import Change, Limit, Move, Passage, Remember
+from bursar.store.batch import CommitUnknown
+from bursar.writer import Change, Limit, Move, NewTransition, Operation
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
 FOREVER_US = 2**60
 
 
-def request(key: str = "k", what: str = "book", user: str = "alice", **more: Any) -> Remember:
-    return Remember(scope=f"orders:{user}", id=key, op="create", fingerprint=what, **more)
+def request(key: str = "k", what: str = "book", user: str = "alice", **more: Any) -> Operation:
+    return Operation(scope=f"orders:{user}", id=key, op="create", fingerprint=what, **more)
 
 
 def limit(most: int, *, key: str = "per day", amount_max: int = 10**30, **more: Any) -> Limit:
@@ -46,7 +46,7 @@ async def start(
 ) -> Any:
     """Start an order for a request; what came of it, or the refusal. Contention is no answer: ask again."""
     while True:
-        wanted = p.engine.start("orders", Order(what), owner=user, remember=request(key, what, user), limits=limits)
+        wanted = p.engine.start("orders", Order(what), owner=user, operation=request(key, what, user), limits=limits)
         found = await outcome(wanted)
         if not isinstance(found, Conflict):
             return found
@@ -124,7 +124,7 @@ async def test_the_same_key_with_other_parameters_is_refused(place: Place, at_on
         else:
             found = [await start(p, what=what) for what in ("book", "hat", "book", "hat")]
         kinds = [type(f) for f in found]
-        assert sorted(kinds, key=str) == sorted([Started, Started, OtherRequest, OtherRequest], key=str)
+        assert sorted(kinds, key=str) == sorted([Started, Started, IdempotencyKeyReused, IdempotencyKeyReused], key=str)
         assert await count(p) == 1
 
 
@@ -140,7 +140,7 @@ async def test_one_users_key_is_not_anothers(place: Place) -> None:
 async def test_what_else_is_remembered_stays(place: Place) -> None:
     """Given details of the caller's own, then they are remembered beside the record's id; a bad key is refused."""
     async with program(place, World()) as p:
-        started = await p.engine.start("orders", Order(), remember=request(detail='{"from":"app"}'))
+        started = await p.engine.start("orders", Order(), operation=request(detail='{"from":"app"}'))
         remembered = await p.engine.store.read.outcomes.get("orders:alice", "k", "create")
         assert remembered is not None
         assert msgspec.json.decode(remembered.detail) == {"from": "app", "record": started.record.id}
@@ -192,7 +192,7 @@ async def test_a_refused_request_is_not_counted(place: Place) -> None:
     async with program(place, World()) as p:
         await start(p, "k", "book")
         other = limit(1, key="other")
-        assert isinstance(await start(p, "k", "hat", limits=(other,)), OtherRequest)
+        assert isinstance(await start(p, "k", "hat", limits=(other,)), IdempotencyKeyReused)
         assert isinstance(await start(p, "k2", limits=(limit(0), other)), LimitExceeded)
         assert isinstance(await start(p, "k3", limits=(other,)), Started)
 
@@ -233,10 +233,15 @@ async def test_old_counters_are_forgotten(place: Place) -> None:
 
 def operation(key: str, minor: int, refusals: tuple[str, ...] = (), what: str = "") -> Change:
     entry = Intent(scope="rail", key=key, legs=(Leg("alice", "bob", "USDT", minor),))
-    remember = Remember(
-        scope="rail", id=key, op="pay", fingerprint=what or str(minor), refusals=frozenset(refusals), keeps="bob"
+    remember = Operation(
+        scope="rail",
+        id=key,
+        op="pay",
+        fingerprint=what or str(minor),
+        refusals=frozenset(refusals),
+        in_flight_account="bob",
     )
-    return Change((entry,), remember=remember)
+    return Change((entry,), operation=remember)
 
 
 @scenario
@@ -244,12 +249,12 @@ async def test_a_refusal_on_the_list_is_an_answer_for_ever(place: Place) -> None
     """T8: a late duplicate must not succeed after it was refused, whatever has come in since."""
     async with program(place, World()) as p:
         wanted = operation("o-1", 5, ("INSUFFICIENT_BALANCE",))
-        first = (await p.engine.writer.apply(wanted)).remembered
+        first = (await p.engine.writer.apply(wanted)).operation
         assert first is not None
         assert (first.outcome, first.code, first.replayed) == (Outcome.EXPLICIT_FAIL, "INSUFFICIENT_BALANCE", False)
         await seed(p.ledger, "alice", "10")
         for again in (wanted, wanted):
-            found = (await p.engine.writer.apply(again)).remembered
+            found = (await p.engine.writer.apply(again)).operation
             assert found is not None
             assert (found.outcome, found.code, found.replayed) == (Outcome.EXPLICIT_FAIL, first.code, True)
         assert await p.balances() == [10_000_000, 0, 0]
@@ -263,10 +268,10 @@ async def test_a_remembered_refusal_is_told_also_when_it_would_be_refused_otherw
         await p.engine.writer.apply(wanted)
         await seed(p.ledger, "alice", "10")
         await p.ledger.freeze("alice")
-        found = (await p.engine.writer.apply(wanted)).remembered
+        found = (await p.engine.writer.apply(wanted)).operation
         assert found is not None
         assert (found.code, found.replayed) == ("INSUFFICIENT_BALANCE", True)
-        with pytest.raises(OtherRequest):
+        with pytest.raises(IdempotencyKeyReused):
             await p.engine.writer.apply(operation("o-1", 6, ("INSUFFICIENT_BALANCE",)))
 
 
@@ -279,13 +284,13 @@ async def test_a_refusal_off_the_list_is_no_answer(place: Place) -> None:
         assert await p.engine.store.read.outcomes.get("rail", "o-1", "pay") is None
         await seed(p.ledger, "alice", "10")
         done = await p.engine.writer.apply(wanted)
-        assert done.remembered is not None
-        assert (done.remembered.outcome, done.remembered.replayed) == (Outcome.SUCCESS, False)
-        posting = msgspec.json.decode(done.remembered.detail)["posting"]
+        assert done.operation is not None
+        assert (done.operation.outcome, done.operation.replayed) == (Outcome.SUCCESS, False)
+        posting = msgspec.json.decode(done.operation.detail)["posting"]
         assert [found.amount for found in await p.engine.store.read.postings.live([posting])] == [5]
         again = await p.engine.writer.apply(wanted)
-        assert (again.remembered is not None and again.remembered.replayed, again.receipts) == (True, ())
-        with pytest.raises(OtherRequest):
+        assert (again.operation is not None and again.operation.replayed, again.receipts) == (True, ())
+        with pytest.raises(IdempotencyKeyReused):
             await p.engine.writer.apply(operation("o-1", 6))
         assert (await p.balances())[2] == 5
 
@@ -299,7 +304,7 @@ async def test_one_operation_from_two_programs_happens_once(place: Place) -> Non
             while True:
                 found = await outcome(who.engine.writer.apply(operation("o-1", 5)))
                 if not isinstance(found, Conflict):
-                    return found.remembered
+                    return found.operation
 
         found = await asyncio.gather(*[persistent(who) for who in (p, q) * 8])
         assert [f.replayed for f in found].count(False) == 1
@@ -316,18 +321,19 @@ async def test_a_start_whose_commit_was_not_heard_of_is_found_again(
     async with program(place, World()) as p:
         await p.order()
         store = p.engine.store
-        real, unheard = store.group, [True]
+        real, unheard = store.run_batch, [True]
 
-        async def group(*args: Any) -> None:
-            await real(*args)
+        async def run_batch(*args: Any) -> Any:
+            result = await real(*args)
             if unheard:
                 unheard.clear()
-                raise Broken("the reply is lost")
+                raise CommitUnknown("the reply is lost")
+            return result
 
-        monkeypatch.setattr(store, "group", group)
+        monkeypatch.setattr(store, "run_batch", run_batch)
         monkeypatch.setattr(store, "overlaps", False)
         remember = request() if named else None
-        started = await p.engine.start("orders", Order(), remember=remember)
+        started = await p.engine.start("orders", Order(), operation=remember)
         assert not unheard
         assert (started.replayed, await count(p)) == (False, 2)
         assert (await p.now(started.record)).state == "DONE"
@@ -339,18 +345,20 @@ async def test_an_operation_in_the_callers_own_transaction(place: Place, how: st
     """Entry, answer, record and limit are there if and when the caller commits; asked again in it, the same answer."""
     async with program(place, World()) as p:
         await seed(p.ledger, "alice", "10")
-        move = Move(flow="orders", id="o", version=0, passages=(Passage("", "CREATED", "NEW"),), actor="x", delay_us=1)
+        move = Move(
+            flow="orders", id="o", version=0, transitions=(NewTransition("", "CREATED", "NEW"),), actor="x", delay_us=1
+        )
         change = msgspec.structs.replace(operation("o-1", 5), moves=(move,), limits=(limit(1),))
         theirs = await Theirs(place).begin()
         first = await p.engine.writer.apply_in(theirs.connection, change)
         again = await p.engine.writer.apply_in(theirs.connection, change)
         await theirs.end(how)
-        assert (len(first.records), first.remembered is not None and first.remembered.replayed) == (1, False)
-        assert (len(again.records), again.remembered is not None and again.remembered.replayed) == (0, True)
+        assert (len(first.records), first.operation is not None and first.operation.replayed) == (1, False)
+        assert (len(again.records), again.operation is not None and again.operation.replayed) == (0, True)
         happened = int(how == "COMMIT")
         assert (await p.balances())[2] == 5 * happened
         assert await count(p) == happened
         later = await p.engine.writer.apply(change)
-        assert later.remembered is not None
-        assert later.remembered.replayed == bool(happened)
+        assert later.operation is not None
+        assert later.operation.replayed == bool(happened)
         assert await count(p) == 1

@@ -20,7 +20,7 @@ from bursar.store.postgres.arrays import SQL as POSTGRES
 from bursar.store.postgres.connecting import SETTINGS
 from bursar.store.sqlite.calls import SQL as LITE
 from bursar.store.sqlite.calls import register
-from bursar.writer import Change, Done, Remember
+from bursar.writer import Change, ChangeResult, Operation
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -319,8 +319,8 @@ async def test_a_flow_that_is_not_known_here_is_left_alone(place: Place) -> None
 async def test_what_happened_can_not_be_unwritten(place: Place, table: str, statement: str) -> None:
     """Histories and answers are insert-only, and the database itself says so."""
     async with program(place, World()) as p:
-        remember = Remember(scope="s", id="k", op="create", fingerprint="x")
-        await p.engine.start("orders", Order(), remember=remember)
+        remember = Operation(scope="s", id="k", op="create", fingerprint="x")
+        await p.engine.start("orders", Order(), operation=remember)
         column = "event" if table == "transitions" else "outcome"
         with pytest.raises((sqlite3.Error, asyncpg.PostgresError), match="insert-only"):
             await behind(place, statement.format(table, column), statement.format(f"bursar.{table}", column))
@@ -392,7 +392,7 @@ async def test_what_could_not_be_written_goes_on_when_it_can_and_not_with_the_en
         await worker.look()
         real, blows = p.engine.writer.apply, [blow]
 
-        async def apply(change: Change) -> Done:
+        async def apply(change: Change) -> ChangeResult:
             if change.moves[0].version and blows:
                 raise blows.pop()
             return await real(change)

@@ -19,6 +19,7 @@ from tests.builders import BANK, Place, all_at_once, balance, outcome, receipts,
 from bursar import Bursar, Receipt, deposit, pay
 from bursar.ledger import Ledger
 from bursar.model.errors import Conflict, InsufficientFunds
+from bursar.store.batch import Lane
 from bursar.store.postgres.store import PostgresStore
 
 pytestmark = pytest.mark.parametrize("mode", ["postgres"], indirect=True)
@@ -94,7 +95,7 @@ async def test_others_hardly_notice(ledger: Ledger, place: Place, held: int) -> 
 async def in_a_siding(ledger: Ledger) -> None:
     """Wait until somebody is known to be blocked."""
     async with asyncio.timeout(TOLD_S):
-        while not ledger.writer._sidings.held:  # noqa: ASYNC110 (nobody tells; locks are let go and taken again)
+        while not ledger.writer._blocked.held:  # noqa: ASYNC110 (nobody tells; locks are let go and taken again)
             await asyncio.sleep(0.005)
 
 
@@ -211,10 +212,10 @@ async def test_a_server_that_has_no_connection_left(ledger: Ledger, place: Place
     assert isinstance(ledger.store, PostgresStore)
     alive = ledger.store._alive
 
-    async def none_left(connection: asyncpg.Connection | None) -> asyncpg.Connection:
-        if connection is None:
+    async def none_left(lane: Lane) -> asyncpg.Connection:
+        if lane is Lane.BLOCKED:
             raise asyncpg.TooManyConnectionsError("sorry, too many clients already")
-        return await alive(connection)
+        return await alive(lane)
 
     async with transaction(place) as theirs:
         await ledger.commit(pay("alice", "bob", "USDT", "10"), connection=theirs)

@@ -10,7 +10,7 @@ from tests.builders import Place, scenario
 from tests.conformance.test_transfers import FUNDING, SPOT, exchange
 
 from bursar.model.errors import RecordMoved
-from bursar.writer import Change, Move, Passage
+from bursar.writer import Change, Move, NewTransition
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -37,7 +37,12 @@ async def test_each_worker_has_a_row_of_its_own_and_the_highest_counts(place: Pl
 
         def noted(id_: str, worker: str, sequence: int, version: int = 0) -> Change:
             move = Move(
-                flow="toy", id=id_, version=version, passages=(Passage("", "X", "A"),), actor=worker, delay_us=None
+                flow="toy",
+                id=id_,
+                version=version,
+                transitions=(NewTransition("", "X", "A"),),
+                actor=worker,
+                delay_us=None,
             )
             return Change(moves=(move,), high_water=("spot", worker, sequence))
 

@@ -36,7 +36,7 @@ from bursar.model.money import AssetStatus
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record, owner_name
 from bursar.model.retry import Retry
-from bursar.writer import Change, Move, Passage, Remember
+from bursar.writer import Change, Move, NewTransition, Operation
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -248,8 +248,8 @@ async def test_a_record_whose_hold_is_refused_is_not_started(place: Place) -> No
 async def test_a_repeated_start_holds_once(place: Place) -> None:
     async with program(place) as p:
         await seed(p.ledger, "alice", "10")
-        request = Remember(scope="payments:alice", id="mine", op="create", fingerprint="4")
-        starts = [p.engine.start("payments out", Payment(4 * MILLION), remember=request) for _ in range(3)]
+        request = Operation(scope="payments:alice", id="mine", op="create", fingerprint="4")
+        starts = [p.engine.start("payments out", Payment(4 * MILLION), operation=request) for _ in range(3)]
         started = await asyncio.gather(*starts)
         assert len({found.record.id for found in started}) == 1
         assert await p.balances() == ["6.000000", "4.000000", "-10.000000", "0.000000"]
@@ -324,16 +324,16 @@ def settling(record: Record, hold: int, *, owner: str, state: HoldState = HoldSt
 
 
 def moving(record: Record) -> Move:
-    note = (Passage(record.state, "NOTE", record.state),)
+    note = (NewTransition(record.state, "NOTE", record.state),)
     return Move(
         flow=record.flow,
         id=record.id,
         number=record.number,
         version=record.version,
-        passages=note,
+        transitions=note,
         actor="ann",
         delay_us=None,
-        transit=record.transit,
+        in_flight_posting=record.transit,
     )
 
 
@@ -370,7 +370,7 @@ async def test_a_hold_whose_record_does_not_know_of_it_is_found(place: Place) ->
         await seed(p.ledger, "alice", "10")
         record = await p.start(ask=True)
         await check_audit(p.ledger)
-        forgets = msgspec.structs.replace(moving(record), transit=0)
+        forgets = msgspec.structs.replace(moving(record), in_flight_posting=0)
         await p.ledger.writer.apply(Change(moves=(forgets,)))
         evidence = [line for finding in await audit(p.ledger.store) for line in finding.broken]
         assert len(evidence) == 1
@@ -386,8 +386,8 @@ async def drive(p: Program, turn: int) -> None:
     """As an API would: each with the client's own key, to its end."""
     for kind in ENDS:
         id = f"{kind}-{turn}"
-        request = Remember(scope="payments:alice", id=id, op="create", fingerprint=id)
-        started = await p.engine.start("payments out", Payment(2 * MILLION), id=id, remember=request)
+        request = Operation(scope="payments:alice", id=id, op="create", fingerprint=id)
+        started = await p.engine.start("payments out", Payment(2 * MILLION), id=id, operation=request)
         record = started.record
         while record.state not in ENDS.values():
             record = await p.now(record)

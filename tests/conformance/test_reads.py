@@ -137,10 +137,10 @@ async def random_operations(ledger: Ledger, number: int, chance: random.Random) 
 @scenario
 async def test_the_cache_equals_the_sum_after_300_random_operations(ledger: Ledger) -> None:
     await random_operations(ledger, 300, random.Random(2026))
-    await ledger.writer.fold(above=3)
+    await ledger.writer.consolidate(above=3)
 
     head, live = await ledger.account("fees"), await ledger.store.read.balances.of((await ledger.account("fees")).id)
-    assert not head.selects
+    assert not head.pays_from_postings
     assert await ledger.store.read.balances.cached(head.id) == {asset: total for asset, (total, _) in live.items()}
     # The books are checked when the test is over: every cached and guarded balance, and conservation.
 
@@ -152,7 +152,7 @@ async def disposable_rows(ledger: Ledger) -> dict[str, object]:
     return {
         "live": [await read.postings.of_account(a.id, live_only=True, limit=10_000) for a in accounts],
         "heads": {key: total for key, total in (await read.balances.all_heads()).items() if total},
-        "wide": await read.balances.wide(),
+        "wide": await read.balances.cached_accounts(),
         "cache": [
             {asset: total for asset, total in (await read.balances.cached(a.id)).items() if total} for a in accounts
         ],
@@ -175,7 +175,7 @@ async def test_rebuild_gives_the_same_rows(ledger: Ledger) -> None:
 async def test_rebuild_mends_what_was_thrown_away(ledger: Ledger) -> None:
     await random_operations(ledger, 40, random.Random(9))
     before = await disposable_rows(ledger)
-    async with ledger.store.unit() as unit:
+    async with ledger.store.transaction() as unit:
         await unit.balances.clear_cache()
         await unit.balances.clear_heads()
 
@@ -189,11 +189,11 @@ async def test_an_account_with_many_postings_gets_its_cache(ledger: Ledger) -> N
     alice = (await ledger.account("alice")).id
     await dust(ledger, "alice", WIDE)
     assert await balance(ledger, "alice") == "0.001000"
-    assert alice not in await ledger.store.read.balances.wide()
+    assert alice not in await ledger.store.read.balances.cached_accounts()
 
     await dust(ledger, "alice", 1)
     assert await balance(ledger, "alice") == "0.001001"
-    assert alice in await ledger.store.read.balances.wide()
+    assert alice in await ledger.store.read.balances.cached_accounts()
 
     await seed(ledger, "alice", "5")
     await ledger.commit(pay("alice", "bob", "USDT", "2"))
@@ -217,8 +217,8 @@ async def test_folding_changes_no_balance(ledger: Ledger) -> None:
     for _ in range(6):
         await seed(ledger, "alice", "1")
 
-    assert await ledger.writer.fold(above=5) == 1
-    assert await ledger.writer.fold(above=5) == 0
+    assert await ledger.writer.consolidate(above=5) == 1
+    assert await ledger.writer.consolidate(above=5) == 0
     assert await balance(ledger, BANK) == "-6.000000"
 
 

@@ -15,7 +15,7 @@ from bursar.audit import audit
 from bursar.engine import Answer, Bell, FlowRefused, Notice, Worker
 from bursar.flows.sequence import Deposit, Own, Pair, Pay, Result, Sequences, Withdraw
 from bursar.flows.sequence.steps import Step
-from bursar.model.errors import NotPossible, OtherRequest, UnknownRecord
+from bursar.model.errors import IdempotencyKeyReused, NotPossible, UnknownRecord
 from bursar.model.outcome import UNKNOWNS, Outcome
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -700,7 +700,7 @@ async def test_the_same_key_with_other_steps_is_refused(place: Place) -> None:
         rows = await p.rows()
         for other in (THREE[:2], [THREE[0], Own("ship", {"book": "Emma"}), THREE[2]], [THREE[1], THREE[0], THREE[2]]):
             refusal = await outcome(p.start(other))
-            assert isinstance(refusal, OtherRequest)
+            assert isinstance(refusal, IdempotencyKeyReused)
             assert refusal.facts["id"] == "order-7"
         assert await p.rows() == rows
 

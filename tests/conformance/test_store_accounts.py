@@ -10,7 +10,7 @@ from bursar.store import Store
 
 
 async def create(store: Store, path: str) -> Account:
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         account = Account(id=await unit.accounts.take_number(), path=path)
         assert await unit.accounts.append(account) == 1
     return account
@@ -24,7 +24,7 @@ def successor(account: Account, version: int, status: AccountStatus = AccountSta
 async def test_create_and_read(store: Store) -> None:
     policy = CappedOverdraft(floor="-500.00", asset="USDT")
     written = Account(id=77, path="user:1:funding", policy=policy, book="retail")
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         await unit.accounts.append(written)
 
     assert await store.read.accounts.heads(["user:1:funding"]) == {"user:1:funding": written}

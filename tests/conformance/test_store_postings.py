@@ -13,7 +13,7 @@ from bursar.model.money import MINOR_MAX, MINOR_MIN
 from bursar.model.postings import Posting, PostingState, posting_id
 from bursar.model.records import Saga
 from bursar.store import Store
-from bursar.store.sqlite import calls
+from bursar.store.sqlite import batches
 
 ALICE, BOB, ALICE_SPOT = 11, 12, 13
 USDT, BTC = 1, 2
@@ -25,7 +25,7 @@ def posting(seq: int, index: int = 0, amount: int = 100, account: int = ALICE, a
 
 async def live(store: Store, *postings: Posting) -> list[int]:
     """Write postings and make them live; returns their numbers."""
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         await unit.postings.insert(postings)
         await unit.postings.enliven(postings)
         for p in postings:
@@ -287,7 +287,7 @@ async def test_rebuild_makes_the_live_table_from_postings_and_spends(store: Stor
     await store.single().postings.reserve(ids[:1], owner, 1)
     await store.single().postings.spend(ids[:1], owner, 1, 7)
 
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         assert await unit.postings.rebuild() == 2
 
     assert await states(store, ids) == [PostingState.SPENT, PostingState.LIVE, PostingState.LIVE]
@@ -314,7 +314,7 @@ async def test_a_batch_larger_than_any_parameter_limit(own_place: Place) -> None
     async with StoreAt(own_place).open() as store:
         owner = await saga(store, "s")
 
-        async with store.unit() as unit:
+        async with store.transaction() as unit:
             assert await unit.postings.insert(rows) == len(rows)
             assert await unit.postings.enliven(rows) == len(rows)
             assert await unit.postings.reserve(ids, owner, 1) == len(rows)
@@ -334,8 +334,8 @@ async def test_many_pools_are_read_as_each_would_be_alone(store: Store, bare_pla
     asked = {(account, USDT, sign): 1 + account % 3 for account in range(1, 10) for sign in (1, -1)}
 
     with contextlib.closing(sqlite3.connect(bare_place.path)) as database:
-        together = calls._pools(database, asked)
-        alone = {pool: calls._pools(database, {pool: most})[pool] for pool, most in asked.items()}
+        together = batches._pools(database, asked)
+        alone = {pool: batches._pools(database, {pool: most})[pool] for pool, most in asked.items()}
 
     assert {pool: {p.id: p for p in found} for pool, found in together.items()} == {
         pool: {p.id: p for p in found} for pool, found in alone.items()

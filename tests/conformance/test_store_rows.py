@@ -41,7 +41,7 @@ def envelope(seq: int, *, key: str | None = None, book: int = 1, metadata: str =
 
 
 async def put(store: Store, *envelopes: Envelope, accounts: tuple[int, ...] = (ALICE,)) -> None:
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         for row in envelopes:
             assert await unit.envelopes.store(row, row.id()) == 1
             await unit.envelopes.involve(accounts, row.seq)
@@ -71,14 +71,14 @@ async def test_a_key_that_is_taken_is_not_written_again(store: Store) -> None:
     await put(store, envelope(1, key="k"))
 
     assert await store.single().envelopes.store(envelope(2, key="k"), bytes(32)) == 0
-    assert (await store.read.envelopes.taken([("user", "k"), ("user", "free")])).keys() == {("user", "k")}
+    assert (await store.read.envelopes.existing([("user", "k"), ("user", "free")])).keys() == {("user", "k")}
 
 
 @scenario
 async def test_the_same_key_in_another_scope_is_another_key(store: Store) -> None:
     await put(store, envelope(1, key="k"))
 
-    assert await store.read.envelopes.taken([("reverse", "k")]) == {}
+    assert await store.read.envelopes.existing([("reverse", "k")]) == {}
 
 
 @scenario
@@ -310,7 +310,7 @@ async def test_an_events_cursor_goes_on_after_it(store: Store) -> None:
 
 @scenario
 async def test_events_of_one_unit_can_be_read_in_parts(store: Store) -> None:
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         for subject in range(1, 6):
             await unit.events.append(EventKind.COMMITTED, subject)
 
@@ -334,7 +334,7 @@ async def test_events_leave_no_gap_under_concurrency(store: Store) -> None:
 
     async def write(first: int) -> None:
         for subject in range(first, first + 20):
-            async with store.unit() as unit:
+            async with store.transaction() as unit:
                 await unit.events.append(EventKind.COMMITTED, subject)
 
     async def read() -> None:
@@ -359,9 +359,9 @@ async def test_events_leave_no_gap_under_concurrency(store: Store) -> None:
 @scenario
 async def test_a_cursor_waits_for_a_transaction_that_is_still_open(store: Store) -> None:
     """Only PostgreSQL has several writers: event 2 commits while event 1 is still on its way."""
-    async with store.unit() as slow:
+    async with store.transaction() as slow:
         await slow.events.append(EventKind.COMMITTED, 1)
-        async with store.unit() as fast:
+        async with store.transaction() as fast:
             await fast.events.append(EventKind.COMMITTED, 2)
         assert await store.read.events.since("", 9) == []
 
@@ -419,7 +419,7 @@ class Mishap(Exception):
 @scenario
 async def test_a_unit_that_fails_leaves_nothing(store: Store) -> None:
     with pytest.raises(Mishap):
-        async with store.unit() as unit:
+        async with store.transaction() as unit:
             await unit.rules.create_book(Book(name="retail"))
             raise Mishap
 
@@ -428,7 +428,7 @@ async def test_a_unit_that_fails_leaves_nothing(store: Store) -> None:
 
 @scenario
 async def test_a_unit_is_not_seen_before_it_is_over(store: Store) -> None:
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         await unit.rules.create_book(Book(name="retail"))
         assert "retail" not in await store.read.rules.books()
 
@@ -450,7 +450,7 @@ async def test_a_primitive_of_its_own_survives_anothers_failed_unit(store: Store
     """A step of a saga that reports success must not be undone by a unit that happens to be open beside it."""
     steps: list[asyncio.Task[int]] = []
     with pytest.raises(Mishap):
-        async with store.unit() as unit:
+        async with store.transaction() as unit:
             steps.append(asyncio.create_task(store.single().events.append(EventKind.COMMITTED, 7)))
             for _ in range(3):
                 await unit.envelopes.after(0)  # the step has every chance to slip in
@@ -478,12 +478,12 @@ async def test_a_unit_cancelled_at_any_moment_leaves_the_store_usable(bare_place
         store = bursar.store
 
         async def change() -> None:
-            async with store.unit() as unit:
+            async with store.transaction() as unit:
                 await unit.rules.create_book(Book(name="retail"))
 
         await cancelled(store, ports, call, change())
 
-        async with store.unit() as unit:
+        async with store.transaction() as unit:
             await unit.rules.create_book(Book(name="next"))
         assert "next" in await store.read.rules.books()
 

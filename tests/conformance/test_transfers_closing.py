@@ -20,8 +20,9 @@ from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers, View
 from bursar.flows.transfers.rails import FundingRail
 from bursar.model.accounts import Account, AccountStatus
-from bursar.model.errors import AccountClosed, AccountNotEmpty, InvalidName, NotPossible, OtherRequest
+from bursar.model.errors import AccountClosed, AccountNotEmpty, IdempotencyKeyReused, InvalidName, NotPossible
 from bursar.model.outcome import Outcome
+from bursar.store.postgres.batches import PostgresBatchSession
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -238,7 +239,9 @@ async def test_closing_and_starting_a_transfer_race(place: Place, tmp_path: Path
 
 
 @scenario
-async def test_a_transfer_that_is_decided_while_the_account_closes_is_refused(place: Place, tmp_path: Path) -> None:
+async def test_a_transfer_that_is_decided_while_the_account_closes_is_refused(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The close comes between what the group has read and its write: on PostgreSQL the write notices."""
     async with exchange(place, tmp_path, funds="") as here, place.bursar() as other:
         await here.bursar.ledger.create_account(ACCOUNT)
@@ -254,16 +257,15 @@ async def test_a_transfer_that_is_decided_while_the_account_closes_is_refused(pl
             asset_id=asset,
             amount="5",
         )
-        real, closed = store.write if place.engine == "postgres" else None, list[Account]()
+        real, closed = PostgresBatchSession.write, list[Account]()
 
-        async def write(decided: Any) -> None:
+        async def write(session: PostgresBatchSession, prepared: Any) -> None:
             if not closed:
                 closed.append(await other.ledger.close(ACCOUNT))
-            assert real is not None
-            await real(decided)
+            await real(session, prepared)
 
-        if real is not None:
-            store.write = write
+        if place.engine == "postgres":
+            monkeypatch.setattr(PostgresBatchSession, "write", write)
         else:
             closed.append(await other.ledger.close(ACCOUNT))
         found = await outcome(
@@ -318,7 +320,7 @@ async def test_a_mistaken_second_request_does_not_spoil_the_first(place: Place, 
         again = await deposits.ask(ALICE, "USDT", "7", reference="wire-1", actor="ben")
         assert (again, again.asked_by) == (first, "anna")
         await deposits.ask(ALICE, "USDT", "70", reference="wire-2", actor="anna")
-        with pytest.raises(OtherRequest):
+        with pytest.raises(IdempotencyKeyReused):
             await deposits.ask(ALICE, "USDT", "7", reference="wire-2", actor="ben")
         assert await here.funding() == "7.000000"
 

@@ -52,10 +52,10 @@ async def test_two_units_and_every_state_on_record(place: Place, tmp_path: Path,
     async with exchange(place, tmp_path) as here:
         await here.move(FUNDING, SPOT, "50")
         called = forbid_calls(here)
-        groups = here.bursar.ledger.writer.groups
+        groups = here.bursar.ledger.writer.batches
         view = await here.move(*way, "10")
         assert (view.state, await here.path(view)) == ("COMMITTED", STATES)
-        assert (here.bursar.ledger.writer.groups - groups, called) == (2, [])
+        assert (here.bursar.ledger.writer.batches - groups, called) == (2, [])
         assert await remembered(here, view.req_id) == {"withdraw" if way[0] == FUNDING else "deposit": "SUCCESS"}
         assert await here.standing() == (("40.000000", 60_000_000) if way[0] == FUNDING else ("60.000000", 40_000_000))
         assert await broken(here) == set()
@@ -85,14 +85,14 @@ async def test_a_refusal_of_the_target_gives_back_in_its_own_unit(place: Place, 
     async with exchange(place, tmp_path) as here:
         called = forbid_calls(here)
         here.break_rail(AccountType.SPOT, "deposit", Outcome.EXPLICIT_FAIL)
-        groups = here.bursar.ledger.writer.groups
+        groups = here.bursar.ledger.writer.batches
         view = await here.move(FUNDING, SPOT, "10")
         assert (view.state, view.error, await here.path(view)) == (
             "ROLLED_BACK",
             "",
             [*STATES[:-1], "COMPENSATING", "ROLLED_BACK"],
         )
-        assert (here.bursar.ledger.writer.groups - groups, called) == (2, [])
+        assert (here.bursar.ledger.writer.batches - groups, called) == (2, [])
         assert await remembered(here, view.req_id) == {"withdraw": "SUCCESS", "refund": "SUCCESS"}
         assert await here.standing() == ("100.000000", 0)
         assert await broken(here) == set()
@@ -178,10 +178,10 @@ async def test_it_is_called_where_it_is_told_to_be(place: Place, tmp_path: Path)
         assert isinstance(rail, FundingRail)
         rail.rides = False
         called = forbid_calls(here)
-        groups = here.bursar.ledger.writer.groups
+        groups = here.bursar.ledger.writer.batches
         view = await here.move(FUNDING, SPOT, "10")
         assert (view.state, await here.path(view)) == ("COMMITTED", STATES)
-        assert (here.bursar.ledger.writer.groups - groups, called) == (4, ["withdraw"])
+        assert (here.bursar.ledger.writer.batches - groups, called) == (4, ["withdraw"])
         assert await here.standing() == ("90.000000", 10_000_000)
 
 

@@ -17,7 +17,7 @@ from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, exchange
 from bursar.flows.transfers import MACHINE, AccountType
 from bursar.model.machine import Kind
 from bursar.model.outcome import Outcome
-from bursar.writer import Change, Move, Passage
+from bursar.writer import Change, Move, NewTransition
 
 RECOVERY = """
 SELECT * FROM transfers_tb
@@ -115,13 +115,13 @@ async def test_amounts_are_numbers_as_far_as_the_store_has_them(place: Place, tm
         for place_, minor in enumerate(amounts):
             body = {"user": ALICE, "source": FUNDING, "target": SPOT, "asset": "USDT", "asset_id": asset}
             text = msgspec.json.encode(body | {"amount": str(minor)}).decode()
-            passage = Passage("", "CREATED", "FAILED")
+            passage = NewTransition("", "CREATED", "FAILED")
             moves.append(
                 Move(
                     flow="transfers",
                     id=f"sr-{place_}",
                     version=0,
-                    passages=(passage,),
+                    transitions=(passage,),
                     actor="test",
                     delay_us=None,
                     body=text,

@@ -22,6 +22,7 @@ import asyncpg
 
 from bursar.ledger import Ledger
 from bursar.ports import SystemPorts
+from bursar.store.batch import Lane
 from bursar.store.postgres.arrays import SQL
 from bursar.store.postgres.connecting import WRITER_SETTINGS
 from bursar.store.postgres.errors import explain
@@ -34,9 +35,9 @@ NAMES = {text: name for name, text in SQL.items()}
 BLOCKED_POLL_S = 0.005  # how long a step may take before we ask the database whether it waits for a lock
 PATIENCE_S = 20.0  # a step that neither ends nor waits for a lock by then is a failure of the test
 DEADLOCK_MS = 30  # how soon PostgreSQL looks for a deadlock
-GROUP = frozenset({"group_read", "group_write"})
-WRITES = ("group_write", "group_write_all", "group_records")
-RECORDS = frozenset({"group_look", *WRITES})
+GROUP = frozenset({"batch_read", "batch_write_entries"})
+WRITES = ("batch_write_entries", "batch_write", "batch_write_records")
+RECORDS = frozenset({"batch_read_records", *WRITES})
 
 
 class StagePorts(SystemPorts):
@@ -143,7 +144,7 @@ class SteppedStore(PostgresStore):
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise explain(error) from error
 
-    async def _alive(self, connection: asyncpg.Connection | None) -> asyncpg.Connection:
+    async def _alive(self, lane: Lane) -> asyncpg.Connection:
         return self._stepped
 
 

@@ -12,7 +12,7 @@ from tests.interleaving.world import ASSET, Operation, World, every_order
 from bursar import CappedOverdraft, Entry, Movement, Receipt, pay
 from bursar.model.entries import Intent, Leg
 from bursar.model.errors import FloorExceeded, InsufficientFunds, KeyReused
-from bursar.writer import Change, Done
+from bursar.writer import Change, ChangeResult
 
 ORDERS_OF_TWO_COMMITS = 20  # read, write, COMMIT of each, if nobody waits or loses
 
@@ -38,7 +38,7 @@ def test_disjoint_commits_never_get_in_each_others_way(empty_postgres: str) -> N
 
     async def check(world: World, outcomes: list[Any]) -> None:
         assert len(receipts(outcomes)) == 2
-        assert world.stage.script.count("a:group_read") == world.stage.script.count("b:group_read") == 1
+        assert world.stage.script.count("a:batch_read") == world.stage.script.count("b:batch_read") == 1
 
     assert asyncio.run(every_order(empty_postgres, prepare, check)) == ORDERS_OF_TWO_COMMITS
 
@@ -193,7 +193,7 @@ def test_one_key_thrice(empty_postgres: str) -> None:
         assert len(receipts(outcomes)) == 3
         assert await world.balance("b") == "3.00"
 
-    gates = frozenset({"group_write"})
+    gates = frozenset({"batch_write_entries"})
     assert asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates)) >= 10
 
 
@@ -236,7 +236,7 @@ def test_two_groups_that_meet_in_postings_but_not_in_keys(empty_postgres: str) -
         return [together("x", a, b), together("y", b, a)]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert all(isinstance(o, Done) for o in outcomes)
+        assert all(isinstance(o, ChangeResult) for o in outcomes)
         assert [await world.balance(name) for name in "abc"] == ["0.00", "0.00", "20.00"]
 
     assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
@@ -244,7 +244,7 @@ def test_two_groups_that_meet_in_postings_but_not_in_keys(empty_postgres: str) -
 
 @pytest.mark.parametrize("locks", ["keys", "postings", "floors"])
 def test_two_groups_stopped_between_their_locks(empty_postgres: str, locks: str) -> None:
-    """A third holds what both need in the middle. Taken in sorted order, that comes first, and nobody holds the rest.
+    """A third holds what both need in the middle. Taken in sorted order, that comes first, and the rest is free.
 
     A group takes its locks within one statement, so this is the only way to stop it between two of them.
     """
@@ -274,10 +274,10 @@ def test_two_groups_stopped_between_their_locks(empty_postgres: str, locks: str)
         return [holding, group("a", [x, m, y]), group("b", [y, m, x])]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert all(isinstance(o, Done) for o in outcomes[1:]), outcomes
+        assert all(isinstance(o, ChangeResult) for o in outcomes[1:]), outcomes
         assert await world.balance("c") == ("9.00" if locks == "keys" else "18.00")
 
-    gates = frozenset({"group_write", "ROLLBACK"})
+    gates = frozenset({"batch_write_entries", "ROLLBACK"})
     asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=20))
 
 

@@ -79,7 +79,7 @@ def test_confirm_against_void_against_expiry(empty_postgres: str) -> None:
     async def check(world: World, outcomes: list[Any]) -> None:
         await check_ended_once(world, holds[-1], outcomes)
 
-    gates = frozenset({"group_write", TIME_IS_UP, "holds_due"})
+    gates = frozenset({"batch_write_entries", TIME_IS_UP, "holds_due"})
     asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=40))
 
 
@@ -95,7 +95,7 @@ def test_void_against_void_against_expiry(empty_postgres: str) -> None:
     async def check(world: World, outcomes: list[Any]) -> None:
         await check_ended_once(world, holds[-1], outcomes)
 
-    gates = frozenset({"group_write", TIME_IS_UP, "holds_due"})
+    gates = frozenset({"batch_write_entries", TIME_IS_UP, "holds_due"})
     asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=40))
 
 

@@ -53,8 +53,8 @@ def test_another_spends_what_one_has_in_mind(empty_postgres: str) -> None:
         assert [await world.balance(name) for name in "abc"] == [f"{left}.00", f"{3 * paid}.00", got]
         steps = [step for step in world.stage.script if step.startswith("a:")]
         second = steps[steps.index("a:COMMIT") + 1 :] if "a:COMMIT" in steps else []
-        hopes[0] += second == ["a:group_write", "a:COMMIT"]
-        in_vain[0] += second[:2] == ["a:group_write", "a:group_read"]
+        hopes[0] += second == ["a:batch_write_entries", "a:COMMIT"]
+        in_vain[0] += second[:2] == ["a:batch_write_entries", "a:batch_read"]
 
     asyncio.run(every_order(empty_postgres, prepare, check, at_least=20))
     assert hopes[0]
@@ -79,7 +79,7 @@ def test_what_another_has_brought_is_found(empty_postgres: str) -> None:
             assert commits.index("b") < len(commits) - 1
         else:
             assert isinstance(second, InsufficientFunds)
-            looked = [place for place, step in enumerate(script) if step == "a:group_read"]
+            looked = [place for place, step in enumerate(script) if step == "a:batch_read"]
             assert script.index("b:COMMIT") > looked[-1], "refused, although it was there when it looked"
 
     asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP, at_least=5))

@@ -15,7 +15,7 @@ from tests.interleaving.world import ASSET, BANK, Operation, World, every_order
 
 from bursar import Bursar, ExternalAccount, Receipt, deposit
 
-NUMBERED = GROUP | {"group_numbers"}  # a number is taken, and only later is anything written under it
+NUMBERED = GROUP | {"batch_numbers"}  # a number is taken, and only later is anything written under it
 
 
 def paying_in(account: str, key: str) -> Operation:

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 from tests.interleaving.stage import GROUP, RECORDS, Actor
-from tests.interleaving.world import ASSET, Operation, World, every_order
+from tests.interleaving.world import ASSET, World, every_order
+from tests.interleaving.world import Operation as Act
 
 from bursar import pay
 from bursar.model.entries import Intent, Leg
-from bursar.model.errors import InsufficientFunds, LimitExceeded, OtherRequest, RecordMoved
+from bursar.model.errors import IdempotencyKeyReused, InsufficientFunds, LimitExceeded, RecordMoved
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
-from bursar.writer import Change, Done, Limit, Move, Passage, Remember
+from bursar.writer import Change, ChangeResult, Limit, Move, NewTransition, Operation
 
 CLAIMS = frozenset({"claim_due"})
 HOUR_US = 3_600_000_000
@@ -24,7 +25,7 @@ ORDERS_OF_TWO_WRITES = 6  # write and COMMIT of each, if nobody waits or loses
 ORDERS_OF_RIVALS = 4  # if the second to write waits for the first one's COMMIT
 
 
-def applying(change: Change) -> Operation:
+def applying(change: Change) -> Act:
     return lambda actor: actor.ledger.writer.apply(change)
 
 
@@ -32,7 +33,13 @@ def making(world: World, id: str = "o", delay_us: int = HOUR_US) -> Move:
     """A new record."""
     flow = f"flow {world.stage.scenes}"
     return Move(
-        flow=flow, id=id, version=0, passages=(Passage("", "CREATED", "A"),), actor="x", delay_us=delay_us, worker="x"
+        flow=flow,
+        id=id,
+        version=0,
+        transitions=(NewTransition("", "CREATED", "A"),),
+        actor="x",
+        delay_us=delay_us,
+        worker="x",
     )
 
 
@@ -47,7 +54,7 @@ def moving(number: int, actor: str, target: str = "B", version: int = 1, **more:
         id="o",
         number=number,
         version=version,
-        passages=(Passage("A", actor, target),),
+        transitions=(NewTransition("A", actor, target),),
         actor=actor,
         delay_us=HOUR_US,
         **more,
@@ -81,13 +88,13 @@ def test_move_against_move_of_one_record(empty_postgres: str) -> None:
     """One wins, the other is told so; the record has one row of history more."""
     numbers: list[int] = []
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         numbers.append(await make(world))
         return [applying(Change(moves=(moving(numbers[-1], who, who),))) for who in ("one", "two")]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert kinds(outcomes) == ["Done", "RecordMoved"]
-        winner = "one" if isinstance(outcomes[0], Done) else "two"
+        assert kinds(outcomes) == ["ChangeResult", "RecordMoved"]
+        winner = "one" if isinstance(outcomes[0], ChangeResult) else "two"
         assert await path(world, numbers[-1]) == ["CREATED", winner]
         assert (await record(world, numbers[-1])).state == winner
 
@@ -95,13 +102,13 @@ def test_move_against_move_of_one_record(empty_postgres: str) -> None:
 
 
 def test_moves_of_two_records_never_get_in_each_others_way(empty_postgres: str) -> None:
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         numbers = [await make(world, id) for id in ("a", "b")]
         return [applying(Change(moves=(moving(number, "go"),))) for number in numbers]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert kinds(outcomes) == ["Done", "Done"]
-        assert "a:group_look" not in world.stage.script
+        assert kinds(outcomes) == ["ChangeResult", "ChangeResult"]
+        assert "a:batch_read_records" not in world.stage.script
 
     assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) == ORDERS_OF_TWO_WRITES
 
@@ -110,27 +117,27 @@ def test_two_records_moved_by_both_in_opposite_order(empty_postgres: str) -> Non
     """A deadlock attempt: each change moves both, named in opposite order. Sorted locks make it a queue."""
     pairs: list[list[int]] = []
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         pairs.append([await make(world, id) for id in ("a", "b")])
         one = tuple(moving(number, "one") for number in pairs[-1])
         two = tuple(moving(number, "two") for number in reversed(pairs[-1]))
         return [applying(Change(moves=one)), applying(Change(moves=two))]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert kinds(outcomes) == ["Done", "RecordMoved"]
-        winner = "one" if isinstance(outcomes[0], Done) else "two"
+        assert kinds(outcomes) == ["ChangeResult", "RecordMoved"]
+        winner = "one" if isinstance(outcomes[0], ChangeResult) else "two"
         assert [await path(world, number) for number in pairs[-1]] == [["CREATED", winner]] * 2
 
     assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
 
 
 def test_a_record_made_by_two_at_once(empty_postgres: str) -> None:
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         return [applying(Change(moves=(making(world),))) for _ in range(2)]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert kinds(outcomes) == ["Done", "RecordMoved"]
-        (done,) = [o for o in outcomes if isinstance(o, Done)]
+        assert kinds(outcomes) == ["ChangeResult", "RecordMoved"]
+        (done,) = [o for o in outcomes if isinstance(o, ChangeResult)]
         found = await world.ledger.store.read.records.get(f"flow {world.stage.scenes}", "o")
         assert found is not None
         assert found.number == done.records[0]
@@ -145,15 +152,18 @@ def test_two_movers_with_the_same_entry(empty_postgres: str) -> None:
     """Two workers heard the same: one transition, one booking, and the record owns the posting that it made."""
     numbers: list[int] = []
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         a, b = await world.account("a", "10"), await world.account("b")
         numbers.append(await make(world))
         booked = entry(world, "k", a, b, 400)
-        return [applying(Change((booked,), moves=(moving(numbers[-1], who, keeps=b),))) for who in ("one", "two")]
+        return [
+            applying(Change((booked,), moves=(moving(numbers[-1], who, in_flight_account=b),)))
+            for who in ("one", "two")
+        ]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert kinds(outcomes) == ["Done", "RecordMoved"]
-        (done,) = [o for o in outcomes if isinstance(o, Done)]
+        assert kinds(outcomes) == ["ChangeResult", "RecordMoved"]
+        (done,) = [o for o in outcomes if isinstance(o, ChangeResult)]
         assert await world.balance("b") == "4.00"
         found = await record(world, numbers[-1])
         assert (found.version, found.transit) == (2, done.postings[0])
@@ -168,18 +178,18 @@ def test_a_move_with_its_entry_against_a_payment_of_the_same_posting(empty_postg
     """Move and entry happen together or not at all, whoever spends the posting first."""
     numbers: list[int] = []
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         a = await world.account("a", "10")
         b, c = await world.account("b"), await world.account("c")
         numbers.append(await make(world))
-        change = Change((entry(world, "k", a, b, 600),), moves=(moving(numbers[-1], "go", keeps=b),))
+        change = Change((entry(world, "k", a, b, 600),), moves=(moving(numbers[-1], "go", in_flight_account=b),))
         other = pay(a, c, ASSET, "4" if enough else "6", key=world.key("other"))
         return [applying(change), lambda actor: actor.ledger.commit(other)]
 
     async def check(world: World, outcomes: list[Any]) -> None:
         moved, paid = outcomes
         found = await record(world, numbers[-1])
-        if isinstance(moved, Done):
+        if isinstance(moved, ChangeResult):
             assert (found.version, await world.balance("b")) == (2, "6.00")
         else:
             assert isinstance(moved, InsufficientFunds)
@@ -194,8 +204,8 @@ def test_a_move_with_its_entry_against_a_payment_of_the_same_posting(empty_postg
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
-def remembering(world: World, what: str = "x") -> Remember:
-    return Remember(
+def remembering(world: World, what: str = "x") -> Operation:
+    return Operation(
         scope="rail", id=world.key("r"), op="pay", fingerprint=what, refusals=frozenset({"INSUFFICIENT_BALANCE"})
     )
 
@@ -203,13 +213,13 @@ def remembering(world: World, what: str = "x") -> Remember:
 def test_the_same_operation_from_two_is_answered_once(empty_postgres: str) -> None:
     """Success against success."""
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         a, b = await world.account("a", "10"), await world.account("b")
-        change = Change((entry(world, "k", a, b, 400),), remember=remembering(world))
+        change = Change((entry(world, "k", a, b, 400),), operation=remembering(world))
         return [applying(change), applying(change)]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        answers = [o.remembered for o in outcomes]
+        answers = [o.operation for o in outcomes]
         assert [answer.outcome for answer in answers] == [Outcome.SUCCESS] * 2
         assert sorted(answer.replayed for answer in answers) == [False, True]
         assert await world.balance("b") == "4.00"
@@ -220,10 +230,10 @@ def test_the_same_operation_from_two_is_answered_once(empty_postgres: str) -> No
 def test_an_operation_that_one_finds_refused_and_the_other_not(empty_postgres: str) -> None:
     """Refusal against success, with the money coming in between: both are told the same, and that is what happened."""
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         a, b = await world.account("a", "3"), await world.account("b")
         spare = await world.account("spare", "10")
-        change = Change((entry(world, "k", a, b, 400),), remember=remembering(world))
+        change = Change((entry(world, "k", a, b, 400),), operation=remembering(world))
 
         async def richer(actor: Actor) -> Any:
             await actor.ledger.commit(pay(spare, a, ASSET, "5", key=world.key("in")))
@@ -232,7 +242,7 @@ def test_an_operation_that_one_finds_refused_and_the_other_not(empty_postgres: s
         return [applying(change), richer]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        answers = [o.remembered for o in outcomes]
+        answers = [o.operation for o in outcomes]
         assert len({(answer.outcome, answer.code) for answer in answers}) == 1
         assert sorted(answer.replayed for answer in answers) == [False, True]
         assert await world.balance("b") == ("4.00" if answers[0].outcome is Outcome.SUCCESS else "0.00")
@@ -246,15 +256,15 @@ def test_an_operation_that_one_finds_refused_and_the_other_not(empty_postgres: s
 def test_one_name_for_two_requests(empty_postgres: str) -> None:
     """One is answered, the other is a mistake, whoever comes first."""
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         a, b, c = await world.account("a", "10"), await world.account("b"), await world.account("c")
         return [
-            applying(Change((entry(world, what, a, target, 400),), remember=remembering(world, what)))
+            applying(Change((entry(world, what, a, target, 400),), operation=remembering(world, what)))
             for what, target in (("x", b), ("y", c))
         ]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert kinds(outcomes) == ["Done", "OtherRequest"]
+        assert kinds(outcomes) == ["ChangeResult", "IdempotencyKeyReused"]
         assert sorted([await world.balance("b"), await world.balance("c")]) == ["0.00", "4.00"]
 
     assert asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | RECORDS)) >= 10
@@ -267,14 +277,14 @@ def test_one_name_for_two_requests(empty_postgres: str) -> None:
 def test_limit_against_limit(empty_postgres: str, used: int) -> None:
     """Room for one: exactly one gets it, and nothing of the other's is written."""
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         limit = Limit(key=world.key("day"), count_max=used + 1, amount_max=10, until_us=HOUR_US, code="TOO_MANY")
         for n in range(used):
             await world.ledger.writer.apply(Change(moves=(making(world, f"before {n}"),), limits=(limit,)))
         return [applying(Change(moves=(making(world, who),), limits=(limit,))) for who in ("one", "two")]
 
     async def check(world: World, outcomes: list[Any]) -> None:
-        assert kinds(outcomes) == ["Done", "LimitExceeded"]
+        assert kinds(outcomes) == ["ChangeResult", "LimitExceeded"]
         counts = await world.ledger.store.read.records.counts()
         assert counts[f"flow {world.stage.scenes}", "A"][0] == used + 1
 
@@ -284,7 +294,7 @@ def test_limit_against_limit(empty_postgres: str, used: int) -> None:
 def test_two_limits_in_opposite_order(empty_postgres: str) -> None:
     """A deadlock attempt: both counters exist, and each change names them in another order."""
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         limits = [
             Limit(key=world.key(name), count_max=3, amount_max=10, until_us=HOUR_US, code="TOO_MANY") for name in "xy"
         ]
@@ -292,7 +302,7 @@ def test_two_limits_in_opposite_order(empty_postgres: str) -> None:
         return [applying(Change(limits=tuple(limits))), applying(Change(limits=tuple(reversed(limits))))]
 
     async def check(_world: World, outcomes: list[Any]) -> None:
-        assert kinds(outcomes) == ["Done", "Done"]
+        assert kinds(outcomes) == ["ChangeResult", "ChangeResult"]
 
     assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) >= 2
 
@@ -300,7 +310,7 @@ def test_two_limits_in_opposite_order(empty_postgres: str) -> None:
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
-def claiming(world: World, limit: int = 10) -> Operation:
+def claiming(world: World, limit: int = 10) -> Act:
     flows = [f"flow {world.stage.scenes}"]
 
     def claim(actor: Actor) -> Coroutine[Any, Any, Any]:
@@ -313,7 +323,7 @@ def test_claim_against_claim(empty_postgres: str) -> None:
     """No record goes to both, and all are taken: in one round, or by whoever looks again."""
     numbers: list[list[int]] = []
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         numbers.append([await make(world, id, delay_us=0) for id in "abc"])
         return [claiming(world, 2), claiming(world, 2)]
 
@@ -332,13 +342,13 @@ def test_claim_against_move(empty_postgres: str) -> None:
     """The move happens, whatever a claim does meanwhile; and what has moved away from being due is not claimed."""
     numbers: list[int] = []
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         numbers.append(await make(world, delay_us=0))
         return [applying(Change(moves=(moving(numbers[-1], "go", worker="mover"),))), claiming(world)]
 
     async def check(world: World, outcomes: list[Any]) -> None:
         moved, claimed = outcomes
-        assert isinstance(moved, Done)
+        assert isinstance(moved, ChangeResult)
         found = await record(world, numbers[-1])
         assert (found.version, found.state) == (2, "B")
         if world.stage.commits[0] == "a":
@@ -350,17 +360,17 @@ def test_claim_against_move(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, gates=CLAIMS | RECORDS, at_least=4))
 
 
-REFUSALS = (RecordMoved, LimitExceeded, OtherRequest)  # all that a race may end in here, besides success
+REFUSALS = (RecordMoved, LimitExceeded, IdempotencyKeyReused)  # all that a race may end in here, besides success
 
 
 def test_everything_at_once(empty_postgres: str) -> None:
     """Two starts of one request under a limit of one, beside a claim of what they make."""
 
-    async def prepare(world: World) -> list[Operation]:
+    async def prepare(world: World) -> list[Act]:
         limit = Limit(key=world.key("day"), count_max=1, amount_max=10, until_us=HOUR_US, code="TOO_MANY")
-        request = Remember(scope="api", id=world.key("r"), op="create", fingerprint="x")
+        request = Operation(scope="api", id=world.key("r"), op="create", fingerprint="x")
         starts = [
-            applying(Change(moves=(making(world, id, delay_us=0),), remember=request, limits=(limit,)))
+            applying(Change(moves=(making(world, id, delay_us=0),), operation=request, limits=(limit,)))
             for id in ("one", "two")
         ]
         return [*starts, claiming(world)]

@@ -95,7 +95,7 @@ async def close_against_deposit(url: str, *, reads: bool) -> None:
         incoming = deposit(BANK, a, ASSET, "7", key=world.key("k"))
 
         async def receive(actor: Actor) -> Receipt:
-            actor.ledger.writer.heads.wary = int(reads)
+            actor.ledger.writer.cache.pessimistic = int(reads)
             return await actor.ledger.commit(incoming)
 
         return [receive, lambda actor: actor.ledger.close_empty(a)]

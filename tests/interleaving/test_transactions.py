@@ -125,7 +125,7 @@ def test_entries_in_one_transaction_build_on_each_other(empty_postgres: str) -> 
         other = deposit(BANK, a, ASSET, "1", key=world.key("k"))
 
         async def receive(actor: Actor) -> Receipt:
-            actor.ledger.writer.heads.wary = 1  # or it would read nothing
+            actor.ledger.writer.cache.pessimistic = 1  # or it would read nothing
             return await actor.ledger.commit(other)
 
         return [in_own_transaction(mine, commit=True), receive]
@@ -157,7 +157,7 @@ def test_two_transactions_in_opposite_order(empty_postgres: str) -> None:
         assert isinstance(lost, Conflict | InsufficientFunds), repr(lost)
         assert [await world.balance(name) for name in "abc"] == ["0.00", "0.00", "20.00"]
 
-    gates = frozenset({"group_write"})
+    gates = frozenset({"batch_write_entries"})
     asyncio.run(every_order(empty_postgres, prepare, check, gates=gates, deadlocks=True, at_least=5))
 
 
@@ -173,5 +173,5 @@ def test_a_reader_never_skips_what_a_long_transaction_commits_late(empty_postgre
     async def check(world: World, outcomes: list[Any]) -> None:
         assert not [o for o in outcomes if isinstance(o, Exception)]
 
-    gates = frozenset({"group_write"})
+    gates = frozenset({"batch_write_entries"})
     asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=90))

@@ -20,14 +20,14 @@ def paying(source: str, target: str, amount: str, key: str) -> Operation:
 
 
 def folding(actor: Actor) -> Any:
-    return actor.ledger.writer.fold(above=1)
+    return actor.ledger.writer.consolidate(above=1)
 
 
 async def fee_parts(world: World) -> str:
     """A system account whose cached balance is a sum and two changes."""
     fees, a = await world.account("fees", policy=SystemAccount()), await world.account("a", "10")
     for amount in ("1", "2"):
-        await world.ledger.writer.fold(above=1)
+        await world.ledger.writer.consolidate(above=1)
         for _ in range(2):
             await world.ledger.commit(pay(a, fees, ASSET, amount))
     return fees
@@ -119,7 +119,7 @@ def test_fold_against_commit_against_fold(empty_postgres: str) -> None:
         assert isinstance(outcomes[0], int), outcomes
         assert isinstance(outcomes[2], int), outcomes
 
-    gates = frozenset({"group_write", "take_cache_parts"})
+    gates = frozenset({"batch_write_entries", "take_cache_parts"})
     asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=50))
 
 
@@ -145,7 +145,7 @@ def test_widen_against_fold(empty_postgres: str) -> None:
         a = await world.account("a", "10")
         head = await world.ledger.account(a)
         await world.ledger.widen(head)
-        await world.ledger.writer.fold(above=1)
+        await world.ledger.writer.consolidate(above=1)
         for _ in range(2):
             await world.ledger.commit(deposit(BANK, a, ASSET, "1"))
         return [lambda actor: actor.ledger.widen(head), folding]

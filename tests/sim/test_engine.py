@@ -21,7 +21,7 @@ from bursar.model.entries import HoldChange
 from bursar.model.outcome import Outcome
 from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, orders
 from bursar.sim.oracle import Violation
-from bursar.writer import decide
+from bursar.writer import decision
 
 SEEDS = int(os.environ.get("BURSAR_ENGINE_SEEDS", "120"))
 
@@ -130,13 +130,13 @@ def test_a_hold_that_its_record_forgets_is_noticed(monkeypatch: pytest.MonkeyPat
 def test_a_hold_that_anybody_can_settle_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger's guard and the writer's are gone; the row's own compares the owner, which is the right one here."""
     monkeypatch.setattr(Holds, "_settleable", Holds._hold_row)
-    real = decide.hold_row
+    real = decision.hold_row
 
     def unguarded(hold: HoldChange, plan: Any, ground: Any, _moves: Any = ()) -> Any:
         made = real(msgspec.structs.replace(hold, owner=""), plan, ground)
         return msgspec.structs.replace(made, owner=hold.owner)
 
-    monkeypatch.setattr(decide, "hold_row", unguarded)
+    monkeypatch.setattr(decision, "hold_row", unguarded)
     assert any("W34" in error for error in broken())
 
 

@@ -173,11 +173,11 @@ def database() -> sqlite3.Connection:
 
 def test_a_run_with_a_broken_ledger_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a store that leaves spent postings in the live table, then seeds fail and say how to replay them."""
-    from bursar.store.sqlite import calls  # noqa: PLC0415
+    from bursar.store.sqlite import batches, calls  # noqa: PLC0415
 
-    many = calls.SQL["group_dead"].replace("SELECT value", "SELECT -value")
-    one = calls.SQL["group_dead_one"].replace("= ?", "= -?")
-    monkeypatch.setattr(calls, "SQL", dict(calls.SQL, group_dead=many, group_dead_one=one))
+    many = calls.SQL["batch_dead"].replace("SELECT value", "SELECT -value")
+    one = calls.SQL["batch_dead_one"].replace("= ?", "= -?")
+    monkeypatch.setattr(batches, "SQL", dict(calls.SQL, batch_dead=many, batch_dead_one=one))
     tally = run_jobs("ledger", [Job(1, None, "group")])
     assert len(tally.failures) == 1
     job, _error = tally.failures[0]

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from bursar.audit import Finding
+from bursar.engine import Answer
 from bursar.flows.transfers import reconcile, watch
+from bursar.flows.transfers.calls import PAID_FROM_SUSPENSE, Calls
 from bursar.sim import restored
 from bursar.sim.exchange import USERS
 from bursar.sim.oracle import Violation
@@ -30,6 +32,8 @@ def test_no_restore_doubles_or_loses_money(part: int) -> None:
     assert seen["restored"] > each // 2
     assert seen["noticed"] > each // 4
     assert seen["commits"] > 4 * each
+    if part % 2:  # every other of its seeds spends what transfers that have arrived were to be paid with
+        assert seen[PAID_FROM_SUSPENSE] > each // 20
 
 
 @pytest.mark.parametrize("seed", KEPT)
@@ -51,6 +55,16 @@ def test_the_scenario_sees_a_watch_that_sees_nothing(monkeypatch: pytest.MonkeyP
         return Finding(invariant="I5", ok=True, checked=0, broken=[], seconds=0.0)
 
     monkeypatch.setattr(watch, "conservation", blind)
+    assert fails()
+
+
+def test_the_scenario_sees_a_refusal_of_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T48: the funding account can't pay it any more, and the core has it."""
+
+    async def believed(_calls: Calls, _item: object, answer: Answer, **_: object) -> Answer:
+        return answer
+
+    monkeypatch.setattr(Calls, "_refused", believed)
     assert fails()
 
 

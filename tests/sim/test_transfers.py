@@ -29,7 +29,7 @@ from bursar.sim.oracle import Violation
 from bursar.sim.process import Moment
 from bursar.store.operators import Closings
 from bursar.store.sqlite import calls
-from bursar.writer import Remember
+from bursar.writer import Operation
 
 SEEDS = int(os.environ.get("BURSAR_TRANSFERS_SEEDS", "240"))
 PARTS = 4
@@ -126,11 +126,11 @@ def fails_with_a_crash_at(call: int) -> bool:
 
 def test_a_compare_and_set_that_compares_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two servers drive one record, one of them after a pause: the second must not write over the first."""
-    blind = calls.SQL["group_move"].replace("AND version = ?2", "AND ?2 = ?2")
-    over = calls.SQL["group_passage"].replace("INSERT INTO", "INSERT OR REPLACE INTO")
-    assert (blind, over) != (calls.SQL["group_move"], calls.SQL["group_passage"])
-    monkeypatch.setitem(calls.SQL, "group_move", blind)
-    monkeypatch.setitem(calls.SQL, "group_passage", over)
+    blind = calls.SQL["batch_move"].replace("AND version = ?2", "AND ?2 = ?2")
+    over = calls.SQL["batch_transition"].replace("INSERT INTO", "INSERT OR REPLACE INTO")
+    assert (blind, over) != (calls.SQL["batch_move"], calls.SQL["batch_transition"])
+    monkeypatch.setitem(calls.SQL, "batch_move", blind)
+    monkeypatch.setitem(calls.SQL, "batch_transition", over)
     assert noticed(2, seeds=50)
 
 
@@ -197,9 +197,9 @@ def test_an_order_that_only_one_server_knows_of_is_noticed(monkeypatch: pytest.M
     def remember(**said: Any) -> Any:
         return msgspec.structs.replace(real(**said), id=f"{said['id']}-{next(numbers)}")
 
-    real, numbers = Remember, count()
+    real, numbers = Operation, count()
     monkeypatch.setattr(flow.Transfers, "_first", first)
-    monkeypatch.setattr("bursar.flows.transfers.transfers.Remember", remember)
+    monkeypatch.setattr("bursar.flows.transfers.transfers.Operation", remember)
     assert noticed(5, seeds=20)
 
 

@@ -24,7 +24,7 @@ from bursar import open as open_bursar
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.ledger import Ledger
 from bursar.model.errors import StoreError
-from bursar.store.group import Lost
+from bursar.store.batch import Lane, WriteConflict
 from bursar.store.sqlite import store as sqlite
 
 
@@ -83,17 +83,17 @@ async def pay_many(_say: Any, url: str, name: str, source: str, target: str, cou
     """Many payments from several callers of one process; counts outcomes, and how often a group was tried again."""
     lost = 0
     async with open_bursar(url) as bursar:
-        group = bursar.store.group
+        run_batch = bursar.store.run_batch
 
-        async def counted(job: Any, connection: Any = None) -> None:
+        async def counted(work: Any, lane: Lane = Lane.WRITE) -> Any:
             nonlocal lost
             try:
-                await group(job, connection)
-            except Lost:
+                return await run_batch(work, lane)
+            except WriteConflict:
                 lost += 1
                 raise
 
-        bursar.store.group = counted  # type: ignore[method-assign]
+        bursar.store.run_batch = counted  # type: ignore[method-assign]
         found: Counter[str] = Counter()
 
         async def caller(number: int) -> None:
@@ -102,7 +102,7 @@ async def pay_many(_say: Any, url: str, name: str, source: str, target: str, cou
                 found[result if isinstance(result, str) else "paid"] += 1
 
         await asyncio.gather(*[caller(number) for number in range(at_once)])
-        return dict(found), lost, bursar.ledger.writer.groups
+        return dict(found), lost, bursar.ledger.writer.batches
 
 
 def test_capped_floor_raced_from_two_processes(url: str) -> None:

@@ -22,6 +22,7 @@ from bursar.cli.app import root
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import BursarError, DatabaseUnavailable
 from bursar.store import Options
+from bursar.store.batch import Lane
 from bursar.store.postgres import connecting
 from bursar.store.postgres.connecting import Host, hosts_of
 from bursar.store.postgres.store import PostgresStore
@@ -184,8 +185,9 @@ def test_pooler_with_a_connection_per_session_works(pg: str) -> None:
                     assert await connection.fetchval("SHOW plan_cache_mode") == "force_custom_plan"
                 entries = [deposit(BANK, "a", ASSET, "1", key=f"k{n}") for n in range(100)]
                 assert all(isinstance(one, Receipt) for one in await bursar.ledger.commit_many(entries))
-                assert store._writer is not None
-                assert await store._writer.fetchval("SHOW plan_cache_mode") == "force_generic_plan"
+                writer = store._lanes[Lane.WRITE]
+                assert writer is not None
+                assert await writer.fetchval("SHOW plan_cache_mode") == "force_generic_plan"
 
     asyncio.run(body())
 

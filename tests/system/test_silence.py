@@ -22,6 +22,7 @@ from bursar.audit import audit
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
 from bursar.store import Options
+from bursar.store.batch import Lane
 from bursar.store.postgres.store import PostgresStore
 
 LIMIT_S = 0.5
@@ -89,14 +90,14 @@ def test_reader_who_stops_waiting_does_not_wait_for_a_silent_server(proxy: Proxy
     async def read(bursar: Bursar) -> None:
         await bursar.ledger.account("a")
 
-    async def unit(bursar: Bursar) -> None:
+    async def transaction(bursar: Bursar) -> None:
         await bursar.ledger.create_account("b")
 
     async def snapshot(bursar: Bursar) -> None:
         await audit(bursar.store)
 
     async def body() -> None:
-        for work in (read, unit, snapshot):
+        for work in (read, transaction, snapshot):
             async with limited(proxy.url, 60) as bursar:
                 await balance(bursar)
                 proxy.go_silent()
@@ -174,7 +175,7 @@ def test_idle_connections_to_a_silent_server_are_not_used_again(proxy: Proxy) ->
         async with limited(proxy.url, limit_s) as bursar:
             await deposits(bursar, "before")
             store = cast("PostgresStore", bursar.store)
-            assert store._decider is not None, "a hundred at once are decided beside others"
+            assert store._lanes[Lane.PREPARE] is not None, "a hundred at once are prepared beside others"
             proxy.go_silent(for_new=False)
             with pytest.raises(DatabaseUnavailable):
                 await balance(bursar)

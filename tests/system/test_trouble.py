@@ -22,6 +22,7 @@ from bursar import open as open_bursar
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import Conflict, DatabaseNewer, DatabaseOlder, DatabaseUnavailable, OutcomeUnknown
 from bursar.staging.program import COMMAND
+from bursar.store.batch import Lane
 from bursar.store.postgres import schema
 from bursar.store.postgres.store import PostgresStore
 
@@ -357,8 +358,9 @@ def test_postgres_that_does_not_wait_for_its_disk_is_told_to(pg: str) -> None:
             assert isinstance(bursar.store, PostgresStore)
             await bursar.ledger.commit(deposit(BANK, "a", ASSET, "1", key="second"))
             await bursar.ledger.authorize("a", ASSET, "1")
-            assert bursar.store._writer is not None
-            assert await bursar.store._writer.fetchval("SHOW synchronous_commit") == "on"
+            writer = bursar.store._lanes[Lane.WRITE]
+            assert writer is not None
+            assert await writer.fetchval("SHOW synchronous_commit") == "on"
             async with bursar.store.connection() as connection:
                 assert await connection.fetchval("SHOW synchronous_commit") == "on"
 

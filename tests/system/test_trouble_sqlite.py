@@ -286,7 +286,7 @@ def test_sqlite_restored_from_a_backup(file: Path) -> None:
             return [event.cursor for event in await bursar.ledger.events(after)]
 
     async def restored() -> None:
-        async with open_bursar(at(file)) as bursar, bursar.store.unit() as unit:
+        async with open_bursar(at(file)) as bursar, bursar.store.transaction() as unit:
             assert await unit.events.raise_epoch() == 1
 
     backup = file.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,14 +20,23 @@ from bursar.model.accounts import (
     Policy,
     SystemAccount,
     UncappedOverdraft,
+    by_number,
     changed,
+    check_active,
+    check_name,
+    check_open_path,
     check_path,
+    check_policy,
     close_may_freeze,
     decode_policy,
     encode_policy,
+    floor_minor,
+    funding_user,
     lifted,
+    plain_text,
+    same_policy,
 )
-from bursar.model.errors import InvalidName
+from bursar.model.errors import AccountClosed, AccountFrozen, InvalidEntry, InvalidName
 from bursar.model.money import Asset
 
 USDT, BTC = Asset(id=1, code="USDT", precision=6), Asset(id=2, code="BTC", precision=8)
@@ -72,7 +82,7 @@ def test_what_each_policy_allows(
 ) -> None:
     account = Account(id=1, path="a", policy=policy)
 
-    assert account.selects is selects
+    assert account.pays_from_postings is selects
     assert (account.may_owe(USDT), account.may_owe(BTC)) == (owes_usdt, owes_btc)
     assert (account.floor(USDT), account.floor(BTC)) == (floor, None)
 
@@ -188,3 +198,151 @@ def test_a_close_lifts_its_own_freeze_alone(status: AccountStatus, closing: Clos
     assert (new is not None) is (status is FROZEN and closing is OURS)
     assert new is None or (new.version, new.status) == (4, ACTIVE)
     assert lifted(None, closing, "ours") is None
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+class Text(str):
+    """Text of a type that no database knows."""
+
+
+def test_a_path_of_another_type_of_text_is_kept_as_plain_text() -> None:
+    assert (check_path(Text("a:b")), type(check_path(Text("a:b")))) == ("a:b", str)
+
+
+@pytest.mark.parametrize("text", ["a\x00b", Text("a\x00b")])
+def test_a_text_with_a_nul_character_is_refused(text: str) -> None:
+    with pytest.raises(InvalidName, match="NUL"):
+        plain_text("memo", text)
+
+
+@pytest.mark.parametrize(("value", "why"), [("\ud800", "Unicode"), (7, "text is expected"), (None, "text is expected")])
+def test_what_no_database_can_store_as_text_is_refused(value: object, why: str) -> None:
+    with pytest.raises(InvalidName, match=why):
+        plain_text("memo", value)
+
+
+@pytest.mark.parametrize("name", ["main", "a-b_0", "a" * 64])
+def test_a_short_name_is_admitted(name: str) -> None:
+    assert check_name("scope", name) == name
+
+
+@pytest.mark.parametrize("name", ["", "A", "a:b", "a b", "a\n", "a" * 65, 7])
+def test_a_malformed_short_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName) as refused:
+        check_name("scope", name)
+
+    assert refused.value.what == "scope"
+
+
+@pytest.mark.parametrize("path", ["held", "transit", "transit:orders"])
+def test_what_is_held_or_on_its_way_belongs_to_holds_and_flows(path: str) -> None:
+    """No entry from outside moves it, and nobody merges its postings: each is consumed by its number (T36)."""
+    assert by_number(path)
+    with pytest.raises(InvalidEntry):
+        check_open_path(path)
+
+
+@pytest.mark.parametrize("path", ["held:x", "transits", "transit-x", "my:transit", "alice"])
+def test_what_only_sounds_like_it_is_an_account_like_any_other(path: str) -> None:
+    assert not by_number(path)
+    assert check_open_path(path) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "user"),
+    [
+        ("user:1001:funding", 1001),
+        ("user:1:funding", 1),
+        ("user:01:funding", None),
+        ("user:x:funding", None),
+        ("user:1:funding:x", None),
+        ("users:1:funding", None),
+    ],
+)
+def test_whose_funding_account_it_is(path: str, user: int | None) -> None:
+    assert funding_user(path) == user
+
+
+def test_held_money_is_in_every_book() -> None:
+    assert Book(name="b", accounts=("user:1",)).admits_account("held")
+
+
+# --- status and policy -----------------------------------------------------------------------------------------------
+
+
+def test_only_an_active_account_pays_or_is_paid() -> None:
+    check_active(account(ACTIVE))
+    with pytest.raises(AccountFrozen, match="account a is frozen"):
+        check_active(account(FROZEN))
+    with pytest.raises(AccountClosed, match="account a is closed"):
+        check_active(account(CLOSED))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_each_policy_is_admitted_and_is_one_kind(policy: Policy) -> None:
+    one = Account(id=1, path="a", policy=policy)
+
+    assert check_policy(policy) is policy
+    assert (one.capped, one.no_overdraft) == (isinstance(policy, CappedOverdraft), isinstance(policy, NoOverdraft))
+
+
+@pytest.mark.parametrize("policy", [None, "no_overdraft", NoOverdraft, {"policy": "system"}])
+def test_what_is_no_policy_is_refused(policy: Any) -> None:
+    with pytest.raises(InvalidName, match="is not a valid policy"):
+        check_policy(policy)
+
+
+@pytest.mark.parametrize("floor", ["0", "-0", "-5", "-500.00", "12.5"])
+def test_a_floor_is_plain_digits(floor: str) -> None:
+    """Whether it is low enough depends on nothing but the number; that is asked when an asset is at hand."""
+    policy = CappedOverdraft(floor=floor, asset="USDT")
+
+    assert check_policy(policy) is policy
+
+
+@pytest.mark.parametrize("floor", ["", "x", "-5.", "-.5", "-05", "-5E+2", "-\u0665", "NaN", -5, None])
+def test_a_floor_that_could_be_read_in_another_way_is_refused(floor: Any) -> None:
+    with pytest.raises(InvalidName, match="is not a valid floor"):
+        check_policy(CappedOverdraft(floor=floor, asset="USDT"))
+
+
+def test_the_asset_of_a_floor_is_text() -> None:
+    asset: Any = 7
+    with pytest.raises(InvalidName, match="is not a valid asset code"):
+        check_policy(CappedOverdraft(floor="-5", asset=asset))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (NoOverdraft(), NoOverdraft(), True),
+        (NoOverdraft(), SystemAccount(), False),
+        (CappedOverdraft("-5", "USDT"), CappedOverdraft("-5.00", "USDT"), True),
+        (CappedOverdraft("-5", "USDT"), CappedOverdraft("-5", "BTC"), False),
+        (CappedOverdraft("-5", "USDT"), CappedOverdraft("-5.01", "USDT"), False),
+        (CappedOverdraft("-5", "USDT"), UncappedOverdraft(), False),
+    ],
+)
+def test_policies_that_allow_the_same_are_the_same(one: Policy, other: Policy, same: bool) -> None:
+    assert same_policy(one, other) is same_policy(other, one) is same
+
+
+@pytest.mark.parametrize(
+    ("floor", "why"),
+    [
+        ("x", "a number such as"),
+        ("0.01", "zero or a negative"),
+        ("-Infinity", "zero or a negative"),
+        ("NaN", "zero or"),
+    ],
+)
+def test_the_refusal_of_a_floor_says_why(floor: str, why: str) -> None:
+    with pytest.raises(InvalidName, match=why):
+        floor_minor(CappedOverdraft(floor=floor, asset="USDT"), USDT)
+
+
+def test_a_floor_with_more_decimals_than_the_asset_is_refused() -> None:
+    with pytest.raises(InvalidName, match="USDT has 6 decimals"):
+        floor_minor(CappedOverdraft(floor="-0.0000001", asset="USDT"), USDT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bursar.model.actors import ACTOR_LENGTH_MAX, RESERVED, check_actor, same_person
+from bursar.model.actors import ACTOR_LENGTH_MAX, REASON_LENGTH_MAX, RESERVED, check_actor, check_reason, same_person
 from bursar.model.errors import InvalidName
 
 REFUSED = {
@@ -89,3 +89,25 @@ def test_names_that_look_alike_are_one_person(one: str, other: str) -> None:
 @pytest.mark.parametrize(("one", "other"), [("ann", "anna"), ("ann", "bob"), ("op-2", "op-3"), ("a@x.com", "a@y.com")])
 def test_different_names_are_two_people(one: str, other: str) -> None:
     assert not same_person(one, other)
+
+
+@pytest.mark.parametrize("reason", ["x", "the bank said so", "weil März", "x" * REASON_LENGTH_MAX, "two\nlines"])
+def test_a_reason_is_kept_as_it_is(reason: str) -> None:
+    assert check_reason(reason) == reason
+
+
+@pytest.mark.parametrize(
+    "reason", ["", " ", "\n\t", "x" * (REASON_LENGTH_MAX + 1), "a\x00b", "a\x1fb", "a\ud800b"], ids=ascii
+)
+def test_a_reason_that_says_nothing_or_that_no_database_can_store_is_refused(reason: str) -> None:
+    with pytest.raises(InvalidName, match=f"say why, in 1 to {REASON_LENGTH_MAX} characters"):
+        check_reason(reason)
+
+
+def test_the_refusal_of_a_name_shows_it_in_letters_that_can_be_told_apart() -> None:
+    with pytest.raises(InvalidName) as refusal:
+        check_actor("\u0430nn")
+    assert refusal.value.value == "\\u0430nn"
+    with pytest.raises(InvalidName) as refusal:
+        check_actor(7)
+    assert refusal.value.value == "int"

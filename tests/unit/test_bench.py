@@ -46,7 +46,7 @@ def test_the_floor_writes_as_many_rows_into_every_table_as_the_ledger(tmp_path: 
             line = Workload(shape)
             entries = [line.entry() for _ in range(300)]
             await asyncio.gather(*[b.ledger.commit(entry) for entry in entries])
-            groups = b.ledger.writer.groups
+            groups = b.ledger.writer.batches
             window = await floors.window(floor, Workload(shape), 300, 60.0, 1.0)
             assert window.done >= 300
             return groups * 1000 + window.groups

@@ -7,6 +7,7 @@ second encoder below knows the documented format only, so that a mistake would h
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,22 @@ def test_nothing_of_a_payment_can_be_another_without_a_trace(which: str, field: 
                 assert field != "amount"
 
 
+ROWS = ("leg", "spent", "left", "paid")
+
+
+@pytest.mark.parametrize("wrong", [rows for n in range(1, 5) for rows in itertools.combinations(ROWS, n)], ids="+".join)
+def test_a_payment_in_an_asset_that_it_does_not_name_has_no_id(wrong: tuple[str, ...]) -> None:
+    """Neither if some rows say another asset nor if all do: a hash that hid it would vouch for another movement."""
+    (leg,), (spent,), (left, paid) = PAYMENT.legs, PAYMENT.consumes, PAYMENT.creates
+    rows = {"leg": leg, "spent": spent, "left": left, "paid": paid}
+    rows |= {name: msgspec.structs.replace(rows[name], asset=999) for name in wrong}
+    forged = msgspec.structs.replace(
+        PAYMENT, legs=(rows["leg"],), consumes=(rows["spent"],), creates=(rows["left"], rows["paid"])
+    )
+    with pytest.raises(KeyError):
+        forged.id()
+
+
 def test_row_numbers_do_not_change_the_id() -> None:
     """The same content in another database is the same envelope, but for the numbers of what it consumed."""
     elsewhere = msgspec.structs.replace(
@@ -248,3 +265,15 @@ def test_every_amount_has_canonical_bytes(amount: int) -> None:
     envelope = msgspec.structs.replace(SWAP, creates=(msgspec.structs.replace(SWAP.creates[0], amount=amount),))
 
     assert (amount % 2**128).to_bytes(16, "big") in envelope.canonical()
+
+
+@pytest.mark.parametrize(("amount", "wide"), [(1, False), (2**63 - 1, False), (2**63, True), (MINOR_MAX, True)])
+def test_an_amount_that_messagepack_can_hold_is_a_number_and_a_larger_one_is_bytes(amount: int, wide: bool) -> None:
+    assert isinstance(booked_amount(amount), bytes) is wide
+    assert BookedLeg(1, 2, 3, booked_amount(amount)).minor == amount
+
+
+@pytest.mark.parametrize("length", [1, 7, 9])
+def test_bytes_that_are_no_list_of_posting_numbers_are_refused(length: int) -> None:
+    with pytest.raises(ValueError, match=f"{length} bytes are no list of posting numbers"):
+        decode_ids(bytes(length))

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ from bursar.model.accounts import (
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.envelope import BookedLeg, Envelope
 from bursar.model.errors import Refusal
-from bursar.model.ground import MINUS, PLUS, Ground
+from bursar.model.ledger_state import MINUS, PLUS, LedgerState
 from bursar.model.money import MINOR_MAX, Asset, AssetStatus
 from bursar.model.postings import Posting
 
@@ -41,7 +42,7 @@ amounts = st.one_of(st.integers(1, 4), st.integers(1, 200), st.sampled_from([2**
 
 
 @st.composite
-def grounds(draw: st.DrawFn) -> Ground:
+def grounds(draw: st.DrawFn) -> LedgerState:
     """Three accounts of any policy and status, with a few postings; a book that may or may not admit them."""
     accounts = {}
     for number, path in enumerate(("a", "b", "c:d"), start=1):
@@ -54,13 +55,13 @@ def grounds(draw: st.DrawFn) -> Ground:
     }
     status = draw(st.sampled_from([AssetStatus.ACTIVE, AssetStatus.ACTIVE, AssetStatus.SUSPENDED]))
     asset = Asset(id=1, code="USD", precision=2, status=status)
-    ground = Ground(accounts, {"USD": asset}, books)
+    ground = LedgerState(accounts, {"USD": asset}, books)
     for account in accounts.values():
         plus = [
             Posting(account.id << 20 | n, account.id, 1, x) for n, x in enumerate(draw(st.lists(amounts, max_size=4)))
         ]
-        ground.learn(plus, key=(account.id, 1, PLUS))
-        ground.learn([], key=(account.id, 1, MINUS))
+        ground.add_postings(plus, key=(account.id, 1, PLUS))
+        ground.add_postings([], key=(account.id, 1, MINUS))
         ground.balances[account.id, 1] = sum(p.amount for p in plus)
     return ground
 
@@ -81,7 +82,7 @@ def intents(draw: st.DrawFn) -> Intent:
     )
 
 
-def outcome(intent: Intent, ground: Ground) -> Any:
+def outcome(intent: Intent, ground: LedgerState) -> Any:
     """The envelope and its plan, or the refusal with its facts."""
     try:
         envelope = resolving.resolve(intent, ground, 7)
@@ -91,7 +92,7 @@ def outcome(intent: Intent, ground: Ground) -> Any:
     return plan
 
 
-def without_short_cuts(intent: Intent, ground: Ground) -> Any:
+def without_short_cuts(intent: Intent, ground: LedgerState) -> Any:
     """The same, the long way."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolving, "_payment", lambda *_: None)
@@ -101,12 +102,12 @@ def without_short_cuts(intent: Intent, ground: Ground) -> Any:
 
 @settings(max_examples=600)
 @given(grounds(), intents())
-def test_the_short_way_and_the_long_way_lead_to_the_same_place(ground: Ground, intent: Intent) -> None:
+def test_the_short_way_and_the_long_way_lead_to_the_same_place(ground: LedgerState, intent: Intent) -> None:
     """Given any small ground and any payment, then both ways give the same plan or the same refusal."""
     assert outcome(intent, ground) == without_short_cuts(intent, ground)
 
 
-def small_envelopes() -> Iterator[tuple[Envelope, Ground]]:
+def small_envelopes() -> Iterator[tuple[Envelope, LedgerState]]:
     """Every small envelope: one movement between two accounts, at most one posting consumed, at most two created."""
     some: tuple[Policy, ...] = (NoOverdraft(), SystemAccount(), UncappedOverdraft(), CappedOverdraft("-50.00", "USD"))
     live = [Posting(1, 1, 1, 2), Posting(2, 1, 1, 3), Posting(3, 1, 1, -1), Posting(4, 2, 1, 3)]
@@ -116,8 +117,8 @@ def small_envelopes() -> Iterator[tuple[Envelope, Ground]]:
     book = Book(id=1, name="main")
     for policies_ in itertools.product(some, repeat=2):
         accounts = tuple(Account(id=n, path=f"a{n}", policy=policy) for n, policy in enumerate(policies_, start=1))
-        ground = Ground({a.path: a for a in accounts}, {"USD": USD}, {"main": book})
-        ground.learn(live, key=None)
+        ground = LedgerState({a.path: a for a in accounts}, {"USD": USD}, {"main": book})
+        ground.add_postings(live, key=None)
         ground.balances = {(1, 1): 4, (2, 1): 3}
         for minor, consumes, created in itertools.product((2, 0), consumed, creates):
             envelope = Envelope(
@@ -147,34 +148,41 @@ def test_what_takes_the_short_cut_would_have_passed_every_check() -> None:
             assert planning.validate_and_plan(envelope, ground).floors == ()
 
 
-def moved_on() -> tuple[Envelope, Ground]:
+def moved_on() -> tuple[Envelope, LedgerState]:
     """What is in transit goes to an account of ours: the very posting, and nothing is left."""
     system = [Account(id=n, path=path, policy=SystemAccount()) for n, path in enumerate(("a", "b"), start=1)]
-    ground = Ground({a.path: a for a in system}, {"USD": USD}, {"main": Book(id=1, name="main")})
-    ground.learn([Posting(9, 1, 1, 30)], key=None)
+    ground = LedgerState({a.path: a for a in system}, {"USD": USD}, {"main": Book(id=1, name="main")})
+    ground.add_postings([Posting(9, 1, 1, 30)], key=None)
     intent = Intent(scope="user", key="k", legs=(Leg("a", "b", "USD", 30),), consume=(9,))
     return resolving.resolve(intent, ground, 7), ground
 
 
-def come_in() -> tuple[Envelope, Ground]:
+def come_in() -> tuple[Envelope, LedgerState]:
     """The outside pays a user, out of nothing."""
     accounts = {"out": Account(id=1, path="out", policy=ExternalAccount()), "u": Account(id=2, path="u")}
-    ground = Ground(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
+    ground = LedgerState(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
     intent = Intent(scope="user", key="k", legs=(Leg("out", "u", "USD", 30),))
     return resolving.resolve(intent, ground, 7), ground
 
 
-def plain() -> tuple[Envelope, Ground]:
+def plain() -> tuple[Envelope, LedgerState]:
     """A payment of 30 out of a posting of 100: what the short cut is for."""
     accounts = {path: Account(id=n, path=path) for n, path in enumerate(("a", "b"), start=1)}
-    ground = Ground(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
-    ground.learn([Posting(9, 1, 1, 100)], key=(1, 1, PLUS))
+    ground = LedgerState(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
+    ground.add_postings([Posting(9, 1, 1, 100)], key=(1, 1, PLUS))
     intent = Intent(scope="user", key="k", legs=(Leg("a", "b", "USD", 30),))
     return resolving.resolve(intent, ground, 7), ground
 
 
-@pytest.mark.parametrize("made", [plain, moved_on, come_in])
-def test_the_short_cuts_are_taken_for_what_is_usual(made: Callable[[], tuple[Envelope, Ground]]) -> None:
+def to_the_last() -> tuple[Envelope, LedgerState]:
+    """A payment of a whole posting: nothing is left."""
+    _, ground = plain()
+    intent = Intent(scope="user", key="k", legs=(Leg("a", "b", "USD", 100),))
+    return resolving.resolve(intent, ground, 7), ground
+
+
+@pytest.mark.parametrize("made", [plain, to_the_last, moved_on, come_in])
+def test_the_short_cuts_are_taken_for_what_is_usual(made: Callable[[], tuple[Envelope, LedgerState]]) -> None:
     """Otherwise the comparisons above would prove nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(resolving, "_deltas")  # the long way goes by it
@@ -191,6 +199,15 @@ forgeries: dict[str, dict[str, Any]] = {
     "gives the change away": {"creates": (Posting(7 << 16, 2, 1, 70), Posting(7 << 16 | 1, 2, 1, 30))},
     "another asset": {"creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 2, 2, 30))},
     "a third account": {"accounts": (Account(id=1, path="a"), Account(id=3, path="x"))},
+    "pays somebody who takes no part": {
+        "legs": (BookedLeg(1, 3, 1, 30),),
+        "creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 3, 1, 30)),
+    },
+    "moves another asset than it says": {"legs": (BookedLeg(1, 2, 2, 30),)},
+    "a payment to oneself": {
+        "legs": (BookedLeg(1, 1, 1, 30),),
+        "creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 1, 1, 30)),
+    },
     "an old version of an account": {"accounts": (Account(id=1, path="a", version=2), Account(id=2, path="b"))},
 }
 
@@ -204,3 +221,66 @@ def test_a_forged_envelope_never_takes_the_short_cut(what: str) -> None:
     assert not planning._plainly_right(forged, ground)
     with pytest.raises(Refusal):
         planning.validate_and_plan(forged, ground)
+
+
+def test_an_account_that_is_listed_twice_does_not_pay_itself() -> None:
+    """Otherwise payer and payee would both be found."""
+    envelope, ground = plain()
+    alice = ground.accounts["a"]
+    creates = (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 1, 1, 30))
+    forged = msgspec.structs.replace(envelope, accounts=(alice, alice), legs=(BookedLeg(1, 1, 1, 30),), creates=creates)
+    assert not planning._plainly_right(forged, ground)
+    with pytest.raises(Refusal):
+        planning.validate_and_plan(forged, ground)
+
+
+def test_an_account_that_is_listed_and_does_not_move_is_checked_like_the_others() -> None:
+    """Given a third account in a plain payment, then the long way looks at it too."""
+    envelope, ground = plain()
+    frozen = Account(id=3, path="c", status=AccountStatus.FROZEN)
+    ground.accounts["c"] = frozen
+    with pytest.raises(Refusal):
+        planning.validate_and_plan(msgspec.structs.replace(envelope, accounts=(*envelope.accounts, frozen)), ground)
+
+
+@pytest.mark.parametrize(
+    ("spent", "minor", "taken"),
+    [
+        (0, MINOR_MAX, True),
+        (0, MINOR_MAX + 1, False),
+        (-1, MINOR_MAX, True),  # and MINOR_MIN is left
+        (-2, MINOR_MAX, False),
+        (MINOR_MAX + 30, 30, True),  # and MINOR_MAX is left
+        (MINOR_MAX + 31, 30, False),
+        (31, 30, True),
+        (30, 30, False),  # nothing is left, and it makes a posting of that
+    ],
+)
+def test_the_short_cut_takes_what_fits(spent: int, minor: int, taken: bool) -> None:
+    """Given the outside as the payer, with one posting or none, then the largest amounts are still plain."""
+    _, ground = come_in()
+    debt = Posting(9, 1, 1, spent)
+    ground.add_postings([debt], key=None)
+    envelope = Envelope(
+        seq=7,
+        scope="user",
+        key="k",
+        book=Book(id=1, name="main"),
+        kind=Kind.ENTRY,
+        reverses=0,
+        legs=(BookedLeg(1, 2, 1, minor),),
+        accounts=(ground.accounts["out"], ground.accounts["u"]),
+        assets=(USD,),
+        consumes=(debt,) if spent else (),
+        creates=(Posting(7 << 16, 1, 1, spent - minor), Posting(7 << 16 | 1, 2, 1, minor)),
+        metadata="{}",
+    )
+    assert planning._plainly_right(envelope, ground) is taken
+
+
+@pytest.mark.parametrize(("made", "taken"), [(plain, True), (moved_on, False), (come_in, False)])
+def test_what_must_be_covered_is_plain_only_where_postings_cover_it(
+    made: Callable[[], tuple[Envelope, LedgerState]], taken: bool
+) -> None:
+    envelope, ground = made()
+    assert planning._plainly_right(envelope, ground, no_overdraft=True) is taken

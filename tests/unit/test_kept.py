@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.memory import MemoryLedger
 
-from bursar.model.accounts import Account, Book, ExternalAccount, UncappedOverdraft
+from bursar.model.accounts import Account, ExternalAccount, UncappedOverdraft
 from bursar.model.entries import Intent, Leg
 from bursar.model.errors import InsufficientFunds, PostingNotLive, Refusal
 from bursar.model.money import Asset
-from bursar.model.postings import Posting
-from bursar.store.group import Heads, Known, PoolKey
-from bursar.writer import Change, Remember
-from bursar.writer.decide import KEEPS_MAX, GroupJob
+from bursar.store.batch import WriteConflict, WriterCache
+from bursar.store.sqlite.store import run_sync
+from bursar.writer import Change, Operation
+from bursar.writer.batch import REUSE_MAX, Batch
+from bursar.writer.commit import commit, prepare
 
 USDT = Asset(id=1, code="USDT", precision=6)
 PEOPLE = ("alice", "bob", "carol")
@@ -25,62 +27,39 @@ PATH = {account.id: account.path for account in ACCOUNTS}
 Move = tuple[str, str, int]
 
 
-def process() -> Heads:
-    """What a process knows when it starts."""
-    heads = Heads()
-    heads.reset(1, {"USDT": USDT}, {"main": Book(id=1, name="main")}, set())
-    heads.accounts = {account.path: account for account in ACCOUNTS}
-    return heads
-
-
-class Town:
-    """Live postings, and processes that write groups; one whose postings are gone writes nothing and tries again."""
+class Town(MemoryLedger):
+    """Live postings, and processes that write batches; one whose postings are gone writes nothing and tries again."""
 
     def __init__(self) -> None:
-        self.live: dict[int, Posting] = {}
-        self.number = 100
-        self.read = self.hoped = self.lost = 0
+        super().__init__(USDT, ACCOUNTS)
+        self.conflicts = 0
 
-    def know(self, job: GroupJob) -> Known:
-        ask = job.ask()
-        numbers = list(range(self.number, self.number + ask.intents))
-        self.number += ask.intents
-        if ask.hopeful:
-            self.hoped += 1
-            return Known(numbers, {}, {}, [job.heads.live[number] for number in ask.named], {}, hoped=True)
-        self.read += 1
-        pools = {pool: self.pool(pool, most) for pool, most in ask.pools.items()}
-        return Known(numbers, {}, pools, [self.live[n] for n in ask.named if n in self.live], {})
-
-    def pool(self, pool: PoolKey, most: int) -> list[Posting]:
-        account, _, sign = pool
-        mine = [p for p in self.live.values() if p.account == account and p.amount * sign > 0]
-        return sorted(mine, key=lambda p: -abs(p.amount))[:most]
-
-    def group(self, heads: Heads, moves: list[Move], consume: tuple[int, ...] = ()) -> list[type[Refusal] | None]:
-        """Decide and write, as a store does that hopes first."""
+    def group(self, cache: WriterCache, moves: list[Move], consume: tuple[int, ...] = ()) -> list[type[Refusal] | None]:
+        """Decide and write, as a store does that is optimistic first."""
         changes = [
             Change((Intent(scope="t", key=f"{self.number}/{i}", legs=(Leg(a, b, "USDT", n),), consume=consume),))
             for i, (a, b, n) in enumerate(moves)
         ]
         while True:
-            job = GroupJob(heads, changes)
-            while (rows := job.decide(self.know(job))) is None:
-                pass
-            if all(number in self.live for number in rows.dead):
+            batch = Batch(cache, changes, first_read=2, reuses_postings=True)
+            try:
+                run_sync(commit(batch, self))
                 break
-            self.lost += 1
-            heads.forget()
-        for number in rows.dead:
-            del self.live[number]
-        self.live.update({p.id: p for p, alive in rows.postings if alive})
-        return [type(outcome) if isinstance(outcome, Refusal) else None for outcome in job.outcomes]
+            except WriteConflict:
+                self.conflicts += 1
+                cache.drop_postings()
+        return [type(result) if isinstance(result, Refusal) else None for result in batch.results]
 
     def balances(self) -> dict[str, int]:
         found = dict.fromkeys(PATH.values(), 0)
         for p in self.live.values():
             found[PATH[p.account]] += p.amount
         return found
+
+
+def process() -> WriterCache:
+    """What a process knows when it starts."""
+    return Town().cache()
 
 
 AMOUNTS = st.integers(1, 12)
@@ -107,19 +86,19 @@ def test_whoever_hopes_decides_as_one_who_reads(groups: list[tuple[int, list[Mov
 @given(groups=GROUPS)
 @settings(max_examples=300)
 def test_a_process_alone_never_hopes_in_vain(groups: list[tuple[int, list[Move]]]) -> None:
-    town, heads = Town(), process()
+    town, cache = Town(), process()
     for _, moves in groups:
-        town.group(heads, moves)
-        assert town.lost == 0
-        assert all(town.live[number] == p for number, p in heads.live.items())
+        town.group(cache, moves)
+        assert town.conflicts == 0
+        assert all(town.live[number] == p for number, p in cache.live.items())
 
 
 def test_a_process_alone_reads_once() -> None:
-    town, heads = Town(), process()
-    town.group(heads, [("bank", "alice", 100)])
+    town, cache = Town(), process()
+    town.group(cache, [("bank", "alice", 100)])
     for _ in range(5):
-        assert town.group(heads, [("alice", "bob", 7)]) == [None]
-    assert (town.read, town.hoped) == (1, 5)  # the deposit selects nothing
+        assert town.group(cache, [("alice", "bob", 7)]) == [None]
+    assert (town.loads, town.optimistic_loads) == (1, 5)  # the deposit selects nothing
     assert town.balances()["alice"] == 65
 
 
@@ -129,7 +108,7 @@ def test_what_somebody_else_has_spent_is_read_again() -> None:
     town.group(one, [("alice", "bob", 10)])
     town.group(other, [("alice", "bob", 10)])
     assert town.group(one, [("alice", "carol", 80)]) == [None]
-    assert (town.lost, town.balances()["alice"]) == (1, 0)
+    assert (town.conflicts, town.balances()["alice"]) == (1, 0)
 
 
 def test_what_somebody_else_has_brought_is_looked_for_before_anybody_is_refused() -> None:
@@ -150,39 +129,39 @@ def test_a_posting_named_by_number_is_looked_for_before_anybody_is_refused() -> 
 
 
 def test_a_large_group_has_a_ground_of_its_own_and_small_ones_read_after_it() -> None:
-    town, heads = Town(), process()
-    town.group(heads, [("bank", "alice", 100)])
-    town.group(heads, [("alice", "bob", 1)])
-    assert heads.pools
-    town.group(heads, [("alice", "carol", 2)] * (KEEPS_MAX + 1))
-    assert not heads.pools
-    read = town.read
-    assert town.group(heads, [("alice", "bob", 65)]) == [None]
-    assert (town.read, town.balances()["alice"]) == (read + 1, 0)
+    town, cache = Town(), process()
+    town.group(cache, [("bank", "alice", 100)])
+    town.group(cache, [("alice", "bob", 1)])
+    assert cache.pools
+    town.group(cache, [("alice", "carol", 2)] * (REUSE_MAX + 1))
+    assert not cache.pools
+    read = town.loads
+    assert town.group(cache, [("alice", "bob", 65)]) == [None]
+    assert (town.loads, town.balances()["alice"]) == (read + 1, 0)
 
 
 def test_a_decision_that_breaks_leaves_nothing_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
-    town, heads = Town(), process()
-    town.group(heads, [("bank", "alice", 100)])
-    town.group(heads, [("alice", "bob", 1)])
+    town, cache = Town(), process()
+    town.group(cache, [("bank", "alice", 100)])
+    town.group(cache, [("alice", "bob", 1)])
 
     def breaks(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("bursar.writer.decide.envelope_row", breaks)
+    monkeypatch.setattr("bursar.writer.decision.envelope_row", breaks)
     with pytest.raises(RuntimeError):
-        town.group(heads, [("alice", "bob", 2)])
-    assert not heads.pools
-    assert not heads.live
+        town.group(cache, [("alice", "bob", 2)])
+    assert not cache.pools
+    assert not cache.live
 
 
 def test_no_more_is_kept_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Heads, "LIVE_MAX", 10)
-    town, heads = Town(), process()
+    monkeypatch.setattr(WriterCache, "POSTINGS_MAX", 10)
+    town, cache = Town(), process()
     for _ in range(50):
-        town.group(heads, [("bank", "alice", 1)])
-        heads.trim()
-        assert len(heads.live) <= 10
+        town.group(cache, [("bank", "alice", 1)])
+        cache.trim()
+        assert len(cache.live) <= 10
     assert town.balances()["alice"] == 50
 
 
@@ -193,10 +172,11 @@ def test_a_refusal_that_is_remembered_is_not_decided_on_what_is_kept_either() ->
     town.group(one, [("alice", "bob", 1)])
     town.group(other, [("bank", "alice", 90)])
     intent = Intent(scope="t", key="withdraw", legs=(Leg("alice", "bob", "USDT", 99),))
-    remember = Remember(scope="t", id="1", op="withdraw", fingerprint="", refusals=frozenset({InsufficientFunds.code}))
-    job = GroupJob(one, [Change((intent,), remember=remember)])
-    while (rows := job.decide(town.know(job))) is None:
-        pass
+    operation = Operation(
+        scope="t", id="1", op="withdraw", fingerprint="", refusals=frozenset({InsufficientFunds.code})
+    )
+    batch = Batch(one, [Change((intent,), operation=operation)], first_read=2, reuses_postings=True)
+    rows = run_sync(prepare(batch, town)).writes
     assert len(rows.envelopes) == 1
     assert rows.records is not None
-    assert [row[4] for row in rows.records.outcomes] == ["SUCCESS"]
+    assert [row[4] for row in rows.records.operations] == ["SUCCESS"]

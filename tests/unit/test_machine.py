@@ -9,7 +9,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from dataclasses import FrozenInstanceError, replace
 from functools import reduce
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bursar.flows.transfers import MACHINE as TRANSFERS
-from bursar.model.machine import Arrow, Flaw, ImpossibleEvent, Kind, Machine, MachineRefused, State, UnknownState
+from bursar.model.machine import (
+    ARROWS_MAX,
+    NAME_LENGTH_MAX,
+    STATES_MAX,
+    Arrow,
+    Flaw,
+    ImpossibleEvent,
+    Kind,
+    Machine,
+    MachineRefused,
+    Problem,
+    State,
+    UnknownState,
+)
 from bursar.model.outcome import UNKNOWNS, Outcome
 
 REST, CALL, WAIT, TERMINAL = Kind.REST, Kind.CALL, Kind.WAIT, Kind.TERMINAL
@@ -204,6 +217,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("NO_INITIAL ELSEWHERE", {"initial": "ELSEWHERE"}),
     ("NO_INITIAL DONE", {"initial": "DONE"}),
     ("NO_TERMINAL", {"states": (), "arrows": ()}),
+    ("NO_TERMINAL", {"states": (HELD, replace(HELD, name="ALSO")), "arrows": (Arrow("HELD", "GO", "ALSO"),)}),
     ("NO_ACTION ASKING", put("ASKING", action=None)),
     ("NOBODY_AWAITED BEGUN", put("BEGUN", kind=WAIT)),
     ("STRAY_FIELD BEGUN", put("BEGUN", action="ask")),
@@ -265,6 +279,85 @@ def test_a_refusal_lists_everything_that_is_wrong() -> None:
     ]
     with pytest.raises(MachineRefused, match="state 'ASKING', event 'TIMEOUT': to 'DONE': an unknown outcome stays"):
         build(**add(Arrow("ASKING", TIMEOUT, "DONE")))
+
+
+def chain(count: int) -> dict[str, Any]:
+    """So many states, one after the other."""
+    names = [f"S{number}" for number in range(count)]
+    states = [State(name, WAIT, awaits="person") for name in names[:-1]] + [State(names[-1], TERMINAL)]
+    arrows = tuple(Arrow(one, "GO", other) for one, other in pairwise(names))
+    return {"states": tuple(states), "arrows": arrows, "initial": "S0"}
+
+
+def test_a_machine_has_at_most_forty_states() -> None:
+    assert len(build(**chain(STATES_MAX)).states) == STATES_MAX == 40
+    assert refusal(**chain(STATES_MAX + 1)) == ["TOO_LARGE"]
+
+
+def test_a_machine_has_at_most_four_hundred_arrows() -> None:
+    """Those of unknown outcomes included: 2 that are written, 4 that are not, and 394 besides."""
+    events = tuple(f"E{number}" for number in range(ARROWS_MAX - 6))
+    more = tuple(Arrow("ASKING", event, "DONE", SUCCESS) for event in events)
+    small = {"states": SMALL[1:], "initial": "ASKING"}
+
+    full = build(**small, arrows=SMALL_ARROWS[1:] + more, events=events)
+    assert len(full.arrows) == ARROWS_MAX == 400
+    extra = Arrow("ASKING", "MORE", "DONE", SUCCESS)
+    assert refusal(**small, arrows=(*SMALL_ARROWS[1:], *more, extra), events=(*events, "MORE")) == ["TOO_LARGE"]
+
+
+@pytest.mark.parametrize("code", [-(2**15), -1, 0, 2**15 - 1])
+def test_a_code_is_any_integer_of_sixteen_bits(code: int) -> None:
+    assert build(**put("DONE", code=code)).state_of_code(code).name == "DONE"
+
+
+@pytest.mark.parametrize("code", [-(2**15) - 1, 2**15])
+def test_a_code_of_more_than_sixteen_bits_is_refused(code: int) -> None:
+    assert refusal(**put("DONE", code=code)) == ["BAD_CODE DONE"]
+
+
+def test_a_name_has_at_most_sixty_four_characters() -> None:
+    assert build(name="a" * NAME_LENGTH_MAX).name == "a" * 64
+    assert refusal(name="a" * 65) == ["BAD_NAME"]
+
+
+def test_names_that_read_the_same_are_both_named() -> None:
+    states = (*SMALL, State("do_ne", TERMINAL))
+    arrows = (*SMALL_ARROWS, Arrow("BEGUN", "MORE", "do_ne"))
+    assert refusal(states=states, arrows=arrows, events=("GO", "MORE")) == [
+        "DUPLICATE_NAME DONE",
+        "DUPLICATE_NAME do_ne",
+    ]
+
+
+def test_codes_that_are_the_same_are_both_named_and_states_without_a_code_are_not() -> None:
+    states = tuple(replace(state, code=7) if state.kind is TERMINAL else state for state in SMALL)
+    assert refusal(states=states) == ["DUPLICATE_CODE DONE", "DUPLICATE_CODE RETURNED"]
+
+
+def test_whoever_is_awaited_has_a_name_too() -> None:
+    assert refusal(**put("BEGUN", kind=WAIT, awaits="a.b")) == ["BAD_NAME BEGUN"]
+
+
+def test_a_refusal_that_gives_money_back_may_lead_to_a_success_that_does() -> None:
+    """Given a call that returns the money, when it succeeds, then the money may be back: that is its point."""
+    back = State("BACK", CALL, action="refund", gives_back=True)
+    machine = build(
+        states=(*SMALL, back),
+        arrows=(
+            *SMALL_ARROWS[:2],
+            Arrow("ASKING", EXPLICIT_FAIL, "BACK"),
+            Arrow("BACK", SUCCESS, "RETURNED"),
+            Arrow("BACK", EXPLICIT_FAIL, "BACK"),
+        ),
+    )
+    assert machine.next("BACK", SUCCESS).name == "RETURNED"
+
+
+def test_a_problem_says_where_it_is_as_far_as_it_is_anywhere() -> None:
+    assert str(Problem(Flaw.NO_TERMINAL)) == Flaw.NO_TERMINAL.value
+    assert str(Problem(Flaw.NO_WAY_ON, state="A")) == f"state 'A': {Flaw.NO_WAY_ON.value}"
+    assert str(Problem(Flaw.UNHANDLED_EVENT, event="GO")) == f"event 'GO': {Flaw.UNHANDLED_EVENT.value}"
 
 
 # -------------------------------------------------------------------------------------------------------- how it looks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -142,7 +143,7 @@ def test_a_decimal_is_taken_by_its_value(value: str, minor: int) -> None:
     assert USDT.minor(Decimal(value)) == minor
 
 
-@pytest.mark.parametrize("value", ["0.0000001", "1.0000001", "1E-7", "1E-999999"])
+@pytest.mark.parametrize("value", ["0.0000001", "1.0000001", "1E-7", "1E-999999", "1E-999999999999"])
 def test_a_decimal_with_too_many_decimals_is_refused(value: str) -> None:
     with pytest.raises(PrecisionOverflow):
         USDT.minor(Decimal(value))
@@ -203,6 +204,7 @@ def test_money_does_not_mix_with_anything_else(other: Any) -> None:
 def test_money_reads_as_a_person_would_write_it() -> None:
     assert str(USDT.money("1.5")) == "1.500000"
     assert str(-USDT.money("0.000001")) == "-0.000001"
+    assert str(-USDT.money("0")) == "0.000000"
     assert repr(USDT.money("1.5")) == "Money(1.500000 USDT)"
     assert str(Asset(code="JPY", precision=0).money("7")) == "7"
 
@@ -230,3 +232,88 @@ def test_money_of_another_precision_is_refused_for_its_decimals() -> None:
         USDT.minor(Money("USDT", 2, 100))
     with pytest.raises(InvalidAmount, match=r"it is in EUR, not in USDT"):
         USDT.minor(Money("EUR", 6, 100))
+
+
+@pytest.mark.parametrize("minor", [1.0, True, "1", Decimal(1), None])
+def test_money_made_of_anything_but_a_whole_number_is_refused(minor: Any) -> None:
+    with pytest.raises(InvalidAmount, match="no whole number"):
+        USDT.minor(Money("USDT", 6, minor))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is blank"),
+        (" \t", "it is blank"),
+        ("1" * 81, "longer than 80 characters"),
+        ("-1", "without a sign"),
+        ("+1", "without a sign"),
+        ("1,5", "plain digits"),
+        ("x" * 80, "plain digits"),
+    ],
+)
+def test_the_refusal_of_a_text_says_why(text: str, why: str) -> None:
+    with pytest.raises(InvalidAmount, match=why):
+        USDT.minor(text)
+
+
+def test_a_text_as_long_as_any_is_read() -> None:
+    assert USDT.minor("0." + "0" * 6) == 0
+    with pytest.raises(PrecisionOverflow):  # read, that is, and then found to have too many decimals
+        USDT.minor("0." + "0" * 78)
+
+
+@pytest.mark.parametrize("precision", [0, PRECISION_MAX])
+def test_an_asset_has_from_zero_to_thirty_decimals(precision: int) -> None:
+    check_asset("USDT", precision)
+
+
+def test_zero_of_a_thousand_decimals_is_zero() -> None:
+    assert USDT.minor(Decimal("0E-1000")) == 0
+
+
+@pytest.mark.parametrize(("digits", "fits"), [(39, True), (40, False), (80, False), (81, False), (10**12, False)])
+def test_a_decimal_is_too_large_by_its_digits_or_by_its_exponent(digits: int, fits: bool) -> None:
+    """However it is written: in full, or with an exponent that would fill the memory with zeros."""
+    asset = Asset(code="X", precision=0)
+    for value in [Decimal(f"1E+{digits - 1}"), *([Decimal("1" + "0" * (digits - 1))] if digits < 100 else [])]:
+        if fits:
+            assert asset.minor(value) == 10 ** (digits - 1)
+        else:
+            with pytest.raises(AmountTooLarge):
+                asset.minor(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "minor"), [("1.500000", 1_500_000), ("12.34000000", 12_340_000), ("0.10E+1", 1_000_000)]
+)
+def test_zeros_at_the_end_are_no_decimals(value: str, minor: int) -> None:
+    assert USDT.minor(Decimal(value)) == minor
+
+
+@pytest.mark.parametrize("value", ["0.0000005", "0.00000010", "0.00000120", "123.45678901"])
+def test_a_part_of_the_smallest_unit_is_refused(value: str) -> None:
+    with pytest.raises(PrecisionOverflow):
+        USDT.minor(Decimal(value))
+
+
+def test_a_comparison_of_two_assets_is_refused_in_every_direction() -> None:
+    for compare in (operator.lt, operator.le, operator.gt, operator.ge):
+        with pytest.raises(TypeError, match="not of the same asset"):
+            compare(USDT.money("1"), Money("BTC", 6, 1))
+
+
+@pytest.mark.parametrize(("digits", "shown"), [(80, "1" + "0" * 79), (81, "1.000e+80")])
+def test_an_amount_of_more_than_eighty_digits_is_not_shown_in_full(digits: int, shown: str) -> None:
+    with pytest.raises(AmountTooLarge) as refused:
+        Asset(code="X", precision=0).minor(Decimal(10 ** (digits - 1)))
+
+    assert refused.value.value == shown
+
+
+@pytest.mark.parametrize(("digits", "shown"), [(160, "0." + "1" * 160), (161, "0." + "1" * 30 + "…")])
+def test_decimals_of_more_than_a_hundred_and_sixty_digits_are_not_shown_in_full(digits: int, shown: str) -> None:
+    with pytest.raises(PrecisionOverflow) as refused:
+        USDT.minor(Decimal("0." + "1" * digits))
+
+    assert refused.value.value == shown

@@ -10,81 +10,58 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.memory import MemoryLedger
 
-from bursar.model.accounts import Account, Book
+from bursar.model.accounts import Account
 from bursar.model.entries import Intent, Leg
 from bursar.model.errors import InsufficientFunds
 from bursar.model.money import Asset
 from bursar.model.postings import Posting
-from bursar.model.records import Taken
 from bursar.ports import SystemPorts
-from bursar.store.group import Decided, Known, Lost
-from bursar.writer import Change, Remember, Writer
-from bursar.writer.decide import Delta, GroupJob
+from bursar.store.batch import Lane, PreparedBatch, WriteConflict
+from bursar.store.sqlite.store import run_sync
+from bursar.writer import Change, Operation, Writer
+from bursar.writer.batch import Batch
+from bursar.writer.commit import prepare
+from bursar.writer.decision import Effects
 
 PATHS = ("a", "b", "c")
 
 
-class OverlappingStore:
-    """A store that decides and writes apart, on a dictionary; its first write is lost to somebody faster."""
+class OverlappingStore(MemoryLedger):
+    """A store that prepares and writes apart, in memory; its first write is lost to another process."""
 
     split = False
     overlaps = True
+    first_read = 2
+    reuses_postings = False
 
     def __init__(self) -> None:
+        accounts = [Account(id=n, path=path) for n, path in enumerate(PATHS, start=1)]
+        super().__init__(Asset(id=1, code="USD", precision=2), accounts, [Posting(1 << 16, 1, 1, 100)])
         self.ports = SystemPorts()
-        self.live = {1 << 16: Posting(1 << 16, 1, 1, 100)}
-        self.taken: dict[tuple[str, str], Taken] = {}
-        self.number = 100
-        self.arrive = asyncio.Event()  # the first group is full
-        self.ahead = asyncio.Event()  # the second is decided, while the first is written
+        self.arrive = asyncio.Event()  # the first batch is full
+        self.ahead = asyncio.Event()  # the second is prepared, while the first is written
         self.writing = False
-        self.lost = asyncio.Event()  # the first group may now fail
+        self.lost = asyncio.Event()  # the first batch may now fail
 
-    async def decide(self, job: Any, *, beside: bool) -> Decided:
-        """Read, and let the job decide."""
-        rows = self.rows(job)
-        if beside:
+    async def run_batch(self, work: Any, lane: Lane = Lane.WRITE) -> Any:
+        result = await work(self)
+        if lane is Lane.PREPARE:
             self.ahead.set()
-        else:
+        elif isinstance(result, PreparedBatch):
             self.arrive.set()
-            await asyncio.sleep(0)  # those who arrive now wait for the next group
-        return Decided(0, rows)
+            await asyncio.sleep(0)  # those who arrive now wait for the next batch
+        return result
 
-    def rows(self, job: GroupJob) -> Any:
-        """What the job makes of what is there."""
-        job.heads.accounts = {path: Account(id=n, path=path) for n, path in enumerate(PATHS, start=1)}
-        job.heads.assets = {"USD": Asset(id=1, code="USD", precision=2)}
-        job.heads.books = {"main": Book(id=1, name="main")}
-        ask = job.ask()
-        pools = {key: [p for p in self.live.values() if p.account == key[0]] for key in ask.pools}
-        taken = {key: self.taken[key] for key in ask.keys if key in self.taken}
-        numbers = list(range(self.number, self.number + ask.intents))
-        self.number += ask.intents
-        rows = job.decide(Known(numbers, taken, pools, [], {}))
-        assert rows is not None
-        return rows
-
-    async def write(self, decided: Decided) -> None:
+    async def write(self, prepared: PreparedBatch) -> None:
         """Write; but the first is lost: another process has spent the posting, and left 60."""
         if not self.writing:
             self.writing = True
             await self.lost.wait()
             self.live = {2 << 16: Posting(2 << 16, 1, 1, 60)}
-            raise Lost("a posting was taken")
-        self.put(decided.rows)
-
-    async def group(self, job: Any, connection: Any = None) -> None:
-        """Decide and write in one."""
-        self.put(self.rows(job))
-
-    def put(self, rows: Any) -> None:
-        if any(number not in self.live for number in rows.dead):
-            raise Lost("a posting was taken")
-        for number in rows.dead:
-            del self.live[number]
-        self.live |= {p.id: p for p, live in rows.postings if live}
-        self.taken |= {(r[2], r[3]): Taken(r[0], r[1], r[4], r[7]) for r in rows.envelopes}
+            raise WriteConflict("a posting was taken")
+        await super().write(prepared)
 
 
 def payment(key: str, target: str, minor: int) -> Change:
@@ -113,7 +90,7 @@ async def lose_the_first(second: list[str]) -> None:
     if "again" in others:
         assert isinstance(others["again"].exception(), InsufficientFunds)  # no receipt for what never was
     if "small" in others:
-        assert others["small"].result().receipts[0].envelope in {taken.seq for taken in store.taken.values()}
+        assert others["small"].result().receipts[0].envelope in {entry.seq for entry in store.entries.values()}
 
 
 def test_a_refusal_of_records_is_not_decided_beside_another_group() -> None:
@@ -121,13 +98,14 @@ def test_a_refusal_of_records_is_not_decided_beside_another_group() -> None:
     store = OverlappingStore()
     refused = Change(
         (Intent(scope="s", key="k:pay", legs=(Leg("a", "b", "USD", 500),)),),
-        remember=Remember(scope="s", id="k", op="pay", fingerprint="x"),
+        operation=Operation(scope="s", id="k", op="pay", fingerprint="x"),
     )
-    beside = GroupJob(Writer(store).heads, [refused], Delta(frozenset(), {}, {}, {}))  # type: ignore[arg-type]
-    with pytest.raises(Lost, match="just writing"):
-        store.rows(beside)
-    assert beside.ask().look is None  # what is looked up now is not what will be there
-    alone = GroupJob(Writer(store).heads, [refused])  # type: ignore[arg-type]
-    with pytest.raises(AssertionError):  # not decided yet: it wants to look first
-        store.rows(alone)
-    assert alone.ask().look is not None
+    nothing = Effects(frozenset(), {}, {}, {})
+    beside = Batch(store.cache(), [refused], after=nothing, first_read=2)
+    with pytest.raises(WriteConflict, match="just writing"):
+        run_sync(prepare(beside, store))
+    assert beside.read_set().records is None  # what is read now is not what will be there
+    alone = Batch(store.cache(), [refused], first_read=2)
+    assert alone.read_set().records is None
+    assert run_sync(alone.decide(run_sync(store.load(alone.read_set(), alone.cache)), store)) is None  # read first
+    assert alone.read_set().records is not None

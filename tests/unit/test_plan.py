@@ -15,19 +15,22 @@ from bursar.model.accounts import (
     ExternalAccount,
     NoOverdraft,
     Policy,
+    SystemAccount,
     UncappedOverdraft,
 )
 from bursar.model.entries import Kind
-from bursar.model.envelope import BookedLeg, Envelope
+from bursar.model.envelope import BookedLeg, Envelope, booked_amount
 from bursar.model.errors import (
     AccountClosed,
     AccountFrozen,
     AmountTooLarge,
     AssetSuspended,
+    BalanceNotGuarded,
     BookRefuses,
     ConservationBroken,
     DuplicateConsume,
     FloorExceeded,
+    InsufficientFunds,
     InvalidEntry,
     NegativePosting,
     PostingNotLive,
@@ -36,8 +39,8 @@ from bursar.model.errors import (
     TooManyPostings,
     UnknownAccount,
 )
-from bursar.model.ground import Ground
-from bursar.model.money import Asset, AssetStatus
+from bursar.model.ledger_state import LedgerState
+from bursar.model.money import MINOR_MAX, MINOR_MIN, Asset, AssetStatus
 from bursar.model.plan import validate_and_plan
 from bursar.model.postings import POSTINGS_MAX, Posting, posting_id
 
@@ -77,11 +80,11 @@ def but(**changes: Any) -> Envelope:
     return msgspec.structs.replace(RIGHT, **changes)
 
 
-def ground(*accounts: Account, live: tuple[Posting, ...] = (COIN,), **balances: int) -> Ground:
+def ground(*accounts: Account, live: tuple[Posting, ...] = (COIN,), **balances: int) -> LedgerState:
     """Alice, bob and the bank as they are, unless given otherwise."""
     heads = {a.path: a for a in (ALICE, BOB, BANK, *accounts)}
-    found = Ground(heads, {a.code: a for a in (USDT, BTC)}, {MAIN.name: MAIN})
-    found.learn(list(live), key=None)
+    found = LedgerState(heads, {a.code: a for a in (USDT, BTC)}, {MAIN.name: MAIN})
+    found.add_postings(list(live), key=None)
     for path, balance in balances.items():
         found.balances[heads[path].id, USDT.id] = balance
     return found
@@ -101,8 +104,15 @@ def test_a_right_envelope_is_planned() -> None:
 
 
 def test_nothing_consumed_and_nothing_created() -> None:
-    with pytest.raises(InvalidEntry):
+    with pytest.raises(InvalidEntry, match="nothing would move"):
         validate_and_plan(but(consumes=(), creates=()), ground())
+
+
+@pytest.mark.parametrize("side", ["consumes", "creates"])
+def test_what_is_only_consumed_or_only_created_moves_something(side: str) -> None:
+    """It is refused for the value that it loses or makes."""
+    with pytest.raises(ConservationBroken):
+        validate_and_plan(but(**{side: ()}), ground())
 
 
 @pytest.mark.parametrize("side", ["consumes", "creates"])
@@ -112,6 +122,15 @@ def test_too_many_postings(side: str) -> None:
         validate_and_plan(but(**{side: many}), ground())
 
     assert (refused.value.count, refused.value.limit) == (POSTINGS_MAX + 1, POSTINGS_MAX)
+
+
+def test_as_many_postings_as_an_envelope_can_hold() -> None:
+    coins = tuple(Posting(posting_id(1, i), ALICE.id, USDT.id, 1) for i in range(POSTINGS_MAX))
+    legs = (BookedLeg(ALICE.id, BOB.id, USDT.id, POSTINGS_MAX),)
+
+    assert validate_and_plan(
+        but(legs=legs, consumes=coins, creates=(made(0, BOB, POSTINGS_MAX),)), ground(live=coins)
+    ).id
 
 
 def test_duplicate_consume() -> None:
@@ -134,6 +153,17 @@ def test_the_book_does_not_admit_the_asset() -> None:
 def test_the_book_does_not_admit_the_account() -> None:
     with pytest.raises(BookRefuses):
         validate_and_plan(but(book=Book(name="b", accounts=("alice",))), ground())
+
+
+@pytest.mark.parametrize("book", [Book(name="b", assets=("USDT",)), Book(name="b", accounts=("alice", "bob"))])
+def test_the_book_admits_what_it_lists(book: Book) -> None:
+    assert validate_and_plan(but(book=book), ground()).id
+
+
+def test_the_account_belongs_to_this_book() -> None:
+    bob = msgspec.structs.replace(BOB, book="main")
+
+    assert validate_and_plan(but(accounts=(ALICE, bob)), ground(bob)).id
 
 
 def test_the_account_belongs_to_another_book() -> None:
@@ -159,8 +189,8 @@ def test_a_suspended_asset_is_given_back() -> None:
 
 
 def test_an_account_that_is_not_there() -> None:
-    bare = Ground({"alice": ALICE}, {"USDT": USDT}, {"main": MAIN})
-    bare.learn([COIN], key=None)
+    bare = LedgerState({"alice": ALICE}, {"USDT": USDT}, {"main": MAIN})
+    bare.add_postings([COIN], key=None)
     with pytest.raises(UnknownAccount):
         validate_and_plan(RIGHT, bare)
 
@@ -177,6 +207,10 @@ def test_a_pin_that_holds() -> None:
 def test_a_pin_of_nobody() -> None:
     with pytest.raises(UnknownAccount):
         validate_and_plan(RIGHT, ground(), (("nobody", bytes(32)),))
+
+
+def test_an_envelope_made_against_an_equal_version_that_was_read_again() -> None:
+    assert validate_and_plan(RIGHT, ground(msgspec.structs.replace(ALICE))).id
 
 
 def test_an_envelope_made_against_an_older_version() -> None:
@@ -205,6 +239,13 @@ def test_a_return_reaches_a_frozen_account() -> None:
     frozen = changed(BOB, status=AccountStatus.FROZEN)
 
     assert validate_and_plan(but(accounts=(ALICE, frozen), kind=Kind.RETURN), ground(frozen)).id
+
+
+def test_a_return_passes_through_a_frozen_account() -> None:
+    frozen = changed(BANK, status=AccountStatus.FROZEN)
+    legs = (BookedLeg(ALICE.id, BANK.id, USDT.id, 30), BookedLeg(BANK.id, BOB.id, USDT.id, 30))
+
+    assert validate_and_plan(but(accounts=(ALICE, frozen, BOB), legs=legs, kind=Kind.RETURN), ground(frozen)).id
 
 
 def test_a_return_does_not_leave_a_frozen_account() -> None:
@@ -240,8 +281,15 @@ def test_a_posting_that_the_ledger_does_not_have_like_that(claimed: Posting) -> 
 
 def test_a_posting_of_an_account_that_takes_no_part() -> None:
     """Were it not named, its status and policy would go unchecked."""
+    with pytest.raises(UnknownAccount, match=f"#{ALICE.id}"):
+        validate_and_plan(but(accounts=(BOB,), creates=(made(0, BOB, 100),)), ground())
+
+
+def test_a_posting_of_an_asset_that_takes_no_part() -> None:
+    """Were it not named, whether it is suspended would go unchecked."""
+    coin = Posting(posting_id(1, 0), ALICE.id, BTC.id, 100)
     with pytest.raises(UnknownAccount):
-        validate_and_plan(but(accounts=(BOB,)), ground())
+        validate_and_plan(but(consumes=(coin,)), ground(live=(coin,)))
 
 
 # --- 6: what is created ----------------------------------------------------------------------------------------------
@@ -255,6 +303,27 @@ def test_an_empty_posting() -> None:
 def test_a_posting_that_does_not_fit() -> None:
     with pytest.raises(AmountTooLarge):
         validate_and_plan(but(creates=(made(0, ALICE, 2**127), made(1, BOB, 30))), ground())
+
+
+@pytest.mark.parametrize(("owed", "amount"), [(0, MINOR_MAX), (1, MINOR_MAX)], ids=["most", "least"])
+def test_the_largest_and_the_smallest_posting_fit(owed: int, amount: int) -> None:
+    """Given a bank that owes so much, when it pays all that fits into one posting, then it owes all that fits, too."""
+    debt = (Posting(posting_id(1, 0), BANK.id, USDT.id, -owed),) if owed else ()
+    legs = (BookedLeg(BANK.id, BOB.id, USDT.id, booked_amount(amount)),)
+    creates = (made(0, BANK, -owed - amount), made(1, BOB, amount))
+
+    assert validate_and_plan(but(accounts=(BANK, BOB), legs=legs, consumes=debt, creates=creates), ground(live=debt)).id
+
+
+def test_a_posting_that_is_too_small_to_fit() -> None:
+    with pytest.raises(AmountTooLarge):
+        validate_and_plan(but(accounts=(BANK, BOB), consumes=(), creates=(made(0, BANK, MINOR_MIN - 1),)), ground())
+
+
+def test_an_overdraft_in_one_asset_allows_no_debt_in_another() -> None:
+    alice = msgspec.structs.replace(ALICE, policy=CappedOverdraft(floor="-1", asset="BTC"))
+    with pytest.raises(NegativePosting):
+        validate_and_plan(but(accounts=(alice, BOB), creates=(made(0, ALICE, -30), made(1, BOB, 130))), ground(alice))
 
 
 def test_a_negative_posting_where_the_policy_forbids_it() -> None:
@@ -319,8 +388,11 @@ def test_a_floor_exactly_met() -> None:
 
 def test_a_floor_exceeded_by_one_unit() -> None:
     envelope, alice = overdraw(106, "-0.000005")
-    with pytest.raises(FloorExceeded):
+    with pytest.raises(FloorExceeded) as refused:
         validate_and_plan(envelope, ground(alice, alice=100))
+
+    error = refused.value
+    assert (error.floor, error.balance, error.needed) == ("-0.000005", "0.000100", "0.000106")
 
 
 def test_the_floor_is_about_the_whole_balance_not_about_what_is_consumed() -> None:
@@ -340,7 +412,7 @@ def test_paying_in_is_welcome_below_the_floor() -> None:
 # --- the order -------------------------------------------------------------------------------------------------------
 
 
-def broken(*faults: str) -> tuple[Envelope, Ground]:
+def broken(*faults: str) -> tuple[Envelope, LedgerState]:
     """The right envelope with every one of these faults at once."""
     envelope, heads = RIGHT, [ALICE, BOB]
     live: tuple[Posting, ...] = (COIN,)
@@ -390,3 +462,95 @@ def test_the_first_check_that_fails_names_the_refusal(first: int) -> None:
     envelope, where = broken(*[fault for fault, _ in ORDER[first:]])
     with pytest.raises(ORDER[first][1]):
         validate_and_plan(envelope, where)
+
+
+# --- whoever pays must have it (T42) ---------------------------------------------------------------------------------
+
+
+def paid_by(policy: Policy, amount: int = 30) -> tuple[Envelope, Account]:
+    """Alice, who has 100 in one posting, pays so much under this policy."""
+    alice = msgspec.structs.replace(ALICE, policy=policy)
+    creates = [made(0, ALICE, 100 - amount)] if amount != 100 else []
+    creates.append(made(len(creates), BOB, amount))
+    legs = (BookedLeg(ALICE.id, BOB.id, USDT.id, amount),)
+    return but(accounts=(alice, BOB), creates=tuple(creates), legs=legs), alice
+
+
+@pytest.mark.parametrize("policy", [UncappedOverdraft(), SystemAccount(), ExternalAccount()])
+def test_a_balance_that_nothing_guards_covers_nothing(policy: Policy) -> None:
+    envelope, alice = paid_by(policy)
+
+    assert validate_and_plan(envelope, ground(alice)).id
+    with pytest.raises(BalanceNotGuarded) as refused:
+        validate_and_plan(envelope, ground(alice), no_overdraft=True)
+    assert refused.value.account == "alice"
+
+
+@pytest.mark.parametrize("policy", [UncappedOverdraft(), SystemAccount(), ExternalAccount()])
+def test_an_account_that_is_paid_needs_no_guard(policy: Policy) -> None:
+    bob = msgspec.structs.replace(BOB, policy=policy)
+
+    assert validate_and_plan(but(accounts=(ALICE, bob)), ground(bob), no_overdraft=True).id
+
+
+def test_an_account_whose_value_only_passes_through_needs_no_guard() -> None:
+    """Given the bank between alice and bob, when it gains nothing and loses nothing, then it pays nothing."""
+    legs = (BookedLeg(ALICE.id, BANK.id, USDT.id, 30), BookedLeg(BANK.id, BOB.id, USDT.id, 30))
+    coin = Posting(posting_id(2, 0), BANK.id, USDT.id, -5)
+    passing = but(
+        accounts=(ALICE, BANK, BOB), legs=legs, consumes=(COIN, coin), creates=(*RIGHT.creates, made(2, BANK, -5))
+    )
+
+    assert validate_and_plan(passing, ground(live=(COIN, coin)), no_overdraft=True).id
+
+
+def test_an_account_without_overdraft_pays_what_it_has() -> None:
+    assert validate_and_plan(RIGHT, ground(), no_overdraft=True).id
+
+
+def test_a_guarded_balance_pays_down_to_zero() -> None:
+    envelope, alice = paid_by(CappedOverdraft(floor="-1", asset="USDT"), 100)
+
+    plan = validate_and_plan(envelope, ground(alice, alice=100), no_overdraft=True)
+    assert plan.floors == ((ALICE.id, USDT.id, 100, 0),)
+
+
+def test_a_guarded_balance_does_not_pay_below_zero_where_it_must_be_covered() -> None:
+    """Given a debt elsewhere, so that of 100 in hand 99 are its own: it may overdraw, but not for this."""
+    envelope, alice = paid_by(CappedOverdraft(floor="-1", asset="USDT"), 100)
+
+    assert validate_and_plan(envelope, ground(alice, alice=99)).floors == ((ALICE.id, USDT.id, 99, -1),)
+    with pytest.raises(InsufficientFunds) as refused:
+        validate_and_plan(envelope, ground(alice, alice=99), no_overdraft=True)
+    error = refused.value
+    assert (error.account, error.asset, error.needed, error.available) == ("alice", "USDT", "0.000100", "0.000099")
+
+
+def test_who_owes_may_be_paid_without_being_covered() -> None:
+    bob = msgspec.structs.replace(BOB, policy=CappedOverdraft(floor="-1", asset="USDT"))
+
+    plan = validate_and_plan(but(accounts=(ALICE, bob)), ground(bob, bob=-500), no_overdraft=True)
+    assert plan.floors == ((BOB.id, USDT.id, -500, -470),)
+
+
+# --- what has happened outside (T35) ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", [ALICE, BOB], ids=["source", "target"])
+def test_a_freeze_does_not_undo_what_has_happened_outside(who: Account) -> None:
+    frozen = changed(who, status=AccountStatus.FROZEN)
+    accounts = tuple(frozen if a is who else a for a in (ALICE, BOB))
+
+    assert validate_and_plan(but(accounts=accounts), ground(frozen), outside=True).id
+
+
+def test_a_suspended_asset_does_not_undo_what_has_happened_outside() -> None:
+    suspended = msgspec.structs.replace(USDT, status=AssetStatus.SUSPENDED)
+
+    assert validate_and_plan(but(assets=(suspended,)), ground(), outside=True).id
+
+
+def test_a_closed_account_never_moves_again_whatever_has_happened_outside() -> None:
+    closed = changed(BOB, status=AccountStatus.CLOSED)
+    with pytest.raises(AccountClosed):
+        validate_and_plan(but(accounts=(ALICE, closed)), ground(closed), outside=True)

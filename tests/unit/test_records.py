@@ -1,4 +1,4 @@
-"""Moves, operations and limits decided in a group, with plain values; back-off and alarms; what makes a flow wrong."""
+"""Moves, operations and limits decided in a group, with plain values; what makes a flow wrong."""
 
 from __future__ import annotations
 
@@ -8,87 +8,91 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.memory import MemoryLedger
 from tests.toy import MACHINE, Order, World
 
 from bursar.engine import SUCCESS, Answer, Flow, FlowRefused, Item
-from bursar.model.accounts import Account, Book, SystemAccount
+from bursar.model.accounts import Account, SystemAccount
 from bursar.model.entries import Intent, Leg
 from bursar.model.errors import (
+    IdempotencyKeyReused,
     InsufficientFunds,
     InvalidEntry,
     KeyReused,
     LimitExceeded,
-    OtherRequest,
     RecordMoved,
 )
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
-from bursar.model.records import Remembered, Taken
-from bursar.model.retry import CAP_MAX_S, Alarm, Retry, until_alarm_us
-from bursar.store.group import Heads, Known, RecordsKnown, Rows
-from bursar.writer import Change, Done, Limit, Move, Passage, Remember
-from bursar.writer.decide import GroupJob
+from bursar.model.records import ExistingEntry, OperationResult
+from bursar.model.retry import Alarm
+from bursar.store.batch import LoadedRecords, LoadedState, ReadSet, WriterCache, WriteSet
+from bursar.store.sqlite.store import run_sync
+from bursar.writer import Change, ChangeResult, Limit, Move, NewTransition, Operation
+from bursar.writer.batch import Batch
+from bursar.writer.commit import prepare
 
 ALICE, BOB, TRANSIT = 1, 2, 3
-WARY, HOPEFUL = True, False
-BOTH = pytest.mark.parametrize("wary", [HOPEFUL, WARY], ids=["hopeful", "wary"])
+PESSIMISTIC, OPTIMISTIC = True, False
+BOTH = pytest.mark.parametrize("pessimistic", [OPTIMISTIC, PESSIMISTIC], ids=["optimistic", "pessimistic"])
 
 
-class Database:
-    """What the group finds if it looks."""
+class Database(MemoryLedger):
+    """What the batch finds if it reads."""
 
-    def __init__(self, *, wary: bool, money: int = 100) -> None:
-        self.wary = wary
-        self.money = money
-        self.found = RecordsKnown(versions={7: 2, 8: 5}, made={("orders", "old")}, operations={}, counters={})
-        self.taken: dict[tuple[str, str], Taken] = {}
-        self.job: GroupJob
-
-    def decide(self, *changes: Change) -> list[Any]:
-        """The outcomes of a group; its rows are in `rows`."""
-        heads = Heads()
-        heads.wary = int(self.wary)
+    def __init__(self, *, pessimistic: bool, money: int = 100) -> None:
         accounts = [
             Account(id=ALICE, path="alice"),
             Account(id=BOB, path="bob"),
             Account(id=TRANSIT, path="transit", policy=SystemAccount()),
         ]
-        heads.accounts = {account.path: account for account in accounts}
-        heads.assets = {"USD": Asset(id=1, code="USD", precision=2)}
-        heads.books = {"main": Book(id=1, name="main")}
-        self.job = GroupJob(heads, changes)
-        for _ in range(5):
-            ask = self.job.ask()
-            pools = {key: [Posting(1 << 16, ALICE, 1, self.money)] if key[0] == ALICE else [] for key in ask.pools}
-            numbers = list(range(100, 100 + ask.intents))
-            taken = {key: self.taken[key] for key in ask.keys if key in self.taken}
-            known = Known(numbers, taken, pools, [], {}, None if ask.look is None else self.found)
-            rows = self.job.decide(known)
-            if rows is not None:
-                self.rows: Rows = rows
-                return self.job.outcomes
-        raise AssertionError("it never has enough")
+        super().__init__(Asset(id=1, code="USD", precision=2), accounts, [Posting(1 << 16, ALICE, 1, money)])
+        self.pessimistic = pessimistic
+        self.found = LoadedRecords(versions={7: 2, 8: 5}, ids={("orders", "old")}, operations={}, counters={})
+
+    async def load(self, read: ReadSet, cache: WriterCache) -> LoadedState:
+        self.number = 100
+        loaded = await super().load(read, cache)
+        loaded.records = None if read.records is None else self.found
+        return loaded
+
+    def decide(self, *changes: Change) -> list[Any]:
+        """The results of a batch; its rows are in `rows`."""
+        cache = self.cache()
+        cache.pessimistic = int(self.pessimistic)
+        self.batch = Batch(cache, changes, first_read=2)
+        self.rows: WriteSet = run_sync(prepare(self.batch, self)).writes
+        return self.batch.results
 
 
-def move(number: int = 7, version: int = 2, *passages: Passage, **more: Any) -> Move:
-    steps = passages or (Passage("A", "GO", "B"),)
+def move(number: int = 7, version: int = 2, *passages: NewTransition, **more: Any) -> Move:
+    steps = passages or (NewTransition("A", "GO", "B"),)
     return Move(
-        flow="orders", id=f"o-{number}", number=number, version=version, passages=steps, actor="w", delay_us=5, **more
+        flow="orders",
+        id=f"o-{number}",
+        number=number,
+        version=version,
+        transitions=steps,
+        actor="w",
+        delay_us=5,
+        **more,
     )
 
 
 def made(id: str, **more: Any) -> Move:
-    return Move(flow="orders", id=id, version=0, passages=(Passage("", "CREATED", "A"),), actor="w", delay_us=5, **more)
+    return Move(
+        flow="orders", id=id, version=0, transitions=(NewTransition("", "CREATED", "A"),), actor="w", delay_us=5, **more
+    )
 
 
 def pays(key: str, minor: int = 10, target: str = "bob") -> Intent:
     return Intent(scope="s", key=key, legs=(Leg("alice", target, "USD", minor),))
 
 
-def remember(id: str = "r", what: str = "x", *refusals: str, **more: Any) -> Remember:
-    return Remember(scope="s", id=id, op="pay", fingerprint=what, refusals=frozenset(refusals), **more)
+def remember(id: str = "r", what: str = "x", *refusals: str, **more: Any) -> Operation:
+    return Operation(scope="s", id=id, op="pay", fingerprint=what, refusals=frozenset(refusals), **more)
 
 
 def limit(most: int, *, count: int = 1, key: str = "day", amount: int = 0, amount_max: int = 1000) -> Limit:
@@ -97,7 +101,7 @@ def limit(most: int, *, count: int = 1, key: str = "day", amount: int = 0, amoun
     )
 
 
-def nothing(rows: Rows) -> bool:
+def nothing(rows: WriteSet) -> bool:
     return rows.empty and not rows.postings and not rows.spends
 
 
@@ -105,27 +109,29 @@ def nothing(rows: Rows) -> bool:
 
 
 @BOTH
-def test_a_move_writes_the_record_and_its_passages(wary: bool) -> None:
-    database = Database(wary=wary)
-    steps = (Passage("A", "GO", "B"), Passage("B", "NEXT", "C", '{"x":1}'))
-    (done,) = database.decide(Change(moves=(move(7, 2, *steps, attempt=3, transit=66, body="{}", error="e"),)))
+def test_a_move_writes_the_record_and_its_passages(pessimistic: bool) -> None:
+    database = Database(pessimistic=pessimistic)
+    steps = (NewTransition("A", "GO", "B"), NewTransition("B", "NEXT", "C", '{"x":1}'))
+    (done,) = database.decide(
+        Change(moves=(move(7, 2, *steps, attempt=3, in_flight_posting=66, body="{}", error="e"),))
+    )
     assert (done.records, done.postings) == ((7,), (66,))
     records = database.rows.records
     assert records is not None
     assert records.moves == [(7, 2, "C", 4, 3, 66, 5, "", "{}", "e")]
-    assert records.passages == [(7, 3, "A", "GO", "B", 3, "w", "{}"), (7, 4, "B", "NEXT", "C", 3, "w", '{"x":1}')]
+    assert records.transitions == [(7, 3, "A", "GO", "B", 3, "w", "{}"), (7, 4, "B", "NEXT", "C", 3, "w", '{"x":1}')]
 
 
 @BOTH
-def test_two_movers_of_one_record_in_one_group(wary: bool) -> None:
+def test_two_movers_of_one_record_in_one_group(pessimistic: bool) -> None:
     """One wins; the other is told so, alone; a third record beside them moves."""
-    database = Database(wary=wary)
+    database = Database(pessimistic=pessimistic)
     one, two, other = database.decide(
         Change(moves=(move(7),)), Change((pays("k"),), moves=(move(7),)), Change(moves=(move(8, 5),))
     )
-    assert isinstance(one, Done)
+    assert isinstance(one, ChangeResult)
     assert isinstance(two, RecordMoved)
-    assert isinstance(other, Done)
+    assert isinstance(other, ChangeResult)
     assert database.rows.envelopes == []  # the loser's entry has left no trace
     assert database.rows.records is not None
     assert [row[0] for row in database.rows.records.moves] == [7, 8]
@@ -133,39 +139,39 @@ def test_two_movers_of_one_record_in_one_group(wary: bool) -> None:
 
 def test_a_stale_mover_is_refused_when_looked_up_and_hoped_for_otherwise() -> None:
     stale = Change(moves=(move(7, 1),))
-    (found,) = Database(wary=WARY).decide(stale)
+    (found,) = Database(pessimistic=PESSIMISTIC).decide(stale)
     assert isinstance(found, RecordMoved)
-    (hoped,) = Database(wary=HOPEFUL).decide(stale)
-    assert isinstance(hoped, Done)  # the write notices
+    (hoped,) = Database(pessimistic=OPTIMISTIC).decide(stale)
+    assert isinstance(hoped, ChangeResult)  # the write notices
 
 
 def test_a_record_that_is_nowhere_does_not_move() -> None:
-    (found,) = Database(wary=WARY).decide(Change(moves=(move(99, 1),)))
+    (found,) = Database(pessimistic=PESSIMISTIC).decide(Change(moves=(move(99, 1),)))
     assert isinstance(found, RecordMoved)
 
 
 @BOTH
-def test_records_are_made_once(wary: bool) -> None:
-    database = Database(wary=wary)
+def test_records_are_made_once(pessimistic: bool) -> None:
+    database = Database(pessimistic=pessimistic)
     one, two, three = database.decide(*[Change(moves=(made(id),)) for id in ("new", "new", "newer")])
     assert (one.records, three.records) == ((100,), (101,))
     assert isinstance(two, RecordMoved)
 
 
 def test_a_record_that_is_there_already_is_refused_when_looked_up() -> None:
-    (found,) = Database(wary=WARY).decide(Change(moves=(made("old"),)))
+    (found,) = Database(pessimistic=PESSIMISTIC).decide(Change(moves=(made("old"),)))
     assert isinstance(found, RecordMoved)
 
 
 def test_rows_come_in_the_order_of_their_locks() -> None:
-    database = Database(wary=HOPEFUL)
+    database = Database(pessimistic=OPTIMISTIC)
     changes = [Change(moves=(move(number, 1),)) for number in (9, 3, 7)]
-    changes += [Change(remember=remember(id), limits=(limit(9, key=id),)) for id in ("z", "a", "m")]
+    changes += [Change(operation=remember(id), limits=(limit(9, key=id),)) for id in ("z", "a", "m")]
     database.decide(*changes)
     records = database.rows.records
     assert records is not None
     assert [row[0] for row in records.moves] == [3, 7, 9]
-    assert [row[1] for row in records.outcomes] == ["a", "m", "z"]
+    assert [row[1] for row in records.operations] == ["a", "m", "z"]
     assert [row[0] for row in records.counters] == ["a", "m", "z"]
 
 
@@ -173,10 +179,10 @@ def test_rows_come_in_the_order_of_their_locks() -> None:
 
 
 @BOTH
-def test_a_move_keeps_the_posting_that_its_entry_makes(wary: bool) -> None:
-    database = Database(wary=wary)
+def test_a_move_keeps_the_posting_that_its_entry_makes(pessimistic: bool) -> None:
+    database = Database(pessimistic=pessimistic)
     change = Change((pays("other", 1),))
-    keeps = Change((pays("k", 10, "transit"),), moves=(move(7, keeps="transit"),))
+    keeps = Change((pays("k", 10, "transit"),), moves=(move(7, in_flight_account="transit"),))
     _, done = database.decide(change, keeps)
     (posting,) = [p for p, _ in database.rows.postings if p.account == TRANSIT]
     assert (done.postings, posting.amount) == ((posting.id,), 10)
@@ -186,24 +192,24 @@ def test_a_move_keeps_the_posting_that_its_entry_makes(wary: bool) -> None:
 
 @BOTH
 @pytest.mark.parametrize("account", ["bob", "nowhere"])
-def test_what_is_kept_must_be_made(wary: bool, account: str) -> None:
-    database = Database(wary=wary)
-    (found,) = database.decide(Change((pays("k", 10, "transit"),), moves=(move(7, keeps=account),)))
+def test_what_is_kept_must_be_made(pessimistic: bool, account: str) -> None:
+    database = Database(pessimistic=pessimistic)
+    (found,) = database.decide(Change((pays("k", 10, "transit"),), moves=(move(7, in_flight_account=account),)))
     assert isinstance(found, InvalidEntry)
     assert nothing(database.rows)
 
 
 @BOTH
-def test_a_record_does_not_move_on_an_entry_made_by_another(wary: bool) -> None:
+def test_a_record_does_not_move_on_an_entry_made_by_another(pessimistic: bool) -> None:
     """Given a key that was used before, or by another in the group, then the record stays: its money never moved."""
-    database = Database(wary=wary)
-    first = Change((pays("k", 10, "transit"),), moves=(move(7, keeps="transit"),))
-    second = Change((pays("k", 10, "transit"),), moves=(move(8, 5, keeps="transit"),))
+    database = Database(pessimistic=pessimistic)
+    first = Change((pays("k", 10, "transit"),), moves=(move(7, in_flight_account="transit"),))
+    second = Change((pays("k", 10, "transit"),), moves=(move(8, 5, in_flight_account="transit"),))
     one, two = database.decide(first, second)
-    assert isinstance(one, Done)
+    assert isinstance(one, ChangeResult)
     assert isinstance(two, KeyReused)
     (row,) = database.rows.envelopes
-    database.taken["s", "k"] = Taken(row[0], row[1], 1, row[7])
+    database.entries["s", "k"] = ExistingEntry(row[0], row[1], 1, row[7])
     (late,) = database.decide(second)
     assert isinstance(late, KeyReused)
     assert nothing(database.rows)
@@ -213,61 +219,61 @@ def test_a_record_does_not_move_on_an_entry_made_by_another(wary: bool) -> None:
 
 
 @BOTH
-def test_an_operation_twice_in_a_group_is_answered_once(wary: bool) -> None:
-    database = Database(wary=wary)
-    wanted = Change((pays("k"),), remember=remember(keeps="bob", detail='{"a":1}'))
+def test_an_operation_twice_in_a_group_is_answered_once(pessimistic: bool) -> None:
+    database = Database(pessimistic=pessimistic)
+    wanted = Change((pays("k"),), operation=remember(in_flight_account="bob", detail='{"a":1}'))
     one, two = database.decide(wanted, wanted)
-    assert (one.remembered.outcome, one.remembered.replayed) == (Outcome.SUCCESS, False)
-    assert two.remembered == msgspec.structs.replace(one.remembered, replayed=True)
+    assert (one.operation.outcome, one.operation.replayed) == (Outcome.SUCCESS, False)
+    assert two.operation == msgspec.structs.replace(one.operation, replayed=True)
     assert (two.receipts, two.records) == ((), ())
-    assert msgspec.json.decode(one.remembered.detail) == {"a": 1, "posting": (100 << 16) + 1}
+    assert msgspec.json.decode(one.operation.detail) == {"a": 1, "posting": (100 << 16) + 1}
     assert len(database.rows.envelopes) == 1
     assert database.rows.records is not None
-    assert len(database.rows.records.outcomes) == 1
+    assert len(database.rows.records.operations) == 1
 
 
 @BOTH
-def test_other_parameters_under_the_same_name_are_refused(wary: bool) -> None:
-    one, two = Database(wary=wary).decide(
-        Change((pays("k"),), remember=remember(what="x")), Change((pays("k2"),), remember=remember(what="y"))
+def test_other_parameters_under_the_same_name_are_refused(pessimistic: bool) -> None:
+    one, two = Database(pessimistic=pessimistic).decide(
+        Change((pays("k"),), operation=remember(what="x")), Change((pays("k2"),), operation=remember(what="y"))
     )
-    assert isinstance(one, Done)
-    assert isinstance(two, OtherRequest)
+    assert isinstance(one, ChangeResult)
+    assert isinstance(two, IdempotencyKeyReused)
 
 
 @BOTH
-def test_a_refusal_on_the_list_is_remembered_with_its_facts(wary: bool) -> None:
-    database = Database(wary=wary, money=5)
-    wanted = Change((pays("k"),), remember=remember("r", "x", "INSUFFICIENT_BALANCE"))
+def test_a_refusal_on_the_list_is_remembered_with_its_facts(pessimistic: bool) -> None:
+    database = Database(pessimistic=pessimistic, money=5)
+    wanted = Change((pays("k"),), operation=remember("r", "x", "INSUFFICIENT_BALANCE"))
     one, two = database.decide(wanted, wanted)
-    assert (one.remembered.outcome, one.remembered.code) == (Outcome.EXPLICIT_FAIL, "INSUFFICIENT_BALANCE")
-    assert msgspec.json.decode(one.remembered.detail)["available"] == "0.05"
-    assert two.remembered.replayed
+    assert (one.operation.outcome, one.operation.code) == (Outcome.EXPLICIT_FAIL, "INSUFFICIENT_BALANCE")
+    assert msgspec.json.decode(one.operation.detail)["available"] == "0.05"
+    assert two.operation.replayed
     assert database.rows.envelopes == []
     assert database.rows.records is not None
-    assert [row[4:6] for row in database.rows.records.outcomes] == [("EXPLICIT_FAIL", "INSUFFICIENT_BALANCE")]
+    assert [row[4:6] for row in database.rows.records.operations] == [("EXPLICIT_FAIL", "INSUFFICIENT_BALANCE")]
 
 
 @BOTH
-def test_a_refusal_off_the_list_is_not_remembered(wary: bool) -> None:
-    database = Database(wary=wary, money=5)
-    (found,) = database.decide(Change((pays("k"),), remember=remember("r", "x", "ACCOUNT_FROZEN")))
+def test_a_refusal_off_the_list_is_not_remembered(pessimistic: bool) -> None:
+    database = Database(pessimistic=pessimistic, money=5)
+    (found,) = database.decide(Change((pays("k"),), operation=remember("r", "x", "ACCOUNT_FROZEN")))
     assert isinstance(found, InsufficientFunds)
     assert nothing(database.rows)
 
 
 @BOTH
-def test_an_answer_of_long_ago_counts_for_more_than_any_refusal_now(wary: bool) -> None:
+def test_an_answer_of_long_ago_counts_for_more_than_any_refusal_now(pessimistic: bool) -> None:
     """Also for a hopeful group: a refusal is never written, so the write can't notice; it is looked up instead."""
-    database = Database(wary=wary, money=5)
-    database.found.operations["s", "r", "pay"] = Remembered(fingerprint="x", outcome=Outcome.SUCCESS, detail="{}")
-    poor = Change((pays("k"),), remember=remember())
-    limited = Change(remember=remember(), limits=(limit(0),))
-    other = Change((pays("k2"),), remember=remember(what="y"))
+    database = Database(pessimistic=pessimistic, money=5)
+    database.found.operations["s", "r", "pay"] = OperationResult(fingerprint="x", outcome=Outcome.SUCCESS, detail="{}")
+    poor = Change((pays("k"),), operation=remember())
+    limited = Change(operation=remember(), limits=(limit(0),))
+    other = Change((pays("k2"),), operation=remember(what="y"))
     one, two, three = database.decide(poor, limited, other)
-    assert one.remembered.replayed
-    assert two.remembered.replayed
-    assert isinstance(three, OtherRequest)
+    assert one.operation.replayed
+    assert two.operation.replayed
+    assert isinstance(three, IdempotencyKeyReused)
     assert nothing(database.rows)
 
 
@@ -275,34 +281,36 @@ def test_an_answer_of_long_ago_counts_for_more_than_any_refusal_now(wary: bool) 
 
 
 @BOTH
-def test_a_limit_is_met_exactly_and_then_exceeded_within_a_group(wary: bool) -> None:
-    database = Database(wary=wary)
+def test_a_limit_is_met_exactly_and_then_exceeded_within_a_group(pessimistic: bool) -> None:
+    database = Database(pessimistic=pessimistic)
     found = database.decide(*[Change(limits=(limit(3),)) for _ in range(4)])
-    assert [type(f) for f in found] == [Done, Done, Done, LimitExceeded]
+    assert [type(f) for f in found] == [ChangeResult, ChangeResult, ChangeResult, LimitExceeded]
     assert database.rows.records is not None
     assert database.rows.records.counters == [("day", 3, 0, 3, 1000, 9)]
 
 
 @BOTH
-def test_amounts_are_limited_like_counts(wary: bool) -> None:
-    found = Database(wary=wary).decide(*[Change(limits=(limit(9, amount=part),)) for part in (999, 2, 1, 1)])
-    assert [type(f) for f in found] == [Done, LimitExceeded, Done, LimitExceeded]
+def test_amounts_are_limited_like_counts(pessimistic: bool) -> None:
+    found = Database(pessimistic=pessimistic).decide(
+        *[Change(limits=(limit(9, amount=part),)) for part in (999, 2, 1, 1)]
+    )
+    assert [type(f) for f in found] == [ChangeResult, LimitExceeded, ChangeResult, LimitExceeded]
 
 
 def test_what_is_used_up_already_counts_when_looked_up() -> None:
-    database = Database(wary=WARY)
+    database = Database(pessimistic=PESSIMISTIC)
     database.found.counters["day"] = (2, 990)
     found = database.decide(*[Change(limits=(limit(3, amount=part),)) for part in (11, 10, 0)])
-    assert [type(f) for f in found] == [LimitExceeded, Done, LimitExceeded]
+    assert [type(f) for f in found] == [LimitExceeded, ChangeResult, LimitExceeded]
 
 
 def test_a_change_that_is_refused_uses_nothing_up() -> None:
-    database = Database(wary=HOPEFUL, money=5)
+    database = Database(pessimistic=OPTIMISTIC, money=5)
     both = (limit(1), limit(0, key="other"))
     found = database.decide(
         Change(limits=both), Change((pays("k"),), limits=(limit(1),)), Change(moves=(move(7),), limits=(limit(1),))
     )
-    assert [type(f) for f in found] == [LimitExceeded, InsufficientFunds, Done]
+    assert [type(f) for f in found] == [LimitExceeded, InsufficientFunds, ChangeResult]
     assert database.rows.records is not None
     assert [row[:2] for row in database.rows.records.counters] == [("day", 1)]
 
@@ -312,9 +320,11 @@ def test_the_row_is_written_exactly_if_every_change_is_allowed_on_what_was_used_
     wanted: list[tuple[int, int]], before: int
 ) -> None:
     """Given changes that disagree about the maximum, then the one condition of the write is all of theirs together."""
-    database = Database(wary=HOPEFUL)
+    database = Database(pessimistic=OPTIMISTIC)
     changes = [Change(limits=(limit(most, count=count),)) for most, count in wanted]
-    accepted = [pair for pair, found in zip(wanted, database.decide(*changes), strict=True) if isinstance(found, Done)]
+    accepted = [
+        pair for pair, found in zip(wanted, database.decide(*changes), strict=True) if isinstance(found, ChangeResult)
+    ]
     if not accepted:
         assert database.rows.empty
         return
@@ -325,62 +335,6 @@ def test_the_row_is_written_exactly_if_every_change_is_allowed_on_what_was_used_
         used += part
         allowed &= used <= most
     assert (before + count <= count_max) == allowed
-
-
-# --- back-off and alarms ---------------------------------------------------------------------------------------------
-
-
-@given(st.floats(0.001, 100), st.floats(1, 1000), st.floats(100, CAP_MAX_S), st.floats(0, 0.99), st.floats(0, 0.999))
-def test_back_off_stays_within_its_bounds(
-    first: float, factor: float, cap: float, jitter: float, chance: float
-) -> None:
-    retry = Retry(first_s=first, factor=factor, cap_s=cap, jitter=jitter)
-    for attempt in (0, 1, 2, 10, 63, 64, 65, 10**6):
-        delay = retry.delay_us(attempt, chance)
-        assert int(first * (1 - jitter) * 1e6) <= delay <= cap * 1e6
-        assert delay < 2**63
-
-
-def test_back_off_doubles_up_to_its_cap() -> None:
-    retry = Retry(first_s=0.5, cap_s=3, jitter=0)
-    assert [retry.delay_us(n, 0.7) / 1e6 for n in (1, 2, 3, 4, 5)] == [0.5, 1, 2, 3, 3]
-
-
-def test_jitter_takes_away_and_never_adds() -> None:
-    retry = Retry(first_s=1, jitter=0.5)
-    assert [retry.delay_us(1, chance) / 1e6 for chance in (0, 0.5, 0.99)] == [1, 0.75, 0.505]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"first_s": 0},
-        {"first_s": -1},
-        {"first_s": 61},
-        {"factor": 0.9},
-        {"factor": 1e6},
-        {"factor": float("nan")},
-        {"cap_s": float("inf")},
-        {"cap_s": CAP_MAX_S + 1},
-        {"jitter": 1},
-        {"jitter": -0.1},
-    ],
-)
-def test_a_back_off_that_would_wait_for_ever_or_not_at_all_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="would wait"):
-        Retry(**wrong)
-
-
-def test_alarms_ring_at_the_earlier_of_tries_and_age() -> None:
-    alarm = Alarm(reason="stuck", tries=3, seconds=60)
-    assert not alarm.rings("A", 2, 59_999_999, None)
-    assert alarm.rings("A", 3, 0, None)
-    assert alarm.rings("A", 0, 60_000_000, None)
-    only = Alarm(reason="stuck", state="B", tries=1, outcome=Outcome.EXPLICIT_FAIL)
-    assert only.rings("B", 1, 0, Outcome.EXPLICIT_FAIL)
-    assert not only.rings("B", 1, 0, Outcome.TIMEOUT)
-    assert not only.rings("A", 1, 0, Outcome.EXPLICIT_FAIL)
-    assert not Alarm(reason="never").rings("A", 10**6, 10**15, None)
 
 
 # --- flows -----------------------------------------------------------------------------------------------------------
@@ -431,19 +385,3 @@ def test_an_answer_says_in_a_line_what_it_was() -> None:
     assert Answer(outcome=Outcome.TIMEOUT).error == "TIMEOUT"
     assert len(Answer(outcome=Outcome.UNKNOWN, message="x" * 10_000).error) == 500
     assert "\x00" not in Answer(outcome=Outcome.UNKNOWN, message="a\x00\ud800").error
-
-
-@pytest.mark.parametrize(
-    ("state", "age_s", "left_s"),
-    [("A", 0, 5), ("A", 4.5, 0.5), ("A", 5, 15), ("A", 19, 1), ("A", 20, None), ("B", 0, 20), ("B", 99, None)],
-)
-def test_how_long_until_the_next_alarm(state: str, age_s: float, left_s: float | None) -> None:
-    """Of age alone: those that want a number of calls or an answer ring when that comes."""
-    alarms = (
-        Alarm(reason="a", state="A", seconds=5, tries=3),
-        Alarm(reason="any", seconds=20),
-        Alarm(reason="tries", tries=1),
-        Alarm(reason="answer", seconds=1, outcome=Outcome.TIMEOUT),
-    )
-    left_us = until_alarm_us(alarms, state, int(age_s * 1e6))
-    assert left_us == (None if left_s is None else left_s * 1e6)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.model.selection import Pool, Short
+from bursar.model.selection import NeedMorePostings, Pool
 
 
 def pool(*amounts: int, complete: bool = True) -> Pool:
@@ -40,7 +40,7 @@ def test_a_complete_pool_says_what_it_has() -> None:
 
 def test_an_incomplete_pool_asks_for_more_instead() -> None:
     shallow = pool(5, 6, complete=False)
-    with pytest.raises(Short) as short:
+    with pytest.raises(NeedMorePostings) as short:
         shallow.pick(12)
 
     assert short.value.pool is shallow
@@ -71,6 +71,7 @@ def test_what_is_spent_does_not_pay_again() -> None:
 def test_to_drop_the_unknown_changes_nothing() -> None:
     after = pool(5, 100)
     after.drop(100, 7)
+    after.drop(100, 1)
     after.drop(6, 1)
 
     assert after.pick(105) == ([2, 1], 105)

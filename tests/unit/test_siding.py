@@ -11,19 +11,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from tests.memory import MemoryLedger
 
-from bursar.model.accounts import Account, Book, CappedOverdraft, ExternalAccount
+from bursar.model.accounts import Account, CappedOverdraft, ExternalAccount
 from bursar.model.entries import Intent, Leg
 from bursar.model.errors import Conflict, InsufficientFunds, OutcomeUnknown
 from bursar.model.money import Asset
 from bursar.model.postings import Posting
-from bursar.model.records import Taken
 from bursar.ports import SystemPorts
-from bursar.store.group import Blocked, Broken, Decided, Known, Lost
-from bursar.writer import Change, Remember, Writer
-from bursar.writer.change import Move, Passage
-from bursar.writer.siding import HELD_S, WAIT_S, needs, own
-from bursar.writer.writer import FOLD_EVERY
+from bursar.store.batch import CommitUnknown, Lane, LockTimeout, PreparedBatch
+from bursar.writer import Change, Operation, Writer
+from bursar.writer.blocked import HELD_S, WAIT_S, needs, own
+from bursar.writer.change import Move, NewTransition
+from bursar.writer.writer import CONSOLIDATE_EVERY
 
 USERS = "abcdefgh"
 ACCOUNTS = {path: Account(id=n, path=path) for n, path in enumerate(USERS, start=1)} | {
@@ -52,52 +52,37 @@ class QuickPorts(SystemPorts):
             ring()
 
 
-class HoldingStore:
-    """Everybody has 1.00. Somebody holds what the keys in `held` need; each try is noted, with whether it was aside."""
+class HoldingStore(MemoryLedger):
+    """Each user has 1.00. Another transaction holds what the keys in `held` need; each attempt is noted, by lane."""
 
     split = False
+    first_read = 2
+    reuses_postings = False
 
     def __init__(self, *, overlaps: bool) -> None:
+        live = [Posting(n << 16, n, 1, 100) for n in range(1, len(USERS) + 1)]
+        super().__init__(Asset(id=1, code="USD", precision=2), ACCOUNTS.values(), live)
         self.overlaps = overlaps
         self.ports = QuickPorts()
-        self.live = {n << 16: Posting(n << 16, n, 1, 100) for n in range(1, len(USERS) + 1)}
-        self.taken: dict[tuple[str, str], Taken] = {}
-        self.number = 100
         self.held: set[str] = set()
-        self.poison: dict[str, Exception] = {}  # key → what goes wrong with it aside
+        self.poison: dict[str, Exception] = {}  # key → what goes wrong with it in the lane of blocked changes
         self.break_once = False
         self.lane: list[set[str]] = []
         self.aside: list[set[str]] = []
-        self.set_aside = asyncio.Event()  # somebody was
-        self.meanwhile: Callable[[], object] = lambda: None  # while somebody is tried aside
+        self.set_aside = asyncio.Event()  # a change was
+        self.meanwhile: Callable[[], object] = lambda: None  # while a change is tried aside
 
-    async def decide(self, job: Any, *, beside: bool) -> Decided:
-        return Decided(0, self.rows(job))
+    async def run_batch(self, work: Any, lane: Lane = Lane.WRITE) -> Any:
+        return await work(self if lane is not Lane.BLOCKED else Beside(self))
 
-    async def write(self, decided: Decided) -> None:
-        await self.put(decided.rows, self.lane)
+    async def write(self, prepared: PreparedBatch) -> None:
+        await self.put_noted(prepared, self.lane)
 
-    async def group(self, job: Any, connection: Any = None) -> None:
-        for change in job.changes if job.aside else ():
-            if (error := self.poison.get(change.intents[0].key)) is not None:
-                raise error
-        await self.put(self.rows(job), self.aside if job.aside else self.lane)
-
-    def rows(self, job: Any) -> Any:
-        job.heads.accounts = ACCOUNTS
-        job.heads.assets = {"USD": Asset(id=1, code="USD", precision=2)}
-        job.heads.books = {"main": Book(id=1, name="main")}
-        ask = job.ask()
-        pools = {key: [p for p in self.live.values() if p.account == key[0]] for key in ask.pools}
-        taken = {key: self.taken[key] for key in ask.keys if key in self.taken}
-        numbers = list(range(self.number, self.number + ask.intents))
-        self.number += ask.intents
-        rows = job.decide(Known(numbers, taken, pools, [], {}))
-        assert rows is not None
-        return rows
-
-    async def put(self, rows: Any, noted: list[set[str]]) -> None:
-        keys = {row[3] for row in rows.envelopes}
+    async def put_noted(self, prepared: PreparedBatch, noted: list[set[str]]) -> None:
+        keys = {row[3] for row in prepared.writes.envelopes}
+        for key in keys if noted is self.aside else ():
+            if key in self.poison:
+                raise self.poison[key]
         noted.append(keys)
         if noted is self.aside:
             self.set_aside.set()
@@ -105,18 +90,26 @@ class HoldingStore:
         await asyncio.sleep(0)
         if self.break_once:
             self.break_once = False
-            raise Broken("the line is dead")
+            raise CommitUnknown("the line is dead")
         if keys & self.held:
-            raise Blocked("held")
-        if any(number not in self.live for number in rows.dead):
-            raise Lost("a posting was taken")
-        for number in rows.dead:
-            del self.live[number]
-        self.live |= {p.id: p for p, live in rows.postings if live}
-        self.taken |= {(row[2], row[3]): Taken(row[0], row[1], row[4], row[7]) for row in rows.envelopes}
+            raise LockTimeout("held")
+        self.put(prepared.writes)
 
     def written(self) -> list[str]:
-        return sorted(key for _, key in self.taken)
+        return sorted(key for _, key in self.entries)
+
+
+class Beside:
+    """The same store, on the connection of blocked changes."""
+
+    def __init__(self, store: HoldingStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def write(self, prepared: PreparedBatch) -> None:
+        await self._store.put_noted(prepared, self._store.aside)
 
 
 class Scene:
@@ -335,8 +328,10 @@ def test_what_a_change_shares_with_strangers_is_not_taken_for_held() -> None:
     assert list(own(plain, {})) == [("user", "k")]
     assert list(needs(plain)) == ["a", "to b", ("user", "k")]
     moved = Change(
-        moves=(Move(flow="f", id="1", version=0, passages=(Passage("", "e", "t"),), actor="me", delay_us=None),),
-        remember=Remember(scope="s", id="1", op="pay", fingerprint="x"),
+        moves=(
+            Move(flow="f", id="1", version=0, transitions=(NewTransition("", "e", "t"),), actor="me", delay_us=None),
+        ),
+        operation=Operation(scope="s", id="1", op="pay", fingerprint="x"),
     )
     assert list(own(moved, {})) == [("f", "1"), ("s", "1", "pay")]
 
@@ -371,7 +366,7 @@ async def test_a_mistake_beside_the_lane_is_told_to_those_who_were_set_aside(sce
     def mistaken(*_: object) -> None:
         raise AssertionError("a mistake of ours")
 
-    scene.writer._sidings._mark = mistaken  # type: ignore[method-assign, assignment]
+    scene.writer._blocked._mark = mistaken  # type: ignore[method-assign, assignment]
     assert isinstance((await told(scene.pay("c1", "c")))[0], OutcomeUnknown)
     assert (await told(scene.pay("d1", "d")))[0].receipts[0].key == "d1"
 
@@ -385,7 +380,7 @@ async def test_balances_that_cannot_be_summed_up_do_not_stop_the_writer(scene: S
         await asyncio.sleep(0)  # it waits behind this group by now
         raise ValueError("no number")
 
-    scene.writer.fold = damaged  # type: ignore[method-assign]
-    scene.writer.groups = FOLD_EVERY - 1
+    scene.writer.consolidate = damaged  # type: ignore[method-assign]
+    scene.writer.batches = CONSOLIDATE_EVERY - 1
     assert (await told(scene.pay("a1", "a")))[0].receipts[0].key == "a1"
     assert (await told(*waiting))[0].receipts[0].key == "b1"

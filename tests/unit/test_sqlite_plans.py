@@ -15,16 +15,16 @@ from bursar.store.sqlite.calls import SQL, register
 # Statement → the table, and by what it is looked up.
 PLANS = {
     "envelopes_by_key": ("e", "(scope=? AND key=?)"),
-    "group_key": ("envelopes", "(scope=? AND key=?)"),
+    "batch_key": ("envelopes", "(scope=? AND key=?)"),
     "versions": ("a", "(id=? AND version=?)"),
-    "head_balances": ("h", "(account=? AND asset=?)"),
+    "guarded_balances": ("h", "(account=? AND asset=?)"),
     "standings": ("l", "(account=? AND asset=?)"),
-    "group_live": ("postings", "(rowid>?)"),
-    "group_events": ("envelopes", "(rowid>?)"),
+    "batch_live": ("postings", "(rowid>?)"),
+    "batch_events": ("envelopes", "(rowid>?)"),
     "place_of_envelope": ("events", "(subject=? AND kind=? AND version=?)"),
     "envelopes_after": ("v", "(rowid>?)"),
     "envelopes_of_account": ("v", "(subject=? AND kind=? AND version=? AND rowid<?)"),
-    "outcome": ("outcomes", "(scope=? AND id=? AND op=?)"),
+    "operation": ("outcomes", "(scope=? AND id=? AND op=?)"),
 }
 
 

@@ -21,6 +21,7 @@ REASONS = {
     "ASSET_SUSPENDED": "the asset is suspended",
     "OVERFLOW": "the amount does not fit there",
     "CANCELLED": "it was cancelled by an operator",
+    "GIVEN_BACK": "it was taken and given back",
 }
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UserNumber = Annotated[int, Meta(ge=1, le=2**63 - 1, description="A user's number.")]

@@ -205,13 +205,13 @@ class Liveness(Check):
         cached: dict[int, dict[int, int]] = {}
         for account, asset, total in await tables.checks.cached_sums():
             cached.setdefault(account, {})[asset] = total
-        wide = await tables.balances.wide()
+        wide = await tables.balances.cached_accounts()
         after, seen = "", 0
         while page := await tables.accounts.list("", after, PAGE_MAX):
             after, seen = page[-1].path, seen + len(page)
             self.scene.progress("balances", seen, self.scene.counts["accounts"])
             for head in page:
-                if not head.selects or head.id in wide:
+                if not head.pays_from_postings or head.id in wide:
                     await self._compare(head, cached.get(head.id, {}), "the cache says")
                 floors = [a for a in self.scene.assets.values() if head.floor(a) is not None]
                 if floors:

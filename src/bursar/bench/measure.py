@@ -72,7 +72,7 @@ class Window(msgspec.Struct, frozen=True):
 
 async def ours(ledger: Ledger, workload: Workload, callers: int, seconds: float) -> Window:
     """Callers who each commit one payment after the other, until the time is up."""
-    groups = ledger.writer.groups
+    groups = ledger.writer.batches
     clock = time.perf_counter
     started = clock()
     deadline = started + seconds
@@ -85,7 +85,7 @@ async def ours(ledger: Ledger, workload: Workload, callers: int, seconds: float)
         return done
 
     done = sum(await asyncio.gather(*[caller() for _ in range(callers)]))
-    return Window(done, clock() - started, ledger.writer.groups - groups)
+    return Window(done, clock() - started, ledger.writer.batches - groups)
 
 
 def row_of(

@@ -102,7 +102,7 @@ async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Do something on a bare connection, where the store would refuse to open."""
     from bursar.config import options_of
     from bursar.ports import SystemPorts
-    from bursar.store.group import Unreachable
+    from bursar.store.batch import Unreachable
     from bursar.store.postgres.connecting import SETTINGS, Connector
     from bursar.store.postgres.errors import CONNECTION_ERRORS, explain
 

@@ -110,5 +110,5 @@ def key_option(command: F) -> F:
 
 def meta_option(command: F) -> F:
     """--meta, any number of times."""
-    text = "Remembered with the envelope; may be given several times."
+    text = "OperationResult with the envelope; may be given several times."
     return click.option("--meta", metavar="K=V", multiple=True, type=pair, help=text)(command)

@@ -7,24 +7,24 @@ from typing import Any
 from bursar.engine.flow import Answer, Flow, Item, Ride
 from bursar.model.machine import ImpossibleEvent, Kind, State
 from bursar.model.outcome import Outcome
-from bursar.writer import Passage
+from bursar.writer import NewTransition
 
 
-def onward(flow: Flow[Any], item: Item[Any], state: str) -> tuple[Passage, ...]:
+def onward(flow: Flow[Any], item: Item[Any], state: str) -> tuple[NewTransition, ...]:
     """The arrows out of rest states, which are taken in the unit that reaches them (both rows are written)."""
-    passages: list[Passage] = []
+    passages: list[NewTransition] = []
     while flow.machine.state(state).kind is Kind.REST:
         arrow = flow.way_on(item.record, state, item.body)
-        passages.append(Passage(state, str(arrow.event), arrow.target))
+        passages.append(NewTransition(state, str(arrow.event), arrow.target))
         state = arrow.target
     return tuple(passages)
 
 
-def ridden(flow: Flow[Any], item: Item[Any], ride: Ride) -> tuple[Passage, ...]:
+def ridden(flow: Flow[Any], item: Item[Any], ride: Ride) -> tuple[NewTransition, ...]:
     """The arrows that a call takes which is part of the unit: it happens with all of it, or not at all."""
     state, answer = item.record.state, ride.answer
     event = answer.event or answer.outcome.value
-    told = Passage(state, event, flow.machine.arrow(state, event).target, answer.as_json())
+    told = NewTransition(state, event, flow.machine.arrow(state, event).target, answer.as_json())
     return (told, *onward(flow, item, told.target))
 
 

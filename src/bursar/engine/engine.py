@@ -35,7 +35,7 @@ from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import until_alarm_us
 from bursar.store import Store
-from bursar.writer import Change, Done, Limit, Move, Passage, Remember, Writer
+from bursar.writer import Change, ChangeResult, Limit, Move, NewTransition, Operation, Writer
 
 CREATED = "CREATED"
 LEASE_S = 30.0  # how long whoever drives a record has it to himself; an optimisation, not a lock
@@ -86,14 +86,14 @@ class Engine:
         *,
         id: str | None = None,
         owner: str = "",
-        remember: Remember | None = None,
+        operation: Operation | None = None,
         limits: tuple[Limit, ...] = (),
         actor: str = "",
         riding: bool = False,
     ) -> Started:
         """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
 
-        With `remember`, a repeated request gets the record of the first one; a refusal is never remembered, because
+        With `operation`, a repeated request gets the record of the first one; a refusal is never stored, because
         nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. It is
         started only if the flow admits it and the accounts that the flow names are active; with `riding`, only if its
         first call can be part of the unit. If not, a refusal says why.
@@ -103,9 +103,9 @@ class Engine:
         await driven.admit(body, name)
         now_us = self.ports.now_us()
         text = msgspec.json.encode(body).decode()
-        if remember is not None:
-            check_key(remember.id)
-            remember = msgspec.structs.replace(remember, refusals=frozenset(), detail=_names(remember.detail, name))
+        if operation is not None:
+            check_key(operation.id)
+            operation = msgspec.structs.replace(operation, refusals=frozenset(), detail=_names(operation.detail, name))
         record = Record(
             number=0,
             flow=flow,
@@ -123,15 +123,14 @@ class Engine:
             created_us=now_us,
             updated_us=now_us,
         )
-        passages = (Passage("", CREATED, record.state), *onward(driven, Item(record, body), record.state))
+        passages = (NewTransition("", CREATED, record.state), *onward(driven, Item(record, body), record.state))
         there = Item(msgspec.structs.replace(record, state=passages[-1].target), body)
         booking = driven.book_start(there)
         ride = await self._ride(driven, there, booking)
         if ride is not None:
-            move = self._move(
-                record, (*passages, *ridden(driven, there, ride)), actor, body=text, keeps=ride.booking.keeps
-            )
-            change = Change(ride.booking.intents, (move,), remember, limits, ride.operations, driven.active(body))
+            steps = (*passages, *ridden(driven, there, ride))
+            move = self._move(record, steps, actor, body=text, in_flight_account=ride.booking.keeps)
+            change = Change(ride.booking.intents, (move,), operation, limits, ride.operations, driven.active(body))
             try:
                 return await self._started(record, move, change)
             except Refusal:  # whatever it is, it is told again below, or by whoever is called
@@ -139,9 +138,9 @@ class Engine:
                     raise
         elif riding:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
-        move = self._move(record, passages, actor, body=text, keeps=booking.keeps)
+        move = self._move(record, passages, actor, body=text, in_flight_account=booking.keeps)
         try:
-            change = Change(booking.intents, (move,), remember, limits, active=driven.active(body))
+            change = Change(booking.intents, (move,), operation, limits, active=driven.active(body))
             return await self._started(record, move, change)
         except RecordMoved:
             if id is not None:
@@ -152,8 +151,8 @@ class Engine:
     async def _started(self, record: Record, move: Move, change: Change) -> Started:
         done = await self.writer.apply(change)
         if not done.records:
-            assert done.remembered is not None  # the only other way for a change to end
-            first = msgspec.json.decode(done.remembered.detail)["record"]
+            assert done.operation is not None  # the only other way for a change to end
+            first = msgspec.json.decode(done.operation.detail)["record"]
             return Started(await self._written(record.flow, first), replayed=first != record.id)
         return Started(self._done(record, move, done))
 
@@ -291,7 +290,7 @@ class Engine:
         answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=evidence)
         answer = msgspec.structs.replace(answer, body=flow.after(item, event, answer))
         body = item.body if answer.body is None else answer.body
-        told = Passage(record.state, event, target, answer.as_json())
+        told = NewTransition(record.state, event, target, answer.as_json())
         passages = (told, *onward(flow, Item(record, body), target))
         booking = flow.book(item, event, answer)
         move = self._apply(item, passages, booking, answer, actor=actor)
@@ -313,7 +312,7 @@ class Engine:
         if answer.body is None and (after := flow.after(item, event, answer)) is not None:
             answer = msgspec.structs.replace(answer, body=after)
         body = item.body if answer.body is None else answer.body
-        told = Passage(state.name, event, arrow.target, answer.as_json())
+        told = NewTransition(state.name, event, arrow.target, answer.as_json())
         passages = (told, *onward(flow, Item(item.record, body), arrow.target))
         transit = item.record.transit if answer.transit is None else answer.transit
         landed = Item(msgspec.structs.replace(item.record, state=passages[-1].target, transit=transit), body)
@@ -322,7 +321,7 @@ class Engine:
             move = self._apply(item, (*passages, *ridden(flow, landed, ride)), ride.booking, answer, actor=actor)
             move = msgspec.structs.replace(move, error=ride.answer.error)
             change = Change(
-                ride.booking.intents, (move,), operations=ride.operations, high_water=self.relied_on(answer)
+                ride.booking.intents, (move,), inline_operations=ride.operations, high_water=self.relied_on(answer)
             )
             with contextlib.suppress(Refusal):  # the call is made later, by itself, and hears it
                 return await self._write(item, change, move, answer if fact else None)
@@ -356,12 +355,12 @@ class Engine:
             id=record.id,
             number=record.number,
             version=record.version,
-            passages=(Passage(record.state, str(arrow.event), record.state, answer.as_json()),),
+            transitions=(NewTransition(record.state, str(arrow.event), record.state, answer.as_json()),),
             actor=actor or self.worker,
             attempt=attempt,
             # Not past an alarm: a call is made when it is due to ring, or it would ring a whole back-off late.
             delay_us=min(delay_us, until_alarm_us(flow.alarms, record.state, age_us, life_us) or delay_us),
-            transit=record.transit,
+            in_flight_posting=record.transit,
             error=answer.error,
         )
         if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
@@ -386,7 +385,7 @@ class Engine:
     def _apply(
         self,
         item: Item[Any],
-        passages: tuple[Passage, ...],
+        passages: tuple[NewTransition, ...],
         booking: Booking,
         answer: Answer | None,
         *,
@@ -401,8 +400,8 @@ class Engine:
             passages,
             actor,
             body=body,
-            transit=0 if booking.drops else transit,
-            keeps=booking.keeps,
+            in_flight_posting=0 if booking.drops else transit,
+            in_flight_account=booking.keeps,
             error="" if answer is None else answer.error,
         )
         if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
@@ -419,7 +418,7 @@ class Engine:
             return await self.store.read.records.by_number(item.record.number)
         return self._done(item.record, move, done)
 
-    def _done(self, record: Record, move: Move, done: Done) -> Record:
+    def _done(self, record: Record, move: Move, done: ChangeResult) -> Record:
         after = self._after(record, move, done.records[0], done.postings[0])
         if self.flows[after.flow].machine.state(after.state).kind is Kind.TERMINAL:
             self.settled[after.flow, after.state] += 1
@@ -432,7 +431,7 @@ class Engine:
     # --- the small parts ---------------------------------------------------------------------------------------
 
     def _move(
-        self, record: Record, passages: tuple[Passage, ...], actor: str, *, body: str | None, **more: Any
+        self, record: Record, passages: tuple[NewTransition, ...], actor: str, *, body: str | None, **more: Any
     ) -> Move:
         state = self.flows[record.flow].machine.state(passages[-1].target)
         ends = state.kind in (Kind.TERMINAL, Kind.WAIT)
@@ -445,7 +444,7 @@ class Engine:
             id=record.id,
             number=record.number,
             version=record.version,
-            passages=passages,
+            transitions=passages,
             actor=actor or self.worker,
             delay_us=delay_us,
             worker="" if ends else self.worker,
@@ -459,15 +458,15 @@ class Engine:
         return msgspec.structs.replace(
             record,
             number=number,
-            state=move.passages[-1].target,
-            version=move.version + len(move.passages),
+            state=move.transitions[-1].target,
+            version=move.version + len(move.transitions),
             attempt=move.attempt,
             transit=posting,
             due_us=None if move.delay_us is None else now_us + move.delay_us,
             worker=move.worker,
             body=record.body if move.body is None else move.body,
             error=move.error,
-            since_us=record.since_us if move.passages[-1].target == record.state else now_us,
+            since_us=record.since_us if move.transitions[-1].target == record.state else now_us,
             updated_us=now_us,
         )
 
@@ -488,7 +487,7 @@ class Engine:
 
 
 def _names(detail: str, record: str) -> str:
-    """What is remembered of a request: which record it made, whatever else the caller wants to remember."""
+    """What is remembered of a request: which record it made, whatever else the caller wants to operation."""
     return msgspec.json.encode({**msgspec.json.decode(detail), "record": record}).decode()
 
 

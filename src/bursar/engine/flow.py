@@ -20,7 +20,7 @@ from bursar.model.machine import Arrow, Kind, Machine, MachineError
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
-from bursar.writer import Remember
+from bursar.writer import Operation
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -107,7 +107,7 @@ class Ride(msgspec.Struct, frozen=True):
     """A call that is nothing but rows of this database: it is made in the unit that reaches its state (ADR 14)."""
 
     answer: Answer  # what it says, if nothing is refused
-    operations: tuple[Remember, ...]  # answered once and for all, as if somebody had called
+    operations: tuple[Operation, ...]  # answered once and for all, as if somebody had called
     booking: Booking  # its entries, and those of the arrow that leads to its state
 
 

@@ -17,7 +17,7 @@ from bursar.engine.flow import UNDISPUTED, Answer, Dispute, Flow, Item
 from bursar.model.errors import Conflict, RecordMoved, Refusal
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record, Transition
-from bursar.writer import Change, Move, Passage
+from bursar.writer import Change, Move, NewTransition
 
 if TYPE_CHECKING:
     from bursar.engine.engine import Engine
@@ -83,12 +83,12 @@ async def _write(engine: Engine, called: Item[Any], record: Record, answer: Answ
         id=record.id,
         number=record.number,
         version=record.version,
-        passages=(Passage(record.state, f"{LATE} {answer.outcome.value}", record.state, evidence),),
+        transitions=(NewTransition(record.state, f"{LATE} {answer.outcome.value}", record.state, evidence),),
         actor=engine.worker,
         attempt=record.attempt,
         delay_us=-1,
         worker=record.worker,
-        transit=record.transit,
+        in_flight_posting=record.transit,
         error=record.error,
         body=None if dispute.body is None else msgspec.json.encode(dispute.body).decode(),
     )

@@ -17,7 +17,7 @@ from bursar.model.errors import Conflict, InvalidName, NotPossible, UnknownRecor
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
-from bursar.writer import Change, Move, Passage
+from bursar.writer import Change, Move, NewTransition
 
 RETRY_ASKED = "RETRY ASKED"
 FORCE_ASKED = "FORCE ASKED"
@@ -162,12 +162,12 @@ class Operators:
             id=record.id,
             number=record.number,
             version=record.version,
-            passages=(Passage(record.state, event, record.state, msgspec.json.encode(evidence).decode()),),
+            transitions=(NewTransition(record.state, event, record.state, msgspec.json.encode(evidence).decode()),),
             actor=actor,
             attempt=record.attempt,
             delay_us=delay_us,
             worker="" if delay_us >= 0 else record.worker,
-            transit=record.transit,
+            in_flight_posting=record.transit,
             error=record.error,
         )
         await self._engine.writer.apply(Change(moves=(move,)))

@@ -45,7 +45,7 @@ async def set_pause(store: Store, kind: str, name: str, *, actor: str, reason: s
 
     With `two_people`, it takes two to lift it, also if it was set before by somebody who can lift it alone.
     """
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         if await unit.pauses.add(kind, name, actor, reason, two_people=two_people):
             await unit.actions.note(PAUSED, kind, name, actor=actor, reason=reason)
             return True
@@ -69,7 +69,7 @@ def hardened(pause: Pause, reason: str) -> Pause | None:
 async def lift_pause(store: Store, kind: str, name: str, *, actor: str, reason: str) -> Lift:
     """Switch it on again; or, where two people are needed and this is the first one, write the proposal down."""
     person, why = check_actor(actor), check_reason(reason)
-    async with store.unit() as unit:
+    async with store.transaction() as unit:
         pause = await unit.pauses.lock(kind, name)
         if pause is None:
             return Lift.NOT_PAUSED

@@ -186,7 +186,7 @@ class Holds(Reads):
         for _ in range(TRIES):
             row, head, asset = await self._settleable(hold)
             if row.state is not HoldState.OPEN:
-                taken = await self.store.read.envelopes.taken([("void", str(hold))])
+                taken = await self.store.read.envelopes.existing([("void", str(hold))])
                 if row.state is state and taken:
                     found = taken["void", str(hold)]
                     return Receipt(envelope=found.seq, id=found.id.hex(), key=str(hold), replayed=True)
@@ -236,7 +236,7 @@ class Holds(Reads):
 
     async def _replayed(self, hold: int, key: str, target: str, code: str, minor: int | None) -> Receipt | None:
         """The receipt of a confirmation of this hold that has happened already under this key."""
-        taken = (await self.store.read.envelopes.taken([(USER_SCOPE, key)])).get((USER_SCOPE, key))
+        taken = (await self.store.read.envelopes.existing([(USER_SCOPE, key)])).get((USER_SCOPE, key))
         if taken is None:
             return None
         view = await self.envelope(taken.seq)
@@ -257,9 +257,9 @@ class Holds(Reads):
         if not self.store.split:
             return
         sagas = await self.store.read.sagas.list()
-        if any((saga.scope, saga.key) == (USER_SCOPE, key) for saga in sagas) or await self.store.read.envelopes.taken(
-            [(USER_SCOPE, key)]
-        ):
+        if any(
+            (saga.scope, saga.key) == (USER_SCOPE, key) for saga in sagas
+        ) or await self.store.read.envelopes.existing([(USER_SCOPE, key)]):
             raise Conflict(f"key {key!r} is being committed by somebody else", 1)
 
     async def _check_open(self, row: HoldRow) -> None:

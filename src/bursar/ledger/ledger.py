@@ -238,11 +238,11 @@ class Ledger(Holds):
 
     async def rebuild(self) -> int:
         """Make the disposable tables anew from the value tables. Returns how many postings are live."""
-        async with self.store.unit(unhurried=True) as unit:
+        async with self.store.transaction(unhurried=True) as unit:
             await unit.rules.bump()
             if await unit.sagas.count():
                 raise Conflict("commits are under way; run `bursar recover` first", 1)
-            wide = await unit.balances.wide()
+            wide = await unit.balances.cached_accounts()
             live = await unit.postings.rebuild()
             await unit.balances.clear_cache()
             await unit.balances.clear_heads()
@@ -251,6 +251,6 @@ class Ledger(Holds):
             assets = {a.id: a for a in (await unit.rules.assets()).values()}
             guarded = [(a, s, v) for a, s, v, _ in sums if heads[a].floor(assets[s]) is not None]
             await unit.balances.put_heads(guarded)
-            cached = [(a, s, 0, v) for a, s, v, _ in sums if not heads[a].selects or a in wide]
+            cached = [(a, s, 0, v) for a, s, v, _ in sums if not heads[a].pays_from_postings or a in wide]
             await unit.balances.add_cache([(a, 0, 0, 0) for a in sorted(wide)] + cached)
         return live

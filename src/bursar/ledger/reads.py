@@ -68,7 +68,7 @@ class Reads(RuleBook):
 
     async def _sums(self, head: Account) -> dict[int, int]:
         """From the cache where there is one, else from the live postings."""
-        if not head.selects or head.id in await self.store.read.balances.wide():
+        if not head.pays_from_postings or head.id in await self.store.read.balances.cached_accounts():
             return await self.store.read.balances.cached(head.id)
         found = await self.store.read.balances.of(head.id)
         if any(count > WIDE for _, count in found.values()):
@@ -116,7 +116,7 @@ class Reads(RuleBook):
 
     async def envelope_by_key(self, key: str, *, scope: str = "user") -> EnvelopeView:
         """The envelope that a key stands for."""
-        taken = await self.store.read.envelopes.taken([(plain_text("scope", scope), plain_text("key", key))])
+        taken = await self.store.read.envelopes.existing([(plain_text("scope", scope), plain_text("key", key))])
         if not taken:
             raise UnknownEnvelope(f"with key {key!r}")
         return await self.envelope(taken[scope, key].seq)
@@ -136,7 +136,7 @@ class Reads(RuleBook):
 
     async def _reversals(self, rows: Sequence[StoredEnvelope]) -> dict[int, int]:
         """Which of them were reversed, and by which: a reversal has the number of what it reverses for its key."""
-        found = await self.store.read.envelopes.taken([(REVERSE, str(row.seq)) for row in rows])
+        found = await self.store.read.envelopes.existing([(REVERSE, str(row.seq)) for row in rows])
         return {int(key): taken.seq for (_, key), taken in found.items()}
 
     async def _place(self, envelope: int) -> Place:

@@ -88,7 +88,7 @@ class RuleBook:
         enabled = check_truth("internal_transfer_enabled", internal_transfer_enabled)
         asset = Asset(code=code, precision=precision, internal_transfer_enabled=enabled is not False)
         asset = _limits(asset, min_transfer, max_transfer)
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             created = await unit.rules.create_asset(asset)
             found = (await unit.rules.assets())[code]
             if created:
@@ -118,7 +118,7 @@ class RuleBook:
         if status is not None and status not in tuple(AssetStatus):
             raise InvalidName("asset status", str(status), f"one of {', '.join(AssetStatus)}")
         enabled = check_truth("internal_transfer_enabled", internal_transfer_enabled)
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             generation = await unit.rules.bump()
             old = (await unit.rules.assets()).get(code)
             if old is None:
@@ -181,7 +181,7 @@ class RuleBook:
             if not isinstance(names, tuple | list) or not all(isinstance(one, str) for one in names):
                 raise InvalidName(f"list of {what}", str(names), "a tuple of texts is expected")
         wanted = Book(name=name, assets=tuple(assets), accounts=tuple([check_path(path) for path in accounts]))
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             known = await unit.rules.assets()
             for code in wanted.assets:
                 if code not in known:
@@ -217,7 +217,7 @@ class RuleBook:
         path = check_path(path)
         policy = NoOverdraft() if policy is None else policy
         book = check_name("book name", book) if book != "" else book
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             await _check_policy(unit, policy, book)
             found = (await unit.accounts.heads([path])).get(path)
             if found is None:
@@ -292,7 +292,7 @@ class RuleBook:
             raise InvalidName("account path", path, "this account belongs to holds")
         if status is AccountStatus.CLOSED and path in OF_FLOWS:
             raise InvalidName("account to close", path, "flows book there what has happened outside")
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             head, closing = await _locked(unit, path)
             if status is AccountStatus.CLOSED:
                 await _check_empty(unit, head)
@@ -316,7 +316,7 @@ class RuleBook:
         """
         if funding_user(check_path(path)) is None:
             raise InvalidName("account to freeze while it closes", path, "a user's funding account")
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             head, closing = await _locked(unit, path)
             if not close_may_freeze(head, closing):
                 return head
@@ -326,7 +326,7 @@ class RuleBook:
 
     async def cancel_close(self, path: str, token: str) -> None:
         """Lift the freeze that the close of this token has made, if it is still its own; else change nothing."""
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             await unit.rules.bump()  # first: this waits for a COMMIT of the close whose reply was lost
             head = (await unit.accounts.heads([path])).get(path)
             new = lifted(head, await unit.closings.of(path), token)
@@ -341,7 +341,7 @@ class RuleBook:
 
     async def widen(self, account: Account, *, soon: bool = False) -> None:
         """Give an account with many postings a balance cache, starting from its sum. `soon`: or not at all."""
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             await unit.rules.bump(soon=soon)
             await _start_cache(unit, account.id)
 
@@ -458,7 +458,7 @@ async def _change_guards(unit: Tables, head: Account, new: Account) -> None:
     if isinstance(new.policy, CappedOverdraft):
         asset = next(a for a in assets.values() if a.code == new.policy.asset)
         await unit.balances.put_heads([(head.id, asset.id, sums.get(asset.id, (0, 0))[0])])
-    if head.selects != new.selects:
+    if head.pays_from_postings != new.pays_from_postings:
         await _start_cache(unit, head.id)
 
 

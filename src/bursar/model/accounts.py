@@ -117,7 +117,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.path_bytes + self.snapshot
 
     @cached_property
-    def selects(self) -> bool:
+    def pays_from_postings(self) -> bool:
         """Whether it pays with postings it owns. System and external accounts never look for any."""
         return not isinstance(self.policy, SystemAccount | ExternalAccount)
 
@@ -127,7 +127,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return isinstance(self.policy, CappedOverdraft)
 
     @cached_property
-    def never_owes(self) -> bool:
+    def no_overdraft(self) -> bool:
         """Whether it may own no negative posting of any asset."""
         return isinstance(self.policy, NoOverdraft)
 

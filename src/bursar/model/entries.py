@@ -179,11 +179,7 @@ def check_text(what: str, text: str) -> str:
         text = plain_text(what, text)
     if not 0 < len(text) <= KEY_LENGTH_MAX or not text.isprintable():
         raise InvalidName(what, text[:KEY_LENGTH_MAX], f"1 to {KEY_LENGTH_MAX} printable characters")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidName(what, ascii(text), "it is not valid Unicode text") from None
-    return text
+    return text  # valid Unicode too: half a surrogate pair is not printable
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> str:

@@ -365,13 +365,13 @@ class RecordMoved(Refusal):
 
 
 @dataclass(eq=False)
-class OtherRequest(Refusal):
+class IdempotencyKeyReused(Refusal):
     """The operation was asked for before, with other parameters."""
 
     scope: str
     id: str
     op: str
-    code = "OTHER_REQUEST"
+    code = "IDEMPOTENCY_KEY_REUSED"
     text = "{op} of {id} was asked for before with other parameters"
 
 

@@ -39,7 +39,7 @@ from bursar.model.errors import (
     TooManyPostings,
     UnknownAccount,
 )
-from bursar.model.ground import Ground
+from bursar.model.ledger_state import LedgerState
 from bursar.model.money import MINOR_MAX, MINOR_MIN, Asset, AssetStatus, format_minor
 from bursar.model.plan_types import Plan
 from bursar.model.postings import POSTINGS_MAX
@@ -47,7 +47,7 @@ from bursar.model.postings import POSTINGS_MAX
 
 def validate_and_plan(
     envelope: Envelope,
-    ground: Ground,
+    ground: LedgerState,
     pins: tuple[tuple[str, bytes], ...] = (),
     *,
     no_overdraft: bool = False,
@@ -76,7 +76,7 @@ def validate_and_plan(
     return Plan(envelope, envelope.id(), floors)
 
 
-def _plainly_right(envelope: Envelope, ground: Ground, no_overdraft: bool = False) -> bool:
+def _plainly_right(envelope: Envelope, ground: LedgerState, no_overdraft: bool = False) -> bool:
     """All nine checks at once for most envelopes: one account pays another with one posting or none, neither has an
     overdraft, the book has no limits. It only ever says yes; whatever it is not sure of gets the full treatment.
     """
@@ -91,14 +91,14 @@ def _plainly_right(envelope: Envelope, ground: Ground, no_overdraft: bool = Fals
     for account in accounts:
         if ground.accounts.get(account.path) is not account or account.book:
             return False
-        if account.status is not AccountStatus.ACTIVE or (account.selects and not account.never_owes):
+        if account.status is not AccountStatus.ACTIVE or (account.pays_from_postings and not account.no_overdraft):
             return False
     leg, paid, number = legs[0], creates[-1], assets[0].id
     source, target, minor = leg.source, leg.target, leg.amount
     payer, payee = accounts if accounts[0].id == source else (accounts[1], accounts[0])
     if payer.id != source or payee.id != target or source == target or leg.asset != number:
         return False
-    if no_overdraft and not payer.selects:
+    if no_overdraft and not payer.pays_from_postings:
         return False
     if not isinstance(minor, int) or not 0 < minor <= MINOR_MAX:
         return False
@@ -115,7 +115,7 @@ def _plainly_right(envelope: Envelope, ground: Ground, no_overdraft: bool = Fals
     left = creates[0]
     if left.account != source or left.asset != number or left.amount != rest:
         return False
-    return 0 < rest <= MINOR_MAX or (MINOR_MIN <= rest < 0 and not payer.selects)
+    return 0 < rest <= MINOR_MAX or (MINOR_MIN <= rest < 0 and not payer.pays_from_postings)
 
 
 def _check_shape(envelope: Envelope) -> None:
@@ -161,7 +161,7 @@ def _wanted(envelope: Envelope) -> dict[tuple[int, int], int]:
 
 def _check_accounts(
     envelope: Envelope,
-    ground: Ground,
+    ground: LedgerState,
     wanted: dict[tuple[int, int], int],
     pins: tuple[tuple[str, bytes], ...],
     outside: bool,
@@ -183,7 +183,7 @@ def _check_accounts(
 
 
 def _check_value(
-    envelope: Envelope, ground: Ground, accounts: dict[int, Account], assets: dict[int, Asset]
+    envelope: Envelope, ground: LedgerState, accounts: dict[int, Account], assets: dict[int, Asset]
 ) -> dict[tuple[int, int], int]:
     """Checks 5 and 6; returns what each (account, asset) gains or loses by the postings."""
     got: dict[tuple[int, int], int] = {}
@@ -204,7 +204,7 @@ def _check_value(
             raise InvalidEntry("it creates an empty posting")
         if not MINOR_MIN <= amount <= MINOR_MAX:
             raise AmountTooLarge(format_minor(amount, asset.precision), asset.code)
-        if amount < 0 and (account.never_owes or not account.may_owe(asset)):
+        if amount < 0 and (account.no_overdraft or not account.may_owe(asset)):
             raise NegativePosting(account.path)
         key = (p.account, p.asset)
         got[key] = got.get(key, 0) + amount
@@ -233,7 +233,7 @@ def _check_guarded(accounts: dict[int, Account], assets: dict[int, Asset], got: 
 
 
 def _check_floors(
-    ground: Ground,
+    ground: LedgerState,
     accounts: dict[int, Account],
     assets: dict[int, Asset],
     got: dict[tuple[int, int], int],

@@ -50,7 +50,7 @@ class StoredEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
 
 
-class Taken(msgspec.Struct, frozen=True, gc=False):
+class ExistingEntry(msgspec.Struct, frozen=True, gc=False):
     """What a key already stands for."""
 
     seq: int
@@ -103,7 +103,7 @@ class Saga(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+class OperationResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was answered to an operation."""
 
     fingerprint: str

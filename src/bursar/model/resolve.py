@@ -16,14 +16,14 @@ from bursar.model.accounts import Account, Book, check_active
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.envelope import BookedLeg, Envelope, booked_amount
 from bursar.model.errors import BalanceNotGuarded, InsufficientFunds, InvalidEntry, PostingNotLive, TooManyPostings
-from bursar.model.ground import MINUS, PLUS, Ground
+from bursar.model.ledger_state import MINUS, PLUS, LedgerState
 from bursar.model.money import Asset, format_minor
 from bursar.model.postings import INDEX_BITS, POSTINGS_MAX, Posting
 
 NETTING_MAX = 64  # negative postings that one incoming payment pays off; the rest waits for the next or for compact
 
 
-def resolve(intent: Intent, ground: Ground, seq: int) -> Envelope:
+def resolve(intent: Intent, ground: LedgerState, seq: int) -> Envelope:
     """The envelope that carries out the intent on this ground, numbered `seq`."""
     book = ground.book(intent.book)
     if len(intent.legs) == 1 and len(intent.consume) <= 1:
@@ -67,14 +67,14 @@ def resolve(intent: Intent, ground: Ground, seq: int) -> Envelope:
     )
 
 
-def _payment(intent: Intent, leg: Leg, ground: Ground, book: Book, seq: int) -> Envelope | None:
+def _payment(intent: Intent, leg: Leg, ground: LedgerState, book: Book, seq: int) -> Envelope | None:
     """Most entries: one account pays another, and neither has an overdraft. The same as below, without the bookkeeping.
 
     None if it is anything else, or if it falls short: then the general way finds the refusal.
     """
     source, target, asset = ground.account(leg.source), ground.account(leg.target), ground.asset(leg.asset)
     minor, number = leg.amount, asset.id
-    if source is target or (target.selects and not target.never_owes):
+    if source is target or (target.pays_from_postings and not target.no_overdraft):
         return None
     consumes: tuple[Posting, ...] = ()
     total = 0
@@ -83,13 +83,13 @@ def _payment(intent: Intent, leg: Leg, ground: Ground, book: Book, seq: int) -> 
         if posting is None or posting != Posting(posting.id, source.id, number, minor):
             return None
         consumes, total = (posting,), minor
-    elif source.never_owes:
+    elif source.no_overdraft:
         chosen, total = ground.pools[source.id, number, PLUS].pick(minor)
         if total < minor or len(chosen) > POSTINGS_MAX:
             return None
         live = ground.live
         consumes = tuple([live[posting] for posting in chosen])
-    elif source.selects or intent.no_overdraft:
+    elif source.pays_from_postings or intent.no_overdraft:
         return None
     paid = Posting(seq << INDEX_BITS | (total != minor), target.id, number, minor)
     return Envelope(
@@ -108,7 +108,7 @@ def _payment(intent: Intent, leg: Leg, ground: Ground, book: Book, seq: int) -> 
     )
 
 
-def booked_legs(intent: Intent, ground: Ground) -> tuple[BookedLeg, ...]:
+def booked_legs(intent: Intent, ground: LedgerState) -> tuple[BookedLeg, ...]:
     """The movements by row numbers: what is stored, and what makes two intents the same."""
     accounts = {path: ground.account(path) for leg in intent.legs for path in (leg.source, leg.target)}
     assets = {leg.asset: ground.asset(leg.asset) for leg in intent.legs}
@@ -124,7 +124,7 @@ def _booked(intent: Intent, accounts: dict[str, Account], assets: dict[str, Asse
     )
 
 
-def _named(intent: Intent, ground: Ground) -> list[Posting]:
+def _named(intent: Intent, ground: LedgerState) -> list[Posting]:
     named = []
     for number in intent.consume:
         posting = ground.live.get(number)
@@ -134,20 +134,22 @@ def _named(intent: Intent, ground: Ground) -> list[Posting]:
     return named
 
 
-def _deltas(intent: Intent, ground: Ground, named: list[Posting]) -> dict[tuple[str, str], int]:
+def _deltas(intent: Intent, ground: LedgerState, named: list[Posting]) -> dict[tuple[str, str], int]:
     if intent.kind is Kind.COMPACT:  # one account, every asset of the named postings, nothing moves
         return {(intent.merge, ground.assets_by_id[p.asset].code): 0 for p in named}
     return intent.deltas()
 
 
-def _settle(account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]) -> int:
+def _settle(
+    account: Account, asset: Asset, rest: int, intent: Intent, ground: LedgerState, consumes: list[Posting]
+) -> int:
     """Consume what the account pays with (or pays off) and return what is left to create, with its sign."""
     if intent.kind is Kind.COMPACT:
         return rest  # the named postings are all it is about
     if rest < 0 and intent.no_overdraft and account.may_owe(asset) and not account.capped:
         check_active(account)
         raise BalanceNotGuarded(account.path)
-    if rest < 0 and account.selects:
+    if rest < 0 and account.pays_from_postings:
         chosen, total = ground.pools[account.id, asset.id, PLUS].pick(-rest, intent.consume)
         if len(chosen) > POSTINGS_MAX:
             raise TooManyPostings(account.path, len(chosen), POSTINGS_MAX)
@@ -161,12 +163,14 @@ def _settle(account: Account, asset: Asset, rest: int, intent: Intent, ground: G
             )
         consumes += [ground.live[number] for number in chosen]
         return rest + total
-    if rest > 0 and account.selects and not account.never_owes and account.may_owe(asset):
+    if rest > 0 and account.pays_from_postings and not account.no_overdraft and account.may_owe(asset):
         return _pay_off(account, asset, rest, intent, ground, consumes)
     return rest
 
 
-def _pay_off(account: Account, asset: Asset, rest: int, intent: Intent, ground: Ground, consumes: list[Posting]) -> int:
+def _pay_off(
+    account: Account, asset: Asset, rest: int, intent: Intent, ground: LedgerState, consumes: list[Posting]
+) -> int:
     pool = ground.pools[account.id, asset.id, MINUS]
     for magnitude, minus_id in pool.items[: -NETTING_MAX - 1 : -1]:
         if rest <= 0:

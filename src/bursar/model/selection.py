@@ -1,8 +1,8 @@
 """Which postings pay: the largest first, and no more than needed.
 
 A `Pool` holds what is known to be live of one (account, asset) and one sign, by magnitude. It may be incomplete: the
-store reads the largest few first, and only if those don't suffice is it asked for more (`Short`). Everything else in a
-group works on the same pools, so a later entry can spend what an earlier one created.
+store reads the largest few first, and only if those don't suffice is it asked for more (`NeedMorePostings`). Everything
+else in a batch works on the same pools, so a later entry can spend what an earlier one created.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection
 
+PoolKey = tuple[int, int, int]  # account, asset, sign
 
-class Short(Exception):
+
+class NeedMorePostings(Exception):
     """The pool is exhausted but the store has more: read on and decide again. Never reaches a caller."""
 
     def __init__(self, pool: Pool) -> None:
@@ -42,7 +44,7 @@ class Pool:
             chosen.append(-minus_id)
             total += magnitude
         if total < target and not self.complete:
-            raise Short(self)
+            raise NeedMorePostings(self)
         return chosen, total
 
     def put(self, magnitude: int, number: int) -> None:

@@ -5,19 +5,19 @@ the simulator can put a virtual clock, seeded randomness, crashing "threads", lo
 same doors. Sockets of PostgreSQL are the one exception: asyncpg opens its own, which is why that store stays outside
 the simulator.
 
-A *port call* is anything that leaves the process: `Lane.run`, `Ports.sleep`, and each write to a `Stream`. Files are
-touched by work on a lane, so that no disk ever holds up the event loop.
+A *port call* is anything that leaves the process: `SerialExecutor.run`, `Ports.sleep`, and each write to a `Stream`.
+Files are touched by work on a `SerialExecutor`, so that no disk ever holds up the event loop.
 """
 
-from bursar.ports.protocols import File, Files, Lane, Listener, Ports, Stream
+from bursar.ports.protocols import File, Files, Listener, Ports, SerialExecutor, Stream
 from bursar.ports.system import SystemPorts, exit_after, notice_silence, run_program, split_address
 
 __all__ = [
     "File",
     "Files",
-    "Lane",
     "Listener",
     "Ports",
+    "SerialExecutor",
     "Stream",
     "SystemPorts",
     "exit_after",

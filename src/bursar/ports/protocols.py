@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Lane(Protocol):
+class SerialExecutor(Protocol):
     """One thread: what is given to it runs in order, one at a time, off the event loop."""
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -147,7 +147,7 @@ class Ports(Protocol):
         """Wait without blocking others."""
         ...
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str) -> SerialExecutor:
         """A new thread of its own."""
         ...
 

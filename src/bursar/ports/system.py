@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from bursar.ports.protocols import File, Files, Lane, Listener, Stream
+from bursar.ports.protocols import File, Files, Listener, SerialExecutor, Stream
 
 T = TypeVar("T")
 
@@ -342,7 +342,7 @@ class SystemPorts:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str) -> SerialExecutor:
         return ThreadLane(name)
 
     def sqlite(self, path: str, *, read_only: bool) -> sqlite3.Connection:

@@ -23,7 +23,8 @@ from bursar.sim.oracle import Violation
 from bursar.sim.orders import Rail
 from bursar.sim.process import Process
 from bursar.sim.records import RecordOracle
-from bursar.store.group import Job
+from bursar.store.batch import Lane
+from bursar.store.protocol import Work
 from bursar.store.sqlite.store import SqliteStore
 
 PATH: Final = "funds.db"
@@ -40,6 +41,7 @@ SET_BACK_EVERY: Final = 7  # to one seed in so many that happens while processes
 SWARM: Final = CrashSwarm(probability=0.012, budget=6)
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -56,10 +58,11 @@ class WatchedStore(SqliteStore):
 
     watch: Callable[[], None]
 
-    async def group(self, job: Job, connection: object = None) -> None:
-        """Write a group, then judge."""
-        await super().group(job)
+    async def run_batch(self, work: Work[R], lane: Lane = Lane.WRITE) -> R:
+        """Write a batch, then judge."""
+        result = await super().run_batch(work, lane)
         self.watch()
+        return result
 
 
 class Duo(ABC, Generic[T]):

@@ -28,7 +28,7 @@ from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.orders import MACHINE, SHOP, TRANSIT, Order, OrderOracle, Rail
 from bursar.sim.process import Process
 from bursar.store import connect
-from bursar.writer import Limit, Remember
+from bursar.writer import Limit, Operation
 
 PROCESSES: Final = ("engine", "engine-2")
 USERS: Final = 4
@@ -114,12 +114,12 @@ class Scenario(Duo[Outcome]):
             raise Violation(f"W34: hold {hold.id} of {hold.owner} was settled by hand")
 
     async def start(self, client: Client, engine: Engine, key: str, minor: int) -> str:
-        request = Remember(scope=f"orders:{client.user}", id=key, op="create", fingerprint=str(minor))
+        request = Operation(scope=f"orders:{client.user}", id=key, op="create", fingerprint=str(minor))
         limit = Limit(key=client.user, count_max=LIMIT, amount_max=10**9, amount=minor, until_us=FOREVER_US, code="X")
         while True:
             try:
                 order = Order(client.user, minor, held=minor % 2 == 0)
-                started = await engine.start(MACHINE.name, order, owner=client.user, remember=request, limits=(limit,))
+                started = await engine.start(MACHINE.name, order, owner=client.user, operation=request, limits=(limit,))
             except LimitExceeded:
                 return ""
             except Conflict:

@@ -175,7 +175,7 @@ class Scenario:
                 raise Violation(f"a second recovery found something to do: {again}")
         upkeep = self.rng.random()
         if upkeep < FOLD_SHARE:
-            await ledger.writer.fold(above=1)
+            await ledger.writer.consolidate(above=1)
         if upkeep > 1 - REBUILD_SHARE:
             await ledger.rebuild()  # the last judgement compares every row of what it made
         self.finished.set()

@@ -286,7 +286,7 @@ class Oracle:
             if sums[account, asset] != kept:
                 raise Violation(f"the cached balance of {heads[account].path} is {kept}, not {sums[account, asset]}")
         for (account, asset), balance in sums.items():
-            if not heads[account].selects and cached[account, asset] != balance:
+            if not heads[account].pays_from_postings and cached[account, asset] != balance:
                 raise Violation(f"the cached balance of {heads[account].path} is missing {balance}")
         self._holds(live, next(i for i, head in heads.items() if head.path == "held"))
 

@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from bursar.ports import Files, Lane, Listener, Stream
+from bursar.ports import Files, Listener, SerialExecutor, Stream
 from bursar.sim.disk import SimDisk
 from bursar.sim.loop import OWNER, Fenced, Owner
 from bursar.sim.net import SimHost
@@ -130,7 +130,7 @@ class SimPorts:
         finally:
             timer.cancel()
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str) -> SerialExecutor:
         return SimLane(self._living(), name)
 
     def sqlite(self, path: str, *, read_only: bool) -> sqlite3.Connection:
@@ -183,7 +183,7 @@ class SimPorts:
 
 
 class SimLane:
-    """`bursar.ports.Lane`: work takes a few ticks and happens in the order in which it was given."""
+    """`bursar.ports.SerialExecutor`: work takes a few ticks and happens in the order in which it was given."""
 
     __slots__ = ("_closed", "_free_at", "_name", "_process", "_queue")
 

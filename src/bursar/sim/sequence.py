@@ -21,7 +21,7 @@ from bursar.engine import Worker
 from bursar.flows.sequence import Own, OwnStep, SequenceRefused, Sequences
 from bursar.flows.sequence.machine import COMPENSATION_FAILED
 from bursar.ledger import Ledger
-from bursar.model.errors import Conflict, OtherRequest, Refusal
+from bursar.model.errors import Conflict, IdempotencyKeyReused, Refusal
 from bursar.sim.disk import SimDisk
 from bursar.sim.duo import LEASE_S, PATH, SCAN_S, Client, Duo, WatchedStore, play_out
 from bursar.sim.engine import USERS, beginning
@@ -130,7 +130,7 @@ class Scenario(Duo[Outcome]):
 
     async def differ(self, client: Client, sequences: Sequences, key: str, steps: list[Any]) -> None:
         """The same key with other steps is refused, always."""
-        with contextlib.suppress(OtherRequest, Conflict):
+        with contextlib.suppress(IdempotencyKeyReused, Conflict):
             await sequences.start([*steps, Own(OWN[0])], key=key, owner=client.user, wait_s=0)
             self.violations.append(Violation(f"{key} was started with other steps"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bursar.ports import Lane
+from bursar.ports import SerialExecutor
 from bursar.sim.process import TICK_S, SimLane, SimPorts
 
 LOOK_AGAIN_S: Final = 4 * TICK_S
@@ -33,6 +33,6 @@ class SharedPorts(SimPorts):
 
     __slots__ = ()
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str) -> SerialExecutor:
         """A lane that waits for others."""
         return SharedLane(self._living(), name)

@@ -238,6 +238,7 @@ class Scenario:
                 await furnish(ledger, transfers)
                 await self.arrivals.furnish(ledger)
                 await self.closers.furnish(transfers)
+            await self.opened(ledger)
             worker, watching = Worker(transfers.engine, scan_s=0.1), None
             async with asyncio.TaskGroup() as group:
                 driving = group.create_task(worker.run(), name="worker")
@@ -256,6 +257,9 @@ class Scenario:
             self.over = True
             self.kernel.processes[SERVERS[1]].crash()
             await self.judge(ledger, transfers, client, process)
+
+    async def opened(self, ledger: Ledger) -> None:
+        """The database can be used, and nothing is driven yet."""
 
     async def compare(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
         """As at every start: no new transfer before core and ledger were compared."""

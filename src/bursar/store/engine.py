@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.records import Alert, Record, Remembered, Transition
-from bursar.store.rows import Row, record_of, remembered_of, transition_of
+from bursar.model.records import Alert, OperationResult, Record, Transition
+from bursar.store.rows import Row, operation_result_of, record_of, transition_of
 from bursar.store.session import Table
 
 NEWEST = 2**63 - 1
@@ -142,14 +142,14 @@ class Records(Table):
 class Outcomes(Table):
     """What operations were answered."""
 
-    async def get(self, scope: str, id_: str, op: str) -> Remembered | None:
+    async def get(self, scope: str, id_: str, op: str) -> OperationResult | None:
         """The answer to one operation."""
-        rows = await self._s.rows("outcome", scope, id_, op)
-        return remembered_of(rows[0]) if rows else None
+        rows = await self._s.rows("operation", scope, id_, op)
+        return operation_result_of(rows[0]) if rows else None
 
-    async def of(self, scope: str, id_: str) -> dict[str, Remembered]:
+    async def of(self, scope: str, id_: str) -> dict[str, OperationResult]:
         """The answers to all operations of one request."""
-        return {row[0]: remembered_of(row[1:]) for row in await self._s.rows("outcomes_of", scope, id_)}
+        return {row[0]: operation_result_of(row[1:]) for row in await self._s.rows("operations_of", scope, id_)}
 
     async def drop_counters(self, age_us: int) -> int:
         """Forget limits whose time was over so long ago; returns how many."""
@@ -230,7 +230,7 @@ class Heartbeats(Table):
 
     async def hanging_commits(self, longer_us: int) -> int:
         """PostgreSQL: commits of ours that wait for a synchronous standby, for longer than that."""
-        return int(await self._one("group_hanging", longer_us))
+        return int(await self._one("hanging_commits", longer_us))
 
 
 class Nodes(Table):

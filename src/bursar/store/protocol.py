@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from bursar.ports import Ports
-from bursar.store.group import Decided, Job
+from bursar.store.batch import BatchSession, Lane
 from bursar.store.tables import Tables
+
+T = TypeVar("T")
+Work: TypeAlias = Callable[[BatchSession], Coroutine[Any, Any, T]]
 
 
 class Store(Protocol):
-    """Rows, in units. It applies and returns what changed; it decides nothing."""
+    """WriteSet, in units. It applies and returns what changed; it decides nothing."""
 
     engine: str
     split: bool  # commits go by saga, each primitive by itself
-    overlaps: bool  # one group can be decided while the one before it is written
+    overlaps: bool  # one batch can be prepared while the one before it is written
+    first_read: int  # postings to read per account and asset at first
+    reuses_postings: bool  # small batches may be decided on postings that the batch before has left
     has_clock: bool  # its own, which all hosts share; if not, due times are in this machine's
     ports: Ports
     read: Tables  # reads that each stand alone
@@ -32,7 +38,7 @@ class Store(Protocol):
         """The clock that due times are in."""
         ...
 
-    def unit(self, *, unhurried: bool = False) -> AbstractAsyncContextManager[Tables]:
+    def transaction(self, *, unhurried: bool = False) -> AbstractAsyncContextManager[Tables]:
         """Several primitives, all or nothing. `unhurried`: none of them has a time limit (rebuild)."""
         ...
 
@@ -48,18 +54,19 @@ class Store(Protocol):
         """Write something small, durably, or raise why that can't be."""
         ...
 
-    async def decide(self, job: Job, *, beside: bool) -> Decided:
-        """The first half of a group: read and decide. Only where `overlaps`; it may run `beside` another's `write`."""
-        ...
+    async def run_batch(self, work: Work[T], lane: Lane = Lane.WRITE) -> T:
+        """Run the writer's work with a session: in a transaction (SQLite, on the writer's thread), or on a lane's
+        connection, where the session's write is its own transaction (PostgreSQL).
 
-    async def write(self, decided: Decided) -> None:
-        """The second half: write it, if all it rests on still stands. Raises `Lost` or `Broken`."""
-        ...
-
-    async def group(self, job: Job, connection: Any = None) -> None:
-        """Read, decide and write a group, in a unit of its own or in the caller's transaction.
-
-        Raises `Lost` if somebody else was faster, `Blocked` if somebody holds what it needs, and `Broken` if the
-        connection went away on the way. A job that is `aside` is never waited for by those that are not.
+        Raises `WriteConflict` if another transaction was faster, `LockTimeout` if one holds what it needs, and
+        `ConnectionFailed` if the connection went away on the way.
         """
+        ...
+
+    async def run_batch_in(self, connection: Any, work: Work[T]) -> T:
+        """The same in a transaction that the caller owns."""
+        ...
+
+    async def reads_latest(self, connection: Any) -> bool:
+        """Whether a caller's transaction sees what others commit meanwhile."""
         ...

@@ -15,7 +15,7 @@ from bursar.model.errors import DatabaseCorrupt, InvalidName
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
-from bursar.model.records import HoldRow, Record, Remembered, StoredEnvelope, Transition
+from bursar.model.records import HoldRow, OperationResult, Record, StoredEnvelope, Transition
 
 Row = Sequence[Any]
 
@@ -144,9 +144,9 @@ def transition_of(row: Row) -> Transition:
     )
 
 
-def remembered_of(row: Row) -> Remembered:
-    """fingerprint, outcome, code, detail → Remembered."""
-    return Remembered(fingerprint=row[0], outcome=Outcome(row[1]), code=row[2], detail=row[3])
+def operation_result_of(row: Row) -> OperationResult:
+    """fingerprint, outcome, code, detail → OperationResult."""
+    return OperationResult(fingerprint=row[0], outcome=Outcome(row[1]), code=row[2], detail=row[3])
 
 
 def parse_cursor(cursor: str) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """A session: named statements on a connection. What differs between the engines (SQL, lists, amounts) is behind it.
 
-Whether several calls happen together is the session's affair: inside `store.unit()` they do, in split mode each stands
-alone.
+Whether several calls happen together is the session's affair: inside `store.transaction()` they do, in split mode each
+stands alone.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ class Balances(Table):
         """asset → sum over these accounts as it was at a moment."""
         return {row[0]: int(row[1]) for row in await self._s.rows("balances_at", list(accounts), at_us)}
 
-    async def wide(self) -> set[int]:
+    async def cached_accounts(self) -> set[int]:
         """Accounts that have been given a cache."""
-        return {row[0] for row in await self._s.rows("wide_accounts")}
+        return {row[0] for row in await self._s.rows("cached_accounts")}
 
     async def add_cache(self, rows: Sequence[tuple[int, int, int, int]]) -> int:
         """(account, asset, part, amount)."""
@@ -45,11 +45,11 @@ class Balances(Table):
         await self._s.rows("clear_cache_of", account)
         await self.add_cache([(account, 0, 0, 0), *((account, asset, 0, amount) for asset, amount in sums.items())])
 
-    async def crowds(self, most: int) -> list[tuple[int, int]]:
+    async def fragmented(self, most: int) -> list[tuple[int, int]]:
         """Cached balances in more than so many parts."""
         return [(row[0], row[1]) for row in await self._s.rows("cache_crowds", most)]
 
-    async def fold(self, account: int, asset: int) -> None:
+    async def consolidate(self, account: int, asset: int) -> None:
         """Replace the parts of a cached balance by their sum. To be called in a unit."""
         parts = await self._s.rows("take_cache_parts", account, asset)
         await self._s.write("add_to_cache", [(account, asset, str(sum(int(row[0]) for row in parts)))])
@@ -60,7 +60,7 @@ class Balances(Table):
 
     async def heads(self, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[int, int, str | None]]:
         """(account, asset) → (guarded balance, turn, reservation)."""
-        rows = await self._s.rows("head_balances", [a for a, _ in wanted], [s for _, s in wanted])
+        rows = await self._s.rows("guarded_balances", [a for a, _ in wanted], [s for _, s in wanted])
         return {(r[0], r[1]): (int(r[2]), r[3], r[4]) for r in rows}
 
     async def all_heads(self) -> dict[tuple[int, int], int]:
@@ -69,7 +69,7 @@ class Balances(Table):
 
     async def put_heads(self, rows: Sequence[tuple[int, int, int]]) -> int:
         """(account, asset, balance)."""
-        return await self._s.write("put_head", [(a, s, str(b)) for a, s, b in rows])
+        return await self._s.write("put_guarded_balance", [(a, s, str(b)) for a, s, b in rows])
 
     async def drop_head(self, account: int) -> None:
         """Forget the guarded balance of an account that is no longer capped."""

@@ -14,7 +14,7 @@ from bursar.model.accounts import Account, AccountStatus, Book, Policy, decode_p
 from bursar.model.envelope import Envelope
 from bursar.model.money import Asset
 from bursar.model.postings import SEQ_MAX, Posting, PostingState, posting_id
-from bursar.model.records import EventKind, HoldRow, StoredEnvelope, StoredPosting, StoredVersion, Taken
+from bursar.model.records import EventKind, ExistingEntry, HoldRow, StoredEnvelope, StoredPosting, StoredVersion
 from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of, envelope_row, hold_values
 from bursar.store.session import Table
 
@@ -234,7 +234,7 @@ class Envelopes(Table):
         head = (s.seq, s.id, s.scope, s.key, s.book, int(s.kind), s.reverses)
         writes: list[tuple[str, Sequence[tuple[Any, ...]]]] = [
             ("insert_envelope_fenced", [(*head, s.legs, s.pins, s.consumes, s.metadata, saga, fence)]),
-            ("insert_involved_fenced", [(a, s.seq, saga, fence) for a in accounts]),
+            ("insert_account_history_fenced", [(a, s.seq, saga, fence) for a in accounts]),
             ("insert_cache_fenced", [(a, asset, s.seq, str(v), saga, fence) for a, asset, v in cache]),
             ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, self._s.amount), saga, fence, s.seq)]),
             ("insert_event_fenced", [(int(EventKind.COMMITTED), s.seq, 0, saga, fence)]),
@@ -243,12 +243,12 @@ class Envelopes(Table):
 
     async def involve(self, accounts: Iterable[int], envelope: int) -> int:
         """Write who took part."""
-        return await self._s.write("insert_involved", [(a, envelope) for a in accounts])
+        return await self._s.write("insert_account_history", [(a, envelope) for a in accounts])
 
-    async def taken(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Taken]:
+    async def existing(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ExistingEntry]:
         """What (scope, key) pairs stand for already."""
         rows = await self._s.rows("envelopes_by_key", [s for s, _ in keys], [k for _, k in keys])
-        return {(r[2], r[3]): Taken(r[0], r[1], r[4], r[5]) for r in rows}
+        return {(r[2], r[3]): ExistingEntry(r[0], r[1], r[4], r[5]) for r in rows}
 
     async def get(self, seqs: Iterable[int]) -> list[StoredEnvelope]:
         """Envelopes by number, in order of number."""

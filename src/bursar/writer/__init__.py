@@ -1,6 +1,6 @@
 """The one way rows change: many callers' changes in one unit."""
 
-from bursar.writer.change import Change, Done, Limit, Move, Passage, Remember
+from bursar.writer.change import Change, ChangeResult, Limit, Move, NewTransition, Operation
 from bursar.writer.writer import Writer
 
-__all__ = ["Change", "Done", "Limit", "Move", "Passage", "Remember", "Writer"]
+__all__ = ["Change", "ChangeResult", "Limit", "Move", "NewTransition", "Operation", "Writer"]

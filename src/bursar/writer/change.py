@@ -1,7 +1,7 @@
 """A change: what one caller wants to happen, all of it or nothing.
 
 The ledger brings entries. The engine brings moves of records, with the entries that accompany them; rails that live in
-this database bring an operation to be remembered; whoever starts a record brings the limits it counts against.
+this database bring an operation; the start of a record brings the limits it counts against.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import msgspec
 from bursar.model.entries import Intent
 from bursar.model.envelope import Receipt
 from bursar.model.outcome import Outcome
-from bursar.model.records import Remembered
+from bursar.model.records import OperationResult
 
 KEEP_DUE = -1  # as a move's delay: due when it was
 
 
-class Passage(msgspec.Struct, frozen=True, gc=False):
-    """One arrow taken, or a call whose answer is not known: one row of a record's history."""
+class NewTransition(msgspec.Struct, frozen=True, gc=False):
+    """One arrow taken, or a call whose answer is not known: one new row of a record's history."""
 
     source: str  # "" for the first
     event: str
@@ -26,29 +26,29 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record's compare-and-set with its passages. Version 0 makes the record."""
+    """A record's compare-and-set with its transitions. Version 0 makes the record."""
 
     flow: str
     id: str
     number: int = 0  # of an existing record
-    version: int  # passages so far, as the mover has seen it
-    passages: tuple[Passage, ...]
+    version: int  # transitions so far, as the mover has seen it
+    transitions: tuple[NewTransition, ...]
     actor: str
     attempt: int = 0
-    delay_us: int | None  # from now until somebody should look at it; None: not before somebody speaks
-    worker: str = ""  # who drives it until then
+    delay_us: int | None  # from now until it is due; None: not before it gets a signal
+    worker: str = ""  # which drives it until then
     body: str | None = None  # JSON; None: as it was
     error: str = ""
     owner: str = ""  # of a new record
-    transit: int = 0  # the posting in transit that belongs to it from now on
-    keeps: str = ""  # instead: the account in which an entry of this change makes that posting
+    in_flight_posting: int = 0  # the posting in transit that belongs to it from now on
+    in_flight_account: str = ""  # instead: the account in which an entry of this change makes that posting
 
 
-class Remember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An operation that is answered once and for all.
+class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An operation that is answered once and for all: its idempotency record.
 
-    If its entries are refused for a reason on its list, that refusal is the answer and is remembered too; any other
-    trouble is not an answer, and nothing is remembered.
+    If its entries are refused for a reason on its list, that refusal is the answer and is stored too; any other error
+    is not an answer, and nothing is stored.
     """
 
     scope: str
@@ -56,10 +56,15 @@ class Remember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     op: str
     fingerprint: str  # of the request
     refusals: frozenset[str] = frozenset()
-    outcome: Outcome = Outcome.SUCCESS  # remembered if nothing is refused; a tombstone says EXPLICIT_FAIL (T34)
+    outcome: Outcome = Outcome.SUCCESS  # stored if nothing is refused; a tombstone says EXPLICIT_FAIL (T34)
     code: str = ""  # of a tombstone
-    detail: str = "{}"  # JSON, remembered with that
-    keeps: str = ""  # the account whose new posting is remembered with that, as `posting`
+    detail: str = "{}"  # JSON, stored with that
+    in_flight_account: str = ""  # the account whose new posting is stored with that, as `posting`
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes it unique."""
+        return self.scope, self.id, self.op
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -79,22 +84,22 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     intents: tuple[Intent, ...] = ()
     moves: tuple[Move, ...] = ()
-    remember: Remember | None = None
+    operation: Operation | None = None  # whose answer is the result, if it has one already
     limits: tuple[Limit, ...] = ()
-    operations: tuple[Remember, ...] = ()  # that happen with it; refused if one of them was answered before
+    inline_operations: tuple[Operation, ...] = ()  # that happen with it; refused if one of them was answered before
     active: tuple[str, ...] = ()  # accounts that must be there and active, although nothing of theirs moves
     high_water: tuple[str, str, int] | None = None  # rail, worker, sequence of the rail's log that it relies on (T33)
 
     @property
     def plain(self) -> bool:
         """Whether it is the ledger's alone."""
-        return not (self.moves or self.limits or self.operations) and self.remember is None
+        return not (self.moves or self.limits or self.inline_operations) and self.operation is None
 
 
-class Done(msgspec.Struct, frozen=True, gc=False):
-    """What became of a change that was not refused."""
+class ChangeResult(msgspec.Struct, frozen=True, gc=False):
+    """The result of a change that was not refused."""
 
     receipts: tuple[Receipt, ...] = ()
     records: tuple[int, ...] = ()  # numbers of the records moved or made
     postings: tuple[int, ...] = ()  # the postings in transit that those own now, 0 for none
-    remembered: Remembered | None = None  # the answer to its operation, now or long ago
+    operation: OperationResult | None = None  # the answer to its operation, now or long ago

@@ -1,63 +1,63 @@
-"""Deciding the records' part of a group: moves, operations to remember, limits. Pure.
+"""Deciding the records' part of a group: moves, operations to operation, limits. Pure.
 
-At first it hopes: that every record is where its mover saw it, that no operation was answered before, that limits are
-not used up. Usually so, and then nothing has to be read. The write checks all of it and fails whole if not; the group
-is then decided again with everything looked up (`RecordsKnown`), and those who were too late are told so, alone. What
-is never written can't be checked by the write: a refusal that an earlier answer would overrule is looked up first.
+It is optimistic: it assumes that every record is where its mover saw it, that no operation was answered before, that
+limits are not used up. Usually so, and then nothing has to be read. The write checks all of it and fails as a whole if
+not; the batch is then decided again with everything read (`LoadedRecords`), and only the changes that were too late are
+refused. What is never written can't be checked by the write: before a refusal is final, an earlier answer is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from bursar.model.errors import LimitExceeded, OperationAnswered, OtherRequest, RecordMoved, Refusal
+from bursar.model.errors import IdempotencyKeyReused, LimitExceeded, OperationAnswered, RecordMoved, Refusal
 from bursar.model.outcome import Outcome
-from bursar.model.records import Remembered
-from bursar.store.group import RecordAsk, RecordRows, RecordsKnown
-from bursar.writer.change import Change, Limit, Move, Remember
+from bursar.model.records import OperationResult
+from bursar.store.batch import LoadedRecords, RecordReadSet, RecordWrites
+from bursar.writer.change import Change, Limit, Move, Operation
 
-Operation = tuple[str, str, str]
+OperationKey = tuple[str, str, str]
 
 
-def look(changes: Iterable[Change]) -> RecordAsk:
-    """All that these changes hope for."""
-    ask = RecordAsk(versions=[], made=[], operations=[], counters=[])
+def records_to_read(changes: Iterable[Change]) -> RecordReadSet:
+    """All that these changes assume."""
+    read = RecordReadSet(versions=[], ids=[], operations=[], counters=[])
     for change in changes:
         for move in change.moves:
             if move.version:
-                ask.versions.append(move.number)
+                read.versions.append(move.number)
             else:
-                ask.made.append((move.flow, move.id))
-        if change.remember is not None:
-            ask.operations.append((change.remember.scope, change.remember.id, change.remember.op))
-        ask.operations += [(done.scope, done.id, done.op) for done in change.operations]
-        ask.counters += [limit.key for limit in change.limits]
-    return ask
+                read.ids.append((move.flow, move.id))
+        if change.operation is not None:
+            read.operations.append(change.operation.key)
+        read.operations += [done.key for done in change.inline_operations]
+        read.counters += [limit.key for limit in change.limits]
+    return read
 
 
 class RecordDecision:
-    """Where records, operations and limits stand, as far as the group has come."""
+    """Where records, operations and limits stand, as far as the batch is decided."""
 
-    def __init__(self, found: RecordsKnown | None) -> None:
-        self._versions: dict[int, int] = {} if found is None else dict(found.versions)
-        self._made: set[tuple[str, str]] = set() if found is None else set(found.made)
-        self._answered: dict[Operation, Remembered] = {} if found is None else dict(found.operations)
-        self._used: dict[str, tuple[int, int]] = {} if found is None else dict(found.counters)
-        self.knows = found is not None
-        # What this group adds, and how much may have been used before it, so that each of its changes is allowed.
+    def __init__(self, loaded: LoadedRecords | None) -> None:
+        self._versions: dict[int, int] = {} if loaded is None else dict(loaded.versions)
+        self._ids: set[tuple[str, str]] = set() if loaded is None else set(loaded.ids)
+        self._answered: dict[OperationKey, OperationResult] = {} if loaded is None else dict(loaded.operations)
+        self._used: dict[str, tuple[int, int]] = {} if loaded is None else dict(loaded.counters)
+        self.is_loaded = loaded is not None
+        # What this batch adds, and how much may have been used before it, so that each of its changes is allowed.
         self._counters: dict[str, list[int]] = {}
         self._high_water: dict[tuple[str, str], int] = {}
-        self._rows = RecordRows(outcomes=[], counters=[], new=[], moves=[], passages=[])
+        self._writes = RecordWrites(operations=[], new=[], moves=[], transitions=[])
 
-    def answered(self, remember: Remember) -> Remembered | None:
+    def answered(self, operation: Operation) -> OperationResult | None:
         """The answer that the operation got before; a refusal if that was to another request."""
-        before = self._answered.get((remember.scope, remember.id, remember.op))
+        before = self._answered.get(operation.key)
         if before is None:
             return None
-        if before.fingerprint != remember.fingerprint:
-            raise OtherRequest(remember.scope, remember.id, remember.op)
+        if before.fingerprint != operation.fingerprint:
+            raise IdempotencyKeyReused(operation.scope, operation.id, operation.op)
         return msgspec.structs.replace(before, replayed=True)
 
     def check(self, change: Change) -> None:
@@ -70,44 +70,45 @@ class RecordDecision:
                 raise LimitExceeded(limit.key, limit.code)
         for move in change.moves:
             if move.version == 0:
-                possible = (move.flow, move.id) not in self._made
+                possible = (move.flow, move.id) not in self._ids
             else:
-                # Not known: hope. Known, but not there: the record is gone, which never happens.
-                expected = None if self.knows else move.version
+                # Not loaded: assume. Loaded, but not there: the record is gone, which never happens.
+                expected = None if self.is_loaded else move.version
                 possible = self._versions.get(move.number, expected) == move.version
             if not possible:
                 raise RecordMoved(move.flow, move.id, move.version)
-        for done in change.operations:
-            if (done.scope, done.id, done.op) in self._answered:
+        for done in change.inline_operations:
+            if done.key in self._answered:
                 raise OperationAnswered(done.scope, done.id, done.op)
 
-    def refuse(self, remember: Remember, refusal: Refusal) -> Remembered | None:
-        """Remember a refusal, if it is one that counts as an answer."""
-        if refusal.code not in remember.refusals:
+    def refuse(self, operation: Operation, refusal: Refusal) -> OperationResult | None:
+        """Store a refusal, if it is one that counts as an answer."""
+        if refusal.code not in operation.refusals:
             return None
         detail = msgspec.json.encode({"message": str(refusal), **refusal.facts}).decode()
         return self._answer(
-            remember,
-            Remembered(
-                fingerprint=remember.fingerprint, outcome=Outcome.EXPLICIT_FAIL, code=refusal.code, detail=detail
+            operation,
+            OperationResult(
+                fingerprint=operation.fingerprint, outcome=Outcome.EXPLICIT_FAIL, code=refusal.code, detail=detail
             ),
         )
 
-    def answer(self, remember: Remember, posting: int) -> Remembered:
-        """Remember what it says."""
-        detail = remember.detail
+    def answer(self, operation: Operation, posting: int) -> OperationResult:
+        """Store its answer."""
+        detail = operation.detail
         if posting:
             detail = msgspec.json.encode({**msgspec.json.decode(detail), "posting": posting}).decode()
         return self._answer(
-            remember,
-            Remembered(fingerprint=remember.fingerprint, outcome=remember.outcome, code=remember.code, detail=detail),
+            operation,
+            OperationResult(
+                fingerprint=operation.fingerprint, outcome=operation.outcome, code=operation.code, detail=detail
+            ),
         )
 
-    def _answer(self, remember: Remember, answer: Remembered) -> Remembered:
-        key = (remember.scope, remember.id, remember.op)
-        self._answered[key] = answer
-        row = (*key, remember.fingerprint, answer.outcome.value, answer.code, answer.detail)
-        self._rows.outcomes.append(row)
+    def _answer(self, operation: Operation, answer: OperationResult) -> OperationResult:
+        self._answered[operation.key] = answer
+        row = (*operation.key, operation.fingerprint, answer.outcome.value, answer.code, answer.detail)
+        self._writes.operations.append(row)
         return answer
 
     def use(self, limits: Sequence[Limit]) -> None:
@@ -121,42 +122,42 @@ class RecordDecision:
             added[2] = min(added[2], limit.count_max - added[0])
             added[3] = min(added[3], limit.amount_max - added[1])
 
-    def move(self, move: Move, numbers: Iterator[int], transit: int) -> int:
+    def move(self, move: Move, take_number: Callable[[], int], posting: int) -> int:
         """Write a move down; returns the record's number."""
-        version = move.version + len(move.passages)
-        state = move.passages[-1].target
-        due = (transit, move.delay_us, move.worker)
+        version = move.version + len(move.transitions)
+        state = move.transitions[-1].target
+        due = (posting, move.delay_us, move.worker)
         if move.version == 0:
-            number = next(numbers)
-            self._made.add((move.flow, move.id))
+            number = take_number()
+            self._ids.add((move.flow, move.id))
             made = (number, move.flow, move.id, move.owner, state, version, *due, move.body or "{}", move.error)
-            self._rows.new.append(made)
+            self._writes.new.append(made)
         else:
             number = move.number
-            self._rows.moves.append((number, move.version, state, version, move.attempt, *due, move.body, move.error))
+            self._writes.moves.append((number, move.version, state, version, move.attempt, *due, move.body, move.error))
         self._versions[number] = version
-        for place, p in enumerate(move.passages, move.version + 1):
-            self._rows.passages.append(
+        for place, p in enumerate(move.transitions, move.version + 1):
+            self._writes.transitions.append(
                 (number, place, p.source, p.event, p.target, move.attempt, move.actor, p.evidence)
             )
         return number
 
     def relies_on(self, rail: str, worker: str, sequence: int) -> None:
-        """What is accepted rests on a rail's log up to a sequence: one row for the whole group."""
+        """What is accepted relies on a rail's log up to a sequence: one row for the whole batch."""
         key = (rail, worker)
         self._high_water[key] = max(sequence, self._high_water.get(key, 0))
 
-    def rows(self) -> RecordRows | None:
+    def write_set(self) -> RecordWrites | None:
         """What all that was accepted writes; None if that is nothing. Sorted: locks are taken in this order."""
-        rows = self._rows
-        rows.counters = [
+        writes = self._writes
+        writes.counters = [
             (key, count, amount, count + count_left, amount + amount_left, until)
             for key, (count, amount, count_left, amount_left, until) in sorted(self._counters.items())
         ]
-        if not (rows.outcomes or rows.counters or rows.new or rows.moves):
+        if not (writes.operations or writes.counters or writes.new or writes.moves):
             return None
-        rows.high_water = [(*key, sequence) for key, sequence in sorted(self._high_water.items())]
-        rows.outcomes.sort()
-        rows.new.sort()
-        rows.moves.sort()
-        return rows
+        writes.high_water = [(*key, sequence) for key, sequence in sorted(self._high_water.items())]
+        writes.operations.sort()
+        writes.new.sort()
+        writes.moves.sort()
+        return writes

@@ -25,19 +25,20 @@ from bursar.model.errors import (
     StalePin,
     UnknownRecord,
 )
-from bursar.model.ground import Ground
+from bursar.model.ledger_state import LedgerState
 from bursar.model.plan import validate_and_plan
 from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
-from bursar.model.records import HoldRow, Saga, StoredEnvelope
+from bursar.model.records import ExistingEntry, HoldRow, Saga, StoredEnvelope
 from bursar.model.resolve import resolve
-from bursar.model.selection import Short
+from bursar.model.selection import NeedMorePostings, PoolKey
 from bursar.store import Store
-from bursar.store.group import Heads, Known, Lost
+from bursar.store.batch import READ_MAX, RuleSet, WriteConflict, WriterCache
 from bursar.store.rows import envelope_of, envelope_row, rebuild
 from bursar.store.tables import Tables
-from bursar.writer.change import Change, Done
-from bursar.writer.decide import GroupJob, cache_changes, hold_row, names, replay
+from bursar.writer.batch import READ_MORE, Batch
+from bursar.writer.change import Change, ChangeResult
+from bursar.writer.decision import accounts_of, cache_changes, hold_row, replay
 
 LEASE_US = 10_000_000
 BROKEN = "broken"
@@ -71,28 +72,29 @@ class SagaCommit:
         self.store = store
         self.ports = store.ports
         self.tries = tries
-        self.heads = Heads()
+        self.cache = WriterCache()
         self._numbers: list[int] = []
 
-    async def apply(self, change: Change) -> Done:
+    async def apply(self, change: Change) -> ChangeResult:
         """Commit a change of one intent; without transactions, several can't be all or nothing."""
         if len(change.intents) != 1:
             raise InvalidEntry("several entries can't be committed together in split mode")
         last = ""
         for attempt in range(self.tries):
             try:
-                return Done((await self._commit(change.intents[0]),))
-            except Lost as lost:
+                return ChangeResult((await self._commit(change.intents[0]),))
+            except WriteConflict as lost:
                 last = str(lost)
                 await self.ports.sleep(PAUSE_S * (attempt + 1) * (0.5 + self.ports.random()))
         raise Conflict(last, self.tries)
 
     async def _commit(self, intent: Intent) -> Receipt:
         tables = self.store.single()
-        job = GroupJob(self.heads, [Change((intent,))])
-        job.heads = await self._learn_rules(tables, names(intent))
+        cache = await self._learn_rules(tables, accounts_of(intent))
+        batch = Batch(cache, [Change((intent,))], first_read=self.store.first_read)
+        state, existing = await self._state(tables, batch)
         try:
-            data = await self._decide(tables, job, intent)
+            data = await self._decide(tables, batch, state, existing, intent)
         except KeyReused:
             raise
         except Refusal as refusal:
@@ -112,63 +114,65 @@ class SagaCommit:
         )
         if not await tables.sagas.save(saga):
             await self._help(tables, intent)
-            raise Lost(f"key {intent.key!r} is being committed by somebody else")
-        return await self._drive(tables, saga.id, 1, data, job.heads)
+            raise WriteConflict(f"key {intent.key!r} is being committed by somebody else")
+        return await self._drive(tables, saga.id, 1, data, cache)
 
-    async def _decide(self, tables: Tables, job: GroupJob, intent: Intent) -> SagaData | Receipt:
+    async def _decide(
+        self, tables: Tables, batch: Batch, state: LedgerState, existing: ExistingEntry | None, intent: Intent
+    ) -> SagaData | Receipt:
         """Read-only: what would be written, or the receipt if it was written before."""
+        if existing is not None:
+            return replay(intent, existing, state)
+        number, read = await self._number(tables), batch.read_set().pools
         while True:
-            ground, known = await self._ground(tables, job)
-            (number,) = known.numbers
-            taken = known.taken.get((intent.scope, intent.key))
-            if taken is not None:
-                return replay(intent, taken, ground)
             try:
-                envelope, covered = resolve(intent, ground, number), intent.no_overdraft
-                plan = validate_and_plan(envelope, ground, intent.pins, no_overdraft=covered, outside=intent.outside)
-                hold = None if intent.hold is None else hold_row(intent.hold, plan, ground)
-                return saga_data(plan, hold, job.heads.wide)
-            except Short as short:
-                job.deepen(ground, short)
+                envelope, covered = resolve(intent, state, number), intent.no_overdraft
+                plan = validate_and_plan(envelope, state, intent.pins, no_overdraft=covered, outside=intent.outside)
+                hold = None if intent.hold is None else hold_row(intent.hold, plan, state)
+                return saga_data(plan, hold, batch.cache.cached_accounts)
+            except NeedMorePostings as need:
+                key = next(key for key, pool in state.pools.items() if pool is need.pool)
+                read[key] = min(READ_MAX, read[key] * READ_MORE)
+                postings = await self._pool(tables, key, read[key])
+                state.add_postings(postings, key=key, complete=len(postings) < read[key] or read[key] >= READ_MAX)
             except InsufficientFunds as refusal:
-                await self._only_if_free(tables, refusal, job.heads)
+                await self._only_if_free(tables, refusal, batch.cache)
                 raise
 
-    async def _learn_rules(self, tables: Tables, paths: set[str]) -> Heads:
-        """Heads under the current generation, which is read first: what is read after it may be newer, never older.
+    async def _learn_rules(self, tables: Tables, paths: set[str]) -> WriterCache:
+        """A cache of the current generation, which is read first: what is read after it may be newer, never older.
 
-        A new generation gets a new object, so that what somebody else has just read can't land under the wrong one.
+        A new generation gets a new object, so that what another task has just read can't land under the wrong one.
         """
         generation = await tables.rules.generation()
-        heads = self.heads
-        if heads.generation != generation:
-            heads = Heads()
+        cache = self.cache
+        if cache.generation != generation:
+            cache = WriterCache()
             assets, books = await tables.rules.assets(), await tables.rules.books()
-            heads.reset(generation, assets, books, await tables.balances.wide())
-            self.heads = heads
-        heads.trim()
-        missing = paths.difference(heads.accounts)
+            cache.reset(RuleSet(generation, assets, books, await tables.balances.cached_accounts()))
+            self.cache = cache
+        cache.trim()
+        missing = paths.difference(cache.accounts)
         if missing:
-            heads.accounts.update(await tables.accounts.heads(sorted(missing)))
-        return heads
+            cache.accounts.update(await tables.accounts.heads(sorted(missing)))
+        return cache
 
-    async def _ground(self, tables: Tables, job: GroupJob) -> tuple[Ground, Known]:
-        """Read what one intent needs."""
-        ask = job.ask()
-        pools = {}
-        for key, most in ask.pools.items():
-            order = "largest" if key[2] > 0 else "most_negative"
-            pools[key] = await tables.postings.candidates(order, key[0], key[1], most)
-        floors = await tables.balances.heads(ask.floors) if ask.floors else {}
-        known = Known(
-            [await self._number(tables)],
-            await tables.envelopes.taken(ask.keys),
-            pools,
-            await tables.postings.live(ask.named) if ask.named else [],
-            {key: (balance, turn) for key, (balance, turn, _) in floors.items()},
-        )
-        heads = job.heads
-        return job.fill(Ground(heads.accounts, heads.assets, heads.books), known), known
+    async def _state(self, tables: Tables, batch: Batch) -> tuple[LedgerState, ExistingEntry | None]:
+        """What one intent is decided on, and the entry that has its key already."""
+        cache, read = batch.cache, batch.read_set()
+        state = LedgerState(cache.accounts, cache.assets, cache.books)
+        for key, most in read.pools.items():
+            postings = await self._pool(tables, key, most)
+            state.add_postings(postings, key=key, complete=len(postings) < most)
+        if read.named:
+            state.add_postings(await tables.postings.live(read.named), key=None)
+        guarded = await tables.balances.heads(read.guarded) if read.guarded else {}
+        for at in read.guarded:
+            state.balances[at] = guarded[at][0] if at in guarded else 0
+        return state, (await tables.envelopes.existing(read.keys)).get(read.keys[0])
+
+    async def _pool(self, tables: Tables, key: PoolKey, most: int) -> list[Posting]:
+        return await tables.postings.candidates("largest" if key[2] > 0 else "most_negative", key[0], key[1], most)
 
     async def _number(self, tables: Tables) -> int:
         """An envelope number, from a handful taken ahead; what a crash leaves over is never used."""
@@ -177,12 +181,12 @@ class SagaCommit:
             self._numbers = list(range(last, last - NUMBERS, -1))
         return self._numbers.pop()
 
-    async def _only_if_free(self, tables: Tables, refusal: InsufficientFunds, heads: Heads) -> None:
+    async def _only_if_free(self, tables: Tables, refusal: InsufficientFunds, cache: WriterCache) -> None:
         """A shortage caused by somebody else's reservations is no refusal: it may pass (L18)."""
-        account, asset = heads.accounts[refusal.account], heads.assets[refusal.asset]
+        account, asset = cache.accounts[refusal.account], cache.assets[refusal.asset]
         claimed, finalizing, free = await tables.postings.shortage(account.id, asset.id)
         if claimed or finalizing or free >= asset.minor(refusal.needed):
-            raise Lost(f"postings of {refusal.account} are reserved")
+            raise WriteConflict(f"postings of {refusal.account} are reserved")
 
     async def _only_if_unasked(self, tables: Tables, intent: Intent, refusal: Refusal) -> None:
         """A refusal holds only if no earlier try of the same key is being finished by somebody else, or just was."""
@@ -191,8 +195,8 @@ class SagaCommit:
         # In this order: a saga that is gone by the first look has left its envelope for the second.
         if under_way:
             await self._help(tables, intent)
-        if under_way or await tables.envelopes.taken([key]):
-            raise Lost(f"key {intent.key!r} is being committed by somebody else") from refusal
+        if under_way or await tables.envelopes.existing([key]):
+            raise WriteConflict(f"key {intent.key!r} is being committed by somebody else") from refusal
 
     async def _help(self, tables: Tables, intent: Intent) -> None:
         """Somebody is committing the same key; if they died, finish it for them."""
@@ -201,11 +205,11 @@ class SagaCommit:
                 await self._recover_one(tables, saga)
 
     async def _drive(
-        self, tables: Tables, saga: str, fence: int, data: SagaData, heads: Heads | None = None
+        self, tables: Tables, saga: str, fence: int, data: SagaData, cache: WriterCache | None = None
     ) -> Receipt:
         """Reserve, re-validate, pass the point of no return, roll forward.
 
-        With `heads`, the envelope was decided on them a moment ago, and what it rests on is held by the steps here: its
+        With `cache`, the envelope was decided on them a moment ago, and what it rests on is held by the steps here: its
         postings by the reservation, the rules by the generation that `finalize` compares. Only a guarded balance can
         have moved before it was reserved; then, and for a saga found by recovery, everything is validated again.
         """
@@ -215,21 +219,21 @@ class SagaCommit:
         claimed_heads = await tables.balances.reserve_heads(guarded, saga, fence) if guarded else 0
         if claimed != len(ids) or claimed_heads != len(guarded):
             await self._abandon(tables, saga, fence, ids)
-            raise Lost("a posting was taken")
-        if heads is None or guarded:
+            raise WriteConflict("a posting was taken")
+        if cache is None or guarded:
             try:
-                plan, heads = await self._revalidate(tables, data)
+                plan, cache = await self._revalidate(tables, data)
             except Refusal as refusal:
                 if not await self._abandon(tables, saga, fence, ids):
                     # What refuses us may be our own envelope, finished by whoever has the saga now.
-                    raise Lost("somebody has taken the saga over") from refusal
+                    raise WriteConflict("somebody has taken the saga over") from refusal
                 if isinstance(refusal, StalePin):
-                    raise Lost("an account has changed") from refusal
+                    raise WriteConflict("an account has changed") from refusal
                 raise
             data.floors = [(a, s, str(after)) for a, s, _, after in plan.floors]
-        if not await tables.sagas.finalize(saga, fence, _encode(data), heads.generation):
+        if not await tables.sagas.finalize(saga, fence, _encode(data), cache.generation):
             await self._abandon(tables, saga, fence, ids)
-            raise Lost("the rules have changed, or somebody has taken the saga over")
+            raise WriteConflict("the rules have changed, or somebody has taken the saga over")
         return await self._roll_forward(tables, saga, fence, data)
 
     async def _abandon(self, tables: Tables, saga: str, fence: int, ids: list[int]) -> int:
@@ -239,25 +243,25 @@ class SagaCommit:
         await tables.balances.release_heads(saga, fence)
         return await tables.sagas.delete(saga, fence)
 
-    async def _revalidate(self, tables: Tables, data: SagaData) -> tuple[Plan, Heads]:
+    async def _revalidate(self, tables: Tables, data: SagaData) -> tuple[Plan, WriterCache]:
         """The same checks again, on what is there now: floors, freezes and pins are judged here, as late as can be."""
         pins = decode_pins(data.envelope.pins)
-        versions = {(a.id, a.version): a for a in self.heads.accounts.values()}
+        versions = {(a.id, a.version): a for a in self.cache.accounts.values()}
         if any(pin not in versions for pin in pins):
             versions = await tables.accounts.versions(pins)
         accounts = {pin[0]: versions[pin] for pin in pins}
-        heads = await self._learn_rules(tables, {a.path for a in accounts.values()})
-        ground = Ground(heads.accounts, heads.assets, heads.books)
+        cache = await self._learn_rules(tables, {a.path for a in accounts.values()})
+        state = LedgerState(cache.accounts, cache.assets, cache.books)
         if data.consumes:
             stored = await tables.postings.get([p[0] for p in data.consumes])
-            ground.learn([s.posting for s in stored if s.spender is None], key=None)
+            state.add_postings([s.posting for s in stored if s.spender is None], key=None)
         guarded = [(a, s) for a, s, _ in data.floors]
         for key, (balance, _turn, _who) in (await tables.balances.heads(guarded) if guarded else {}).items():
-            ground.balances[key] = balance
+            state.balances[key] = balance
         consumes, creates = (tuple(_narrow(p) for p in ps) for ps in (data.consumes, data.creates))
-        books = {b.id: b for b in heads.books.values()}
-        envelope = rebuild(data.envelope, accounts, ground.assets_by_id, books, consumes, creates)
-        return validate_and_plan(envelope, ground), heads
+        books = {b.id: b for b in cache.books.values()}
+        envelope = rebuild(data.envelope, accounts, state.assets_by_id, books, consumes, creates)
+        return validate_and_plan(envelope, state), cache
 
     async def _roll_forward(self, tables: Tables, saga: str, fence: int, data: SagaData) -> Receipt:
         """Do all that is left. Every step may have been done before."""
@@ -268,7 +272,7 @@ class SagaCommit:
             spenders = {} if spent == len(ids) else await tables.postings.spenders(ids)
             if spent != len(ids) and any(spenders.get(i) != stored.seq for i in ids):
                 if not await tables.sagas.has_fence(saga, fence):
-                    raise Lost("somebody has taken the saga over")
+                    raise WriteConflict("somebody has taken the saga over")
                 # With our fence, past the point of no return, our reservation can't be lost. Stop, create nothing (L4).
                 raise DatabaseCorrupt(f"saga {saga}", "its postings were spent by somebody else")
             await tables.postings.bury(ids, saga)
@@ -281,9 +285,9 @@ class SagaCommit:
         cache = [(a, s, int(v)) for a, s, v in data.cache]
         hold = None if data.hold is None else _hold(data.hold)
         if not await tables.envelopes.publish(stored, accounts, cache, hold, saga, fence):
-            taken = (await tables.envelopes.taken([(stored.scope, stored.key)])).get((stored.scope, stored.key))
+            taken = (await tables.envelopes.existing([(stored.scope, stored.key)])).get((stored.scope, stored.key))
             if taken is None or taken.seq != stored.seq:
-                raise Lost("somebody has taken the saga over")
+                raise WriteConflict("somebody has taken the saga over")
         await tables.sagas.delete(saga, fence)
         return Receipt(envelope=stored.seq, id=stored.id.hex(), key=stored.key)
 
@@ -314,7 +318,7 @@ class SagaCommit:
                 await self._roll_forward(tables, saga.id, fence, data)
             else:
                 await self._drive(tables, saga.id, fence, data)
-        except (Lost, Refusal):
+        except (WriteConflict, Refusal):
             return "abandoned"
         except (DatabaseCorrupt, *UNREADABLE) as error:  # it says what is not there, or makes no sense
             return await self._set_aside(tables, saga, f"{type(error).__name__}: {error}")
@@ -335,13 +339,13 @@ class SagaCommit:
         Nobody was ever told that it was done: a receipt is given after the last step. What must not happen is that
         half of it stays, so the value tables are looked at, not the row that can't be read.
         """
-        async with self.store.unit() as unit:
+        async with self.store.transaction() as unit:
             saga = next((one for one in await unit.sagas.list() if one.id == id_ and one.phase == BROKEN), None)
             if saga is None:
                 raise UnknownRecord("set-aside commit", id_)
             if await unit.sagas.count():
                 raise Conflict("commits are under way; run `bursar recover` first", 1)
-            done = bool(await unit.envelopes.taken([(saga.scope, saga.key)]))
+            done = bool(await unit.envelopes.existing([(saga.scope, saga.key)]))
             halves = await unit.checks.ids("stray_spends", 1) or await unit.checks.ids("stray_postings", 1)
             if halves and not done:
                 why = "some of it is written: its spends or postings have no envelope; restore from a backup"
@@ -354,7 +358,7 @@ class SagaCommit:
         return freed
 
 
-def saga_data(plan: Plan, hold: HoldRow | None, wide: set[int]) -> SagaData:
+def saga_data(plan: Plan, hold: HoldRow | None, cached_accounts: set[int]) -> SagaData:
     """A plan as it is written ahead."""
     envelope = plan.envelope
     return SagaData(
@@ -362,7 +366,7 @@ def saga_data(plan: Plan, hold: HoldRow | None, wide: set[int]) -> SagaData:
         creates=[_wide(p) for p in envelope.creates],
         consumes=[_wide(p) for p in envelope.consumes],
         floors=[(a, s, str(after)) for a, s, _, after in plan.floors],
-        cache=[(a, s, str(v)) for (a, s), v in cache_changes(plan, wide).items()],
+        cache=[(a, s, str(v)) for (a, s), v in cache_changes(plan, cached_accounts).items()],
         hold=None
         if hold is None
         else (

@@ -1,10 +1,10 @@
-"""Group commit: callers wait together, one unit carries them all.
+"""Group commit: callers wait together, and one transaction carries all their changes.
 
-The next group is written when the last one's commit returns, so a lone caller waits for nobody and many callers share
-one fsync. Where the store can, the next group is *decided* meanwhile, on what the last one is about to leave behind; if
-that one fails, so does the decision. One lane per process: more gained nothing. A refused change is refused alone; the
-others commit. A group that is in somebody's way leaves the lane (`siding`). Nobody is answered before COMMIT, and
-cancelling a caller never cancels the unit it rides in (L18).
+The next batch is written when the last one's commit returns, so a lone caller waits for no other and many callers share
+one fsync. Where the store can, the next batch is *prepared* meanwhile, on what the last one is about to write; if that
+one fails, so does what was prepared on it. One pipeline per process: more gained nothing. A refused change is refused
+alone; the others commit. A batch that needs what another transaction holds leaves the pipeline (`blocked`). No caller
+gets an answer before COMMIT, and cancelling a caller never cancels the transaction that carries its change (L18).
 """
 
 from __future__ import annotations
@@ -13,111 +13,127 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any, NamedTuple
 
 from bursar.model.errors import BursarError, Conflict, DatabaseUnavailable, OutcomeUnknown, Refusal
 from bursar.store import Store
-from bursar.store.group import Blocked, Broken, Decided, Heads, Lost, Unreachable
-from bursar.writer.change import Change, Done
-from bursar.writer.decide import GroupJob, Outcome
+from bursar.store.batch import (
+    BatchSession,
+    CommitUnknown,
+    ConnectionFailed,
+    Lane,
+    LockTimeout,
+    PreparedBatch,
+    WriteConflict,
+    WriterCache,
+)
+from bursar.writer.batch import Batch
+from bursar.writer.blocked import BlockedLane
+from bursar.writer.change import Change, ChangeResult
+from bursar.writer.commit import commit, prepare
+from bursar.writer.runner import BATCH_MAX, BatchRunner, PendingChange, answer, fail, keys_of, mark_unknown
 from bursar.writer.saga import SagaCommit
-from bursar.writer.siding import Sidings
-from bursar.writer.tries import GROUP_MAX, Tries, Waiting, answer, fail, in_doubt, keys_of
 
-GATHER_MIN = 24  # callers who are worth a group of their own while another one is written
-HALVE_FROM = 48  # callers waiting from which it pays to decide one half while the other is written
-TRIES = 30  # before contention is reported
-TRIES_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks meanwhile
-PATIENCE_S = 20.0  # how long an ambiguous commit is asked about before the caller is told
-PARTING_S = 0.5  # how long those that were given up may take to notice
-FOLD_EVERY = 256  # groups between two looks at the balance cache
-FOLD_ABOVE = 64  # parts of one cached balance
+GATHER_MIN = 24  # callers that are worth a batch of their own while another one is written
+HALVE_FROM = 48  # waiting callers from which it pays to prepare one half while the other is written
+CONFLICTS_MAX = 30  # before contention is reported
+CONFLICTS_MAX_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks meanwhile
+PATIENCE_S = 20.0  # how long an unknown commit is retried before the caller is told
+PARTING_S = 0.5  # how long tasks that were cancelled may take to end
+CONSOLIDATE_EVERY = 256  # batches between two looks at the balance cache
+CONSOLIDATE_ABOVE = 64  # parts of one cached balance
 
 log = logging.getLogger("bursar.writer")
 
 
-class Flight(NamedTuple):
-    """A group that is being written."""
+class InFlightBatch(NamedTuple):
+    """A batch that is being written."""
 
-    batch: list[Waiting]
-    job: GroupJob
+    pending: list[PendingChange]
+    batch: Batch
     writing: asyncio.Task[None]
 
 
 class Writer:
     """The one way rows change."""
 
-    def __init__(self, store: Store, *, tries: int = TRIES, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, store: Store, *, conflicts_max: int = CONFLICTS_MAX, patience_s: float = PATIENCE_S) -> None:
         self.store = store
-        self._tries = Tries(store, tries, patience_s)
-        self._sidings = Sidings(self._tries)
+        self._runner = BatchRunner(store, conflicts_max, patience_s)
+        self._blocked = BlockedLane(self._runner)
         self.gather_min = GATHER_MIN
-        self.groups = 0  # units committed, for those who watch
-        self._waiting: list[Waiting] = []
-        self._runner: asyncio.Task[None] | None = None
-        self._enough: asyncio.Future[None] | None = None  # somebody waits until so many have come
+        self.batches = 0  # committed: a metric
+        self._pending: list[PendingChange] = []
+        self._task: asyncio.Task[None] | None = None
+        self._enough: asyncio.Future[None] | None = None  # set when so many callers have come
         self._wanted = 0
-        self._sagas = SagaCommit(store, tries)
+        self._sagas = SagaCommit(store, conflicts_max)
 
     @property
-    def heads(self) -> Heads:
-        """What the lane knows of accounts, and keeps in mind of postings."""
-        return self._tries.heads
+    def cache(self) -> WriterCache:
+        """What is cached of accounts and postings."""
+        return self._runner.cache
 
     @property
     def patience_s(self) -> float:
-        """How long an ambiguous commit is asked about before the caller is told."""
-        return self._tries.patience_s
+        """How long an unknown commit is retried before the caller is told."""
+        return self._runner.patience_s
 
     @patience_s.setter
     def patience_s(self, seconds: float) -> None:
-        self._tries.patience_s = seconds
+        self._runner.patience_s = seconds
 
     @property
     def busy(self) -> bool:
-        """Whether a group is on its way, so that the next change shares the one after it."""
-        return self._runner is not None
+        """Whether a batch is on its way, so that the next change shares the one after it."""
+        return self._task is not None
 
-    async def apply(self, change: Change) -> Done:
-        """Make a change, riding with whoever else is waiting. Raises its refusal."""
+    async def apply(self, change: Change) -> ChangeResult:
+        """Make a change, in one transaction with those of other callers. Raises its refusal."""
         if self.store.split:
             if not change.plain:
-                raise DatabaseUnavailable("split mode is for the ledger alone; records need a store with real units")
+                raise DatabaseUnavailable("split mode is for the ledger alone; records need a store with transactions")
             return await self._sagas.apply(change)
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        waiting = Waiting(change, future)
-        if self._sidings.held and self._sidings.divert(waiting):
+        future: asyncio.Future[ChangeResult] = asyncio.get_running_loop().create_future()
+        pending = PendingChange(change, future)
+        if self._blocked.held and self._blocked.route(pending):
             return await future
-        self._waiting.append(waiting)
-        if self._enough is not None and len(self._waiting) >= self._wanted:
-            _end(self._enough)
-        if self._runner is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run(), name="bursar-writer")
+        self._pending.append(pending)
+        if self._enough is not None and len(self._pending) >= self._wanted:
+            _set(self._enough)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="bursar-writer")
         return await future
 
-    async def apply_in(self, connection: Any, change: Change) -> Done:
+    async def apply_in(self, connection: Any, change: Change) -> ChangeResult:
         """Make a change in a transaction that the caller owns: it happens if and when the caller commits."""
         last = ""
-        for turn in range(TRIES_IN_CALLERS):
-            heads = Heads()  # of its own: what this transaction sees is nobody else's business
-            heads.wary = turn
-            job = GroupJob(heads, [change])
+        for attempt in range(CONFLICTS_MAX_IN_CALLERS):
+            # A cache of its own: what this transaction sees, no other may.
+            batch = Batch(WriterCache(pessimistic=attempt), [change], first_read=self.store.first_read)
             try:
-                await self.store.group(job, connection)
-            except Lost as lost:
-                await self._tries.pause()
-                last = str(lost)
+                await self.store.run_batch_in(connection, partial(commit, batch))
+            except WriteConflict as conflict:
+                await self._runner.pause()
+                last = str(conflict)
                 continue
-            except Broken as error:
+            except ConnectionFailed as error:
                 raise OutcomeUnknown(keys_of([change]), str(error)) from error
-            return _done(job.outcomes[0])
-        raise Conflict(last, TRIES_IN_CALLERS)
+            result = batch.results[0]
+            if isinstance(result, Refusal):
+                if not await self.store.reads_latest(connection):
+                    # Nothing was written, so nothing has noticed that the refusal may rely on what was long ago.
+                    raise Conflict("a refusal in a transaction that sees only what was there when it began; end it", 1)
+                raise result
+            return result
+        raise Conflict(last, CONFLICTS_MAX_IN_CALLERS)
 
     async def close(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything that was given has been written; False: that took too long, and what is left is let go
-        of where it is, as a crash would."""
+        """Wait until every change that was given is written; False: that took too long, and the rest is abandoned where
+        it is, as a crash would."""
         until = None if timeout_s is None else self.store.ports.monotonic() + timeout_s
-        while tasks := [*self._sidings.tasks, *([self._runner] if self._runner else ())]:
+        while tasks := [*self._blocked.tasks, *([self._task] if self._task else ())]:
             left_s = None if until is None else max(0.0, until - self.store.ports.monotonic())
             done, _ = await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -136,135 +152,135 @@ class Writer:
         return await self._sagas.release(id_, actor=actor, reason=reason)
 
     async def _run(self) -> None:
-        flight: Flight | None = None
-        batch: list[Waiting] = []
+        in_flight: InFlightBatch | None = None
+        pending: list[PendingChange] = []
         try:
-            while self._waiting or flight is not None:
-                if flight is not None and not await self._gather(flight):
-                    await self._land(flight)
-                    flight = None
+            while self._pending or in_flight is not None:
+                if in_flight is not None and not await self._gather(in_flight):
+                    await self._await_write(in_flight.pending, in_flight.batch, in_flight.writing)
+                    in_flight = None
                 else:
-                    batch = self._cut(in_flight=flight is not None)
+                    pending = self._cut(in_flight=in_flight is not None)
                     if self.store.overlaps:
-                        flight = await self._overlap(batch, flight)
+                        in_flight = await self._pipeline(pending, in_flight)
                     else:
-                        await self._group(batch)
+                        await self._commit(pending)
                     await self._count()
                 await _let_others_run()  # those just answered may have their next change ready: take them along
-        except Exception as error:  # a mistake of ours: without an answer, these callers would wait for ever
-            log.exception("the writer failed; callers are told, and the next one starts it again")
-            begun = [*batch, *(flight.batch if flight is not None else ())]
-            in_doubt(begun, self.store.ports.monotonic())
-            waiting, self._waiting = self._waiting, []
+        except Exception as error:  # a bug: without an answer, these callers would wait for ever
+            log.exception("the writer failed; callers get the error, and the next one starts it again")
+            begun = [*pending, *(in_flight.pending if in_flight is not None else ())]
+            mark_unknown(begun, self.store.ports.monotonic())
+            waiting, self._pending = self._pending, []
             fail([*begun, *waiting], error)
-            self.heads.forget()
+            self.cache.drop_postings()
         finally:
-            self._runner = None
+            self._task = None
 
-    async def _gather(self, flight: Flight) -> bool:
-        """Wait until enough callers have come to decide a group beside the one in flight; False: it has landed first.
+    async def _gather(self, in_flight: InFlightBatch) -> bool:
+        """Wait until enough callers have come to prepare a batch beside the one in flight; False: it is written first.
 
-        To take the first one who comes would make small groups of all that follow.
+        To take the first caller who comes would make small batches of all that follow.
         """
-        self._wanted = max(self.gather_min, len(flight.batch))
-        if len(self._waiting) < self._wanted and not flight.writing.done():
+        self._wanted = max(self.gather_min, len(in_flight.pending))
+        if len(self._pending) < self._wanted and not in_flight.writing.done():
             enough = self._enough = asyncio.get_running_loop().create_future()
-            flight.writing.add_done_callback(lambda _: _end(enough))
+            in_flight.writing.add_done_callback(lambda _: _set(enough))
             try:
                 await enough
             finally:
                 self._enough = None
-        return bool(self._waiting) and not flight.writing.done()
+        return bool(self._pending) and not in_flight.writing.done()
 
-    def _cut(self, *, in_flight: bool) -> list[Waiting]:
-        """The next group: all that wait; or half of many, so that the other half is decided while it is written."""
-        size = GROUP_MAX
-        if self.store.overlaps and not in_flight and len(self._waiting) >= HALVE_FROM:
-            size = min(GROUP_MAX, (len(self._waiting) + 1) // 2)
-        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+    def _cut(self, *, in_flight: bool) -> list[PendingChange]:
+        """The next batch: all that wait; or half of many, so that the other half is prepared while it is written."""
+        size = BATCH_MAX
+        if self.store.overlaps and not in_flight and len(self._pending) >= HALVE_FROM:
+            size = min(BATCH_MAX, (len(self._pending) + 1) // 2)
+        batch, self._pending = self._pending[:size], self._pending[size:]
         return batch
 
     async def _count(self) -> None:
-        self.groups += 1
-        if self.heads.wary:
-            self.heads.wary -= 1
-        if self.groups % FOLD_EVERY == 0:
+        self.batches += 1
+        if self.cache.pessimistic:
+            self.cache.pessimistic -= 1
+        if self.batches % CONSOLIDATE_EVERY == 0:
             try:
-                await self.fold()
-            except Exception as error:  # the cache is disposable, and callers wait behind it; the next look folds it
-                log.error("cached balances are not summed up: %s", error, exc_info=not isinstance(error, BursarError))
+                await self.consolidate()
+            except Exception as error:  # the cache is disposable, and callers wait behind it; the next look retries
+                log.error(
+                    "cached balances are not consolidated: %s", error, exc_info=not isinstance(error, BursarError)
+                )
 
-    async def _overlap(self, batch: list[Waiting], before: Flight | None) -> Flight | None:
-        """Decide a group while the one before it is written; then start to write it.
+    async def _pipeline(self, pending: list[PendingChange], before: InFlightBatch | None) -> InFlightBatch | None:
+        """Prepare a batch while the one before it is written; then start to write it.
 
         What it was decided on includes what the one before does. If that fails, the decision is worth nothing: the one
-        before is tried again by itself, and then this one.
+        before is retried by itself, and then this one.
         """
-        job = GroupJob(self.heads, [waiting.change for waiting in batch], None if before is None else before.job.delta)
-        decided: Decided | None = None
-        with contextlib.suppress(Exception):  # whatever it is, trying again by itself meets it again and reports it
-            decided = await self.store.decide(job, beside=before is not None)
-        landed = before is None or await self._land(before)
-        if decided is None or not landed:
-            await self._group(batch)
+        batch = self._runner.batch(pending, self.cache, None if before is None else before.batch.effects)
+        prepared: PreparedBatch | None = None
+        # Alone, it is prepared on the writing connection: one server process that has everything cached is faster.
+        lane = Lane.WRITE if before is None else Lane.PREPARE
+        with contextlib.suppress(Exception):  # whatever it is, the retry by itself meets it again and reports it
+            prepared = await self.store.run_batch(partial(prepare, batch), lane)
+        written = before is None or await self._await_write(before.pending, before.batch, before.writing)
+        if prepared is None or not written:
+            await self._commit(pending)
             return None
-        if decided.rows.empty:
-            answer(batch, job.outcomes)
+        if prepared.writes.empty:
+            answer(pending, batch.results)
             return None
-        if len(batch) < self.gather_min:  # so few that nobody would be decided beside it: no need for a task
-            await self._written(batch, job, self.store.write(decided))
+        writing = self.store.run_batch(partial(_write, prepared))
+        if len(pending) < self.gather_min:  # so few that none would be prepared beside it: no need for a task
+            await self._await_write(pending, batch, writing)
             return None
-        return Flight(batch, job, asyncio.get_running_loop().create_task(self.store.write(decided)))
+        return InFlightBatch(pending, batch, asyncio.get_running_loop().create_task(writing))
 
-    async def _land(self, flight: Flight) -> bool:
-        """Wait for a group to be written and answer its callers. If it was not written, try again by itself."""
-        return await self._written(flight.batch, flight.job, flight.writing)
-
-    async def _written(self, batch: list[Waiting], job: GroupJob, writing: Awaitable[None]) -> bool:
+    async def _await_write(self, pending: list[PendingChange], batch: Batch, writing: Awaitable[None]) -> bool:
+        """Wait for a batch to be written and answer its callers. If it was not written, retry it by itself."""
         try:
             await writing
-        except Blocked:
-            self.heads.forget()
-            self._sidings.take(batch)
+        except LockTimeout:
+            self.cache.drop_postings()
+            self._blocked.take(pending)
             return False
         except Exception as error:
-            self.heads.forget()
-            if isinstance(error, Broken) and not isinstance(error, Unreachable):
-                in_doubt(batch, self.store.ports.monotonic())
-            await self._group(batch)  # what went wrong is met again there, and reported if it stays
+            self.cache.drop_postings()
+            if isinstance(error, CommitUnknown):
+                mark_unknown(pending, self.store.ports.monotonic())
+            await self._commit(pending)  # what went wrong is met again there, and reported if it stays
             return False
-        answer(batch, job.outcomes)
+        answer(pending, batch.results)
         return True
 
-    async def _group(self, batch: list[Waiting]) -> None:
-        for left in await self._tries.settle(batch):
-            self._sidings.take(left)
+    async def _commit(self, pending: list[PendingChange]) -> None:
+        for blocked in await self._runner.run(pending):
+            self._blocked.take(blocked)
 
-    async def fold(self, above: int = FOLD_ABOVE) -> int:
+    async def consolidate(self, above: int = CONSOLIDATE_ABOVE) -> int:
         """Sum up cached balances that have come apart into many small changes. Returns how many."""
         if self.store.split and await self.store.read.sagas.count():
             return 0  # a saga that is rolled forward again would add its change a second time
-        crowds = await self.store.read.balances.crowds(above)
-        for account, asset in crowds:
-            async with self.store.unit() as unit:
-                await unit.rules.share()  # in the same order as all who make a cache anew
-                await unit.balances.fold(account, asset)
-        return len(crowds)
+        fragmented = await self.store.read.balances.fragmented(above)
+        for account, asset in fragmented:
+            async with self.store.transaction() as tables:
+                await tables.rules.share()  # in the same order as all who make a cache anew
+                await tables.balances.consolidate(account, asset)
+        return len(fragmented)
 
 
-def _done(outcome: Outcome) -> Done:
-    if isinstance(outcome, Refusal):
-        raise outcome
-    return outcome
+async def _write(prepared: PreparedBatch, session: BatchSession) -> None:
+    await session.write(prepared)
 
 
 def _let_others_run() -> asyncio.Future[None]:
     loop = asyncio.get_running_loop()
     turn: asyncio.Future[None] = loop.create_future()
-    loop.call_soon(_end, turn)
+    loop.call_soon(_set, turn)
     return turn
 
 
-def _end(turn: asyncio.Future[None]) -> None:
+def _set(turn: asyncio.Future[None]) -> None:
     if not turn.done():
         turn.set_result(None)

@@ -35,10 +35,10 @@ from bursar.model.errors import (
     AccountClosed,
     AssetSuspended,
     Conflict,
+    IdempotencyKeyReused,
     InvalidAmount,
     InvalidName,
     NotPossible,
-    OtherRequest,
     RecordMoved,
     UnknownAccount,
     UnknownAsset,
@@ -117,7 +117,7 @@ class Deposits:
             done = await book(self.engine, self.ledger, wanted.incoming, actor=actor)
             return msgspec.structs.replace(wanted, asked_by=done.asked_by, account=done.account), BOOKED
         remember, name, owner = wanted.incoming.remember(asked_by=actor), wanted.reference, str(wanted.user)
-        started = await self.engine.start(self.flow.name, wanted, id=name, owner=owner, remember=remember, actor=actor)
+        started = await self.engine.start(self.flow.name, wanted, id=name, owner=owner, operation=remember, actor=actor)
         return self.flow.item(started.record).body, started.record.state
 
     async def confirm(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
@@ -230,7 +230,7 @@ def _account(body: Deposit, answer: Answer) -> str:
 
 def _same(found: Deposit, wanted: Deposit) -> None:
     if found.incoming != wanted.incoming:
-        raise OtherRequest("deposits", wanted.reference, "deposit")
+        raise IdempotencyKeyReused("deposits", wanted.reference, "deposit")
 
 
 def _named(reference: str) -> str:

@@ -152,11 +152,11 @@ class Actions:
         """What to reverse, and with which postings; `book` does it."""
         key = (SCOPE, entry_key(item.id, place))
         read = self._store.read
-        done = (await read.envelopes.taken([key])).get(key)
+        done = (await read.envelopes.existing([key])).get(key)
         if done is None:  # can't be: the entry came with the arrow that counted the step as done
             return Answer(outcome=Outcome.UNKNOWN, message=f"step {place} is done, but there is no entry {key[1]}")
         again = (REVERSE, str(done.seq))
-        by_hand = (await read.envelopes.taken([again])).get(again)
+        by_hand = (await read.envelopes.existing([again])).get(again)
         if by_hand is not None:
             return Answer(outcome=Outcome.SUCCESS, evidence={"envelope": done.seq, "reversed_by": by_hand.seq})
         created = await read.postings.of_envelopes(done.seq, done.seq)

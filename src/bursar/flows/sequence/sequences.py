@@ -28,13 +28,13 @@ from bursar.flows.sequence.steps import EntryStep, OwnStep, Sequence, Step, Stor
 from bursar.flows.sequence.views import SequenceView, view
 from bursar.ledger import Ledger
 from bursar.model.entries import check_key
-from bursar.model.errors import Conflict, DatabaseUnavailable, OtherRequest, OutcomeUnknown, UnknownRecord
+from bursar.model.errors import Conflict, DatabaseUnavailable, IdempotencyKeyReused, OutcomeUnknown, UnknownRecord
 from bursar.model.machine import Kind
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm
 from bursar.model.retry import Retry as Backoff
 from bursar.supervise import supervise
-from bursar.writer import Remember
+from bursar.writer import Operation
 
 CALL_TIMEOUT_S = 10.0
 AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # the database is away for everybody, or slow, and comes back
@@ -113,9 +113,9 @@ class Sequences:
             await self._check_ground(wanted)
             remember = None
             if key:
-                remember = Remember(scope=_scope(owner), id=key, op=CREATE, fingerprint=same)
+                remember = Operation(scope=_scope(owner), id=key, op=CREATE, fingerprint=same)
             body = Sequence(key=key, steps=wanted)
-            started = await self.engine.start(self.flow.name, body, owner=owner, remember=remember)
+            started = await self.engine.start(self.flow.name, body, owner=owner, operation=remember)
             record, replayed = started.record, started.replayed
         return await self._view(await self._drive(record, wait_s), replayed=replayed)
 
@@ -172,7 +172,7 @@ class Sequences:
         if answer is None:
             return None
         if answer.fingerprint != same:
-            raise OtherRequest(_scope(owner), key, CREATE)
+            raise IdempotencyKeyReused(_scope(owner), key, CREATE)
         return await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
 
     async def _check_ground(self, steps: tuple[StoredStep, ...]) -> None:
@@ -190,7 +190,7 @@ class Sequences:
     async def _view(self, record: Record, *, replayed: bool = False) -> SequenceView:
         body = self.flow.item(record).body
         places = {(SCOPE, entry_key(record.id, n)): n for n, s in enumerate(body.steps) if isinstance(s, EntryStep)}
-        taken = await self.ledger.store.read.envelopes.taken(list(places)) if places else {}
+        taken = await self.ledger.store.read.envelopes.existing(list(places)) if places else {}
         return view(record, body, {places[key]: found.seq for key, found in taken.items()}, replayed=replayed)
 
     async def _alert(self, record: Record | None, reason: str, severity: str, message: str) -> None:

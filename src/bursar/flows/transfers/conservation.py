@@ -229,7 +229,7 @@ async def _booked_by(tables: Tables, record: Record, path: str) -> Counter[str]:
     head = (await tables.accounts.heads([path])).get(path)
     codes = {asset.id: code for code, asset in (await tables.rules.assets()).items()}
     sums: Counter[str] = Counter()
-    for entry in (await tables.envelopes.taken([(SCOPE, key) for key in keys])).values():
+    for entry in (await tables.envelopes.existing([(SCOPE, key) for key in keys])).values():
         for leg in decode_legs(entry.legs):
             into = (head is not None and leg.target == head.id) - (head is not None and leg.source == head.id)
             sums[codes[leg.asset]] += into * leg.minor

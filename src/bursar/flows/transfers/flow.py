@@ -7,7 +7,8 @@ Between the ledger and a core, money in flight is a posting in `transit:transfer
     compensation     refund at the source; if that is a core, with the arrow: transit → core
 
 The ledger's own operations are its rail's affair (rails). What a core has done is a fact outside; its booking goes with
-the transition that learns of it, in the same unit, and is never refused: no freeze stops it (T35).
+the transition that learns of it, in the same unit, and is never refused: no freeze stops it (T35). What a state calls,
+and what it asks beside because the database may have been restored, is in calls.
 
 A transfer is admitted by the checks of its request (`admit`), whoever starts it, and only while the user's account in
 the ledger is active, in the transaction that writes its first state: so an account that is closing gets no new ones.
@@ -22,8 +23,9 @@ from typing import Any
 import msgspec
 
 from bursar.engine import Answer, Booking, Dispute, Flow, Item, Ride
+from bursar.flows.transfers.calls import ARRIVED, Alert, Calls
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.rails import GIVEN_BACK_UNKNOWN, Rail
+from bursar.flows.transfers.rails import Rail
 from bursar.flows.transfers.request import SUSPENSE, TRANSIT, AccountType, Transfer, core_account, funding_account
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
@@ -43,26 +45,14 @@ def transfers_flow(
     rails: Mapping[AccountType, Rail],
     *,
     admit: Callable[[Transfer, str], Awaitable[None]],
+    alert: Alert,
     retry: Retry = USUAL_RETRY,
     alarms: tuple[Alarm, ...] = ALARMS,
     call_timeout_s: float = CALL_TIMEOUT_S,
 ) -> Flow[Transfer]:
     """Transfers between these ends."""
 
-    async def withdraw(item: Item[Transfer]) -> Answer:
-        return await rails[item.body.source].withdraw(item)
-
-    async def deposit(item: Item[Transfer]) -> Answer:
-        if item.body.source is not AccountType.FUNDING:
-            match await rails[item.body.source].gave_back(item):
-                case True:  # for good: what was given back must not arrive as well
-                    return await rails[item.body.target].cancel(item, "deposit")
-                case None:
-                    return Answer(outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
-        return await rails[item.body.target].deposit(item)
-
-    async def refund(item: Item[Transfer]) -> Answer:
-        return await rails[item.body.source].refund(item)
+    calls = Calls(rails, alert)
 
     def ride(item: Item[Transfer], booking: Booking) -> Ride | None:
         match item.record.state:
@@ -73,28 +63,16 @@ def transfers_flow(
             case _:
                 return rails[item.body.source].ride(item, "refund", booking)
 
-    async def cancel_withdraw(item: Item[Transfer]) -> Answer:
-        return await rails[item.body.source].cancel(item, "withdraw")
-
-    async def cancel_deposit(item: Item[Transfer]) -> Answer:
-        return await rails[item.body.target].cancel(item, "deposit")
-
-    async def query_withdraw(item: Item[Transfer]) -> Answer:
-        return await rails[item.body.source].query(item, "withdraw")
-
-    async def query_deposit(item: Item[Transfer]) -> Answer:
-        return await rails[item.body.target].query(item, "deposit")
-
     return Flow(
         machine=MACHINE,
         body=Transfer,
-        actions={"withdraw": withdraw, "deposit": deposit, "refund": refund},
+        actions={"withdraw": calls.withdraw, "deposit": calls.deposit, "refund": calls.refund},
         admit=admit,
         active=active,
         rails={"withdraw": _source, "deposit": _target, "refund": _source},
         rail_names=frozenset(rail_name(kind) for kind in rails),
-        cancels={"withdraw": cancel_withdraw, "deposit": cancel_deposit},
-        queries={"withdraw": query_withdraw, "deposit": query_deposit},
+        cancels={"withdraw": calls.cancel_withdraw, "deposit": calls.cancel_deposit},
+        queries={"withdraw": calls.query_withdraw, "deposit": calls.query_deposit},
         certain_rails=frozenset({rail_name(AccountType.FUNDING)}),  # it lives in this database
         book=book,
         after=after,
@@ -140,6 +118,8 @@ def book(item: Item[Transfer], event: str, answer: Answer) -> Booking:
     if answer.outcome is not Outcome.SUCCESS:
         return Booking()
     match state:
+        case "SOURCE_PENDING" if answer.code == ARRIVED:
+            return _booking(item, SUSPENSE, TRANSIT)  # the core has it, and no account has paid for it (T48)
         case "SOURCE_PENDING" if transfer.source is not AccountType.FUNDING:
             return _booking(item, core_account(transfer.source), TRANSIT)
         case "TARGET_PENDING" if transfer.target is not AccountType.FUNDING:

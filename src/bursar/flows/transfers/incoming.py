@@ -16,9 +16,9 @@ from bursar.flows.transfers.request import EXTERNAL, SUSPENSE_DEPOSITS, funding_
 from bursar.ledger import Ledger
 from bursar.model.accounts import NoOverdraft, SystemAccount
 from bursar.model.entries import USER_SCOPE, Intent, Leg, encode_metadata
-from bursar.model.errors import AccountClosed, Conflict, OtherRequest, UnknownAccount
-from bursar.model.records import Record, Remembered
-from bursar.writer import Change, Remember
+from bursar.model.errors import AccountClosed, Conflict, IdempotencyKeyReused, UnknownAccount
+from bursar.model.records import OperationResult, Record
+from bursar.writer import Change, Operation
 
 DEPOSITS = "deposits"  # the scope of keys and remembered requests
 CREATE = "create"
@@ -48,10 +48,10 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
             outside=True,
         )
 
-    def remember(self, **detail: str) -> Remember:
+    def remember(self, **detail: str) -> Operation:
         """That it was asked for, and by whom."""
         text = msgspec.json.encode(detail).decode()
-        return Remember(scope=DEPOSITS, id=self.reference, op=CREATE, fingerprint=self.fingerprint, detail=text)
+        return Operation(scope=DEPOSITS, id=self.reference, op=CREATE, fingerprint=self.fingerprint, detail=text)
 
 
 class Booked(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,17 +77,17 @@ async def book(engine: Engine, ledger: Ledger, incoming: Incoming, *, actor: str
     while True:
         asked = incoming.remember(asked_by=actor, account=account, record="")
         try:
-            done = await ledger.writer.apply(Change((incoming.intent(account, actor),), remember=asked))
+            done = await ledger.writer.apply(Change((incoming.intent(account, actor),), operation=asked))
         except UnknownAccount as unknown:
             await open_account(ledger, unknown)
         except AccountClosed:
             await alert_closed(engine, incoming, None)
             account = SUSPENSE_DEPOSITS
-        except OtherRequest:
+        except IdempotencyKeyReused:
             raise used_before(incoming.reference) from None
         else:
-            assert done.remembered is not None
-            first = asked_of(done.remembered)
+            assert done.operation is not None
+            first = asked_of(done.operation)
             if first.record:
                 raise Conflict(f"deposit {incoming.reference} waits for a second person", 1)
             return Booked(account=first.account, asked_by=first.asked_by)
@@ -96,7 +96,7 @@ async def book(engine: Engine, ledger: Ledger, incoming: Incoming, *, actor: str
 async def booked_before(ledger: Ledger, incoming: Incoming) -> Booked | None:
     """A deposit under this reference from before keys had a scope of their own; a refusal if it was another one."""
     key = (USER_SCOPE, f"deposit:{incoming.reference}")
-    taken = (await ledger.store.read.envelopes.taken([key])).get(key)
+    taken = (await ledger.store.read.envelopes.existing([key])).get(key)
     if taken is None:
         return None
     view = await ledger.envelope(taken.seq)
@@ -115,7 +115,7 @@ def used_before(reference: str) -> TransferRefused:
     return TransferRefused(Code.DUPLICATE_REQUEST, why)
 
 
-def asked_of(remembered: Remembered) -> Asked:
+def asked_of(remembered: OperationResult) -> Asked:
     """What a remembered request says."""
     return msgspec.json.decode(remembered.detail, type=Asked)
 

@@ -20,10 +20,11 @@ from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
 from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
-from bursar.model.records import Remembered
+from bursar.model.records import OperationResult
 from bursar.rails.trading import BalancesReply, Op, Reply, Status, TradingClient
+from bursar.rails.trading.words import Code
 from bursar.store import Store
-from bursar.writer import Change, Remember, Writer
+from bursar.writer import Change, Operation, Writer
 
 FUNDING_SCOPE = "funding"
 # The written list of business refusals of the funding end. Whatever else goes wrong is no answer.
@@ -44,6 +45,7 @@ GIVEN_BACK = "GIVEN_BACK"  # the core took it and gave it back, and the database
 GIVEN_BACK_UNKNOWN = "GIVEN_BACK_UNKNOWN"  # or that can't be said just now
 OVERFLOW = "OVERFLOW"
 STANDINGS_MAX = 512
+NEW_US = 1_000_000  # a record that was made so long ago at most is called for by the process that made it
 STATUSES = {
     Status.ACTIVE: AccountStatus.ACTIVE,
     Status.FROZEN: AccountStatus.FROZEN,
@@ -86,9 +88,10 @@ class Rail(Protocol):
         """What is on record of an operation, without making it happen; nothing on record is an unknown (T24)."""
         ...
 
-    async def gave_back(self, item: Item[Transfer]) -> bool | None:
-        """Whether it has given back what this transfer took, though the record here has not come that far: then the
-        database was restored, and what the other end gets would be there twice. None if it does not say."""
+    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
+        """Whether it has given back what this transfer took, though the record is in one of these states (in the one
+        of the item, if none is named), in which no refund was asked for: then the database was restored, and what the
+        other end gets would be there twice. None if it does not say."""
         ...
 
 
@@ -162,13 +165,13 @@ class FundingRail:
             return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message=f"nothing is on record of {op} {item.id}")
         return _answer(msgspec.structs.replace(found, replayed=True))
 
-    async def gave_back(self, item: Item[Transfer]) -> bool | None:
+    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
         return False  # it goes back with the record
 
     async def _refuse(self, item: Item[Transfer], op: str, code: str) -> Answer:
         """Refuse an operation for good, unless it was answered before: then that is the answer."""
         change = Change(
-            remember=Remember(
+            operation=Operation(
                 scope=FUNDING_SCOPE,
                 id=item.id,
                 op=op,
@@ -183,26 +186,30 @@ class FundingRail:
         """The operation, as rows that go with the transition that leads to it. Booked with it, money never rests."""
         if not self.rides or (op == "withdraw" and not self._fits_core(item.body)):
             return None
-        intent, remember = self._operation(item, op)
+        intent, operation = self._operation(item, op)
         if booking.intents:  # what a core has just let go of goes to the user, not to transit and from there
             (come,) = booking.intents[0].legs
             leg = msgspec.structs.replace(intent.legs[0], source=come.source)
             intent = msgspec.structs.replace(intent, legs=(leg,), consume=())
         answer = Answer(outcome=Outcome.SUCCESS, evidence={"rail": FUNDING_SCOPE, "rides": True})
-        return Ride(answer, (remember,), Booking((intent,), keeps=remember.keeps, drops=not remember.keeps))
+        return Ride(
+            answer,
+            (operation,),
+            Booking((intent,), keeps=operation.in_flight_account, drops=not operation.in_flight_account),
+        )
 
     async def _operate(self, item: Item[Transfer], op: str) -> Answer:
         if op == "withdraw" and not self._fits_core(item.body):
             # The last line of defence at this end, for what is to leave it. What comes, or comes back, has been taken
             # from the user elsewhere, and is never refused for its size.
             return await self._refuse(item, op, OVERFLOW)
-        intent, remember = self._operation(item, op)
-        return await self._apply(Change(intents=(intent,), remember=remember))
+        intent, operation = self._operation(item, op)
+        return await self._apply(Change(intents=(intent,), operation=operation))
 
     def _fits_core(self, transfer: Transfer) -> bool:
         return 0 < transfer.minor <= self._minor_max
 
-    def _operation(self, item: Item[Transfer], op: str) -> tuple[Intent, Remember]:
+    def _operation(self, item: Item[Transfer], op: str) -> tuple[Intent, Operation]:
         transfer = item.body
         user = funding_account(transfer.user)
         source, target = (user, TRANSIT) if op == "withdraw" else (TRANSIT, user)
@@ -216,18 +223,18 @@ class FundingRail:
             no_overdraft=op == "withdraw",  # T42
             outside=op == "refund",  # no freeze stops it, not even that of the account in transit (T35)
         )
-        remember = Remember(
+        operation = Operation(
             scope=FUNDING_SCOPE,
             id=item.id,
             op=op,
             fingerprint=_fingerprint(transfer),
             refusals=frozenset() if op == "refund" else FUNDING_REFUSALS,
-            keeps=TRANSIT if op == "withdraw" else "",
+            in_flight_account=TRANSIT if op == "withdraw" else "",
         )
-        return intent, remember
+        return intent, operation
 
     async def _apply(self, change: Change) -> Answer:
-        remembered = (await self._writer.apply(change)).remembered
+        remembered = (await self._writer.apply(change)).operation
         if remembered is None:
             return Answer(outcome=Outcome.UNKNOWN, message="the ledger remembers nothing of it")
         return _answer(remembered)
@@ -258,17 +265,25 @@ class TradingRail:
         )
 
     async def withdraw(self, item: Item[Transfer]) -> Answer:
-        t, heard = item.body, self._client.sequence
+        t, heard = item.body, self._client.sequence if self._client.is_connected else None
         reply = await self._client.withdraw(item.id, t.user, t.asset, t.minor)
-        if (
-            reply.outcome is Outcome.SUCCESS and reply.sequence <= heard
-        ):  # it was taken before it was asked for just now
-            match await self.gave_back(item):
-                case True:
-                    return msgspec.structs.replace(self._told(reply), outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
-                case None:
-                    return msgspec.structs.replace(self._told(reply), outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
-        return self._told(reply)
+        said = self._told(reply)
+        if reply.outcome is not Outcome.SUCCESS or self._is_new(item, reply, heard):
+            return said
+        match await self.gave_back(item):
+            case True:
+                return msgspec.structs.replace(said, outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
+            case None:
+                return msgspec.structs.replace(said, outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
+            case _:
+                return said
+
+    def _is_new(self, item: Item[Transfer], reply: Reply, heard: int | None) -> bool:
+        """Whether the core has done it for this call: not before what we had heard of it, of which there is nothing
+        before the first connection; and for a record that was just made. Another process may have done it for an older
+        one, of which we had not heard, and the database may have moved to a server that has forgotten that."""
+        age_us = self._store.ports.now_us() - item.record.created_us
+        return heard is not None and reply.sequence > heard and 0 <= age_us < NEW_US
 
     async def deposit(self, item: Item[Transfer]) -> Answer:
         t = item.body
@@ -292,14 +307,17 @@ class TradingRail:
             return Answer(outcome=Outcome.UNKNOWN, code="OTHER_OPERATION", message=said, evidence=evidence)
         return Answer(outcome=found.outcome, code=found.code, message=found.detail, evidence=evidence)
 
-    async def gave_back(self, item: Item[Transfer]) -> bool | None:
-        found = await self._client.query(item.id, Op.REFUND)
+    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
+        asked = await self._client.lookup([(item.id, Op.REFUND)])  # unlike `query`, it says what was forgotten (T32)
+        if not asked.replies:
+            return None
+        (found,) = asked.replies
         if found.outcome is not Outcome.SUCCESS:
-            return False if found.code == "NOT_FOUND" else None
+            return False if found.code == Code.NOT_FOUND.name else None
         # Read after the core has said it: whoever asked it for the refund had written that down before. If the record
         # is still here, that is forgotten; if it is not, another worker was faster, and this answer is too late anyway.
         now = await self._store.read.records.by_number(item.record.number)
-        return now is not None and now.state == item.record.state
+        return now is not None and now.state in (states or (item.record.state,))
 
     def _told(self, reply: Reply) -> Answer:
         evidence = {"rail": self._name, "sequence": reply.sequence}
@@ -312,7 +330,7 @@ def _side(status: AccountStatus, policy: Policy, available: int) -> Side:
     return Side(exists=True, status=status, available=available, is_guarded=is_guarded)
 
 
-def _answer(remembered: Remembered) -> Answer:
+def _answer(remembered: OperationResult) -> Answer:
     """What the ledger's end has answered to an operation, as the engine hears it."""
     detail = msgspec.json.decode(remembered.detail, type=dict[str, object])
     posting = detail.get("posting")

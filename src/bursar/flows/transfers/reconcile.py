@@ -29,7 +29,7 @@ from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Op, OperationRow, TradingClient
 from bursar.rails.trading.words import PREFIX
-from bursar.writer import Change, Move, Passage
+from bursar.writer import Change, Move, NewTransition
 
 RECONCILED = "RECONCILED"
 Done = tuple[AccountType, OperationRow]  # what happened, and at which core
@@ -185,7 +185,7 @@ def _change(made: Plan, source: str, target: str, actor: str, reason: str) -> Ch
         flow=MACHINE.name,
         id=made.id,
         version=0,
-        passages=(Passage("", RECONCILED, made.state, msgspec.json.encode(told).decode()),),
+        transitions=(NewTransition("", RECONCILED, made.state, msgspec.json.encode(told).decode()),),
         actor=actor,
         delay_us=None,
         body=msgspec.json.encode(made.transfer).decode(),

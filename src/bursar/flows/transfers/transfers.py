@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from bursar.deadlines import Deadline, Deadlines
-from bursar.engine import DatabaseClock, Engine, Flow, Lift, Snowflakes, lift_pause, set_pause
+from bursar.engine import DatabaseClock, Engine, Flow, Item, Lift, Snowflakes, lift_pause, set_pause
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers.checks import (
     SAFETY_FACTOR,
@@ -61,9 +61,9 @@ from bursar.model.errors import (
     AlreadyExists,
     Conflict,
     DatabaseUnavailable,
+    IdempotencyKeyReused,
     InvalidAmount,
     LimitExceeded,
-    OtherRequest,
     OutcomeUnknown,
     RecordMoved,
     Refusal,
@@ -74,7 +74,7 @@ from bursar.model.records import Record
 from bursar.model.retry import USUAL_RETRY, Alarm, Retry
 from bursar.rails.trading import TradingClient
 from bursar.rails.trading.words import PREFIX
-from bursar.writer import Remember
+from bursar.writer import Operation
 
 ASSETS_S = 0.5
 DEADLINE_S = 2.0  # how long a request waits for its transfer
@@ -109,7 +109,9 @@ class Transfers:
         funding = FundingRail(ledger.store, ledger.writer, rides=rides, safety_factor=safety_factor)
         self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: funding}
         self.rails |= {kind: TradingRail(client, rail_name(kind), ledger.store) for kind, client in cores.items()}
-        self.flow: Flow[Transfer] = transfers_flow(self.rails, admit=self._admit, retry=retry, alarms=alarms)
+        self.flow: Flow[Transfer] = transfers_flow(
+            self.rails, admit=self._admit, alert=self._alert, retry=retry, alarms=alarms
+        )
         self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
         self._ids = Snowflakes(ledger.store)
         self._clock = DatabaseClock(ledger.store)
@@ -322,6 +324,9 @@ class Transfers:
         check_id(req_id, self._clock.now_us(), self._forgotten, self.horizons)
         check_transfer(transfer, assets, self.rails.keys(), self.safety_factor)
 
+    async def _alert(self, item: Item[Transfer], reason: str, message: str) -> None:
+        await self.engine.alert(item.record, reason, "critical", message)
+
     async def _assets_with(self, code: str) -> Mapping[str, Asset]:
         """All assets, at most a moment old; read again if one is not among them, for it may be new."""
         assets = await self._assets_now()
@@ -389,7 +394,7 @@ class Transfers:
             req_id = f"{PREFIX}{await self._ids.next()}"
             remember = None
             if request.client_order_id:
-                remember = Remember(
+                remember = Operation(
                     scope=_orders(request.user),
                     id=request.client_order_id,
                     op=CREATE,
@@ -403,7 +408,7 @@ class Transfers:
                     transfer,
                     id=req_id,
                     owner=str(request.user),
-                    remember=remember,
+                    operation=remember,
                     limits=self.limits.used_by(transfer, self._clock.now_us()),
                     riding=riding,
                 )
@@ -414,7 +419,7 @@ class Transfers:
                 if found is not None and found.owner == str(request.user) and self.flow.item(found).body == transfer:
                     return found, False
                 continue
-            except OtherRequest:
+            except IdempotencyKeyReused:
                 stage.req_id = ""
                 raise _other(request) from None
             except OutcomeUnknown as error:

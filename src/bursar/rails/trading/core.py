@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from bursar.ports import Files, Lane, Ports
+from bursar.ports import Files, Ports, SerialExecutor
 from bursar.rails.trading import frames, snapshots
 from bursar.rails.trading.book import Book
 from bursar.rails.trading.errors import CoreDamaged, CoreInUse, CoreStopped, WrongCore
@@ -80,8 +80,8 @@ class Core:
         self.followers: list[Callable[[list[Note]], None]] = []  # told of each frame when it is on disk
         self.snapshot_bytes = snapshot_bytes
         self._loading = _Progress(loading)
-        self._lane: Lane = ports.lane(f"core-{name}")
-        self._aside: Lane = ports.lane(f"core-{name}-snapshots")
+        self._lane: SerialExecutor = ports.lane(f"core-{name}")
+        self._aside: SerialExecutor = ports.lane(f"core-{name}-snapshots")
         self._unlock: Callable[[], None] | None = None
         self._held: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
@@ -238,7 +238,7 @@ class Core:
         self.log.append(frame, first)
         return len(frame)
 
-    async def _disk(self, lane: Lane, work: Callable[[], T]) -> T:
+    async def _disk(self, lane: SerialExecutor, work: Callable[[], T]) -> T:
         try:
             return await lane.run(work)
         except OSError as error:

@@ -1,7 +1,7 @@
 -- PostgreSQL's statements of the engine. Moves, operations and limits are written by bursar.write_records_1.
 
--- name: group_look
--- What a wary group wants to know: versions of records (1), records that exist (2), operations answered (3), limits (4).
+-- name: batch_read_records
+-- What a pessimistic batch reads: versions of records (1), records that exist (2), operations answered (3), limits (4).
 SELECT 1::smallint AS what, 0::bigint AS place, r.number AS a, r.version::bigint AS b, NULL::text[] AS t
 FROM bursar.records r WHERE r.number = ANY ($1::text::bigint[])
 UNION ALL
@@ -15,67 +15,34 @@ JOIN bursar.outcomes o ON o.scope = w.scope AND o.id = w.id AND o.op = w.op
 UNION ALL
 SELECT 4, 0, c.count, 0, ARRAY[c.key, c.amount::text] FROM bursar.counters c WHERE c.key = ANY ($7::text[])
 
--- name: group_numbers
+-- name: batch_numbers
 -- Numbers for new records, fetched ahead.
 SELECT nextval('bursar.numbers') FROM generate_series(1, $1::bigint)
 
--- name: group_records
--- The records' part of a group by itself, under these rules if they matter (not 0); and numbers for the next one.
-SELECT bursar.share_rules_1($44::bigint), bursar.write_records_1((string_to_array($1::text, E'\x1f'))[2:], (string_to_array($2::text, E'\x1f'))[2:],
-    (string_to_array($3::text, E'\x1f'))[2:], (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text,
-    E'\x1f'))[2:], (string_to_array($6::text, E'\x1f'))[2:], (string_to_array($7::text, E'\x1f'))[2:],
-    (string_to_array($8::text, E'\x1f'))[2:], $9::text::bigint[], $10::text::text[], $11::text::bigint[],
-    $12::text::text[], $13::text::bigint[], $14::text::bigint[], (string_to_array($15::text, E'\x1f'))[2:],
-    (string_to_array($16::text, E'\x1f'))[2:], (string_to_array($17::text, E'\x1f'))[2:], (string_to_array($18::text,
-    E'\x1f'))[2:], $19::text::integer[], $20::text::bigint[], $21::text::bigint[], (string_to_array($22::text,
-    E'\x1f'))[2:], (string_to_array($23::text, E'\x1f'))[2:], (string_to_array($24::text, E'\x1f'))[2:],
-    $25::text::bigint[], $26::text::integer[], (string_to_array($27::text, E'\x1f'))[2:], $28::text::integer[],
-    $29::text::integer[], $30::text::bigint[], $31::text::bigint[], (string_to_array($32::text, E'\x1f'))[2:],
-    (string_to_array($33::text, E'\x1f', E'\x1e'))[2:], (string_to_array($34::text, E'\x1f'))[2:],
-    $35::text::bigint[], $36::text::integer[], (string_to_array($37::text, E'\x1f'))[2:], (string_to_array($38::text,
-    E'\x1f'))[2:], (string_to_array($39::text, E'\x1f'))[2:], $40::text::integer[], (string_to_array($41::text,
-    E'\x1f'))[2:], (string_to_array($42::text, E'\x1f'))[2:]),
-    bursar.raise_high_water_1((string_to_array($45::text, E'\x1f'))[2:], (string_to_array($46::text,
-    E'\x1f'))[2:], $47::text::bigint[]),
-    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $43::bigint))
+-- name: batch_write_records
+-- The records' part of a batch by itself, under these rules if they matter (not 0); and numbers for the next one. A name
+-- after @ stands for all columns of that kind of row (columns.py).
+SELECT bursar.share_rules_1(@generation:bigint),
+    bursar.write_records_1(@operations, @counters, @new_records, @moves, @transitions),
+    bursar.raise_high_water_1(@high_water),
+    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, @numbers_ahead:bigint))
 
--- name: group_write_all
--- A group of entries and records together: first the ledger's part, then the records'; and numbers for the next one.
-SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
-    (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
-    $7::text::smallint[], $8::text::bigint[], $9::text::bytea[], $10::text::bytea[], $11::text::bytea[],
-    (string_to_array($12::text, E'\x1f'))[2:], $13::text::bigint[], $14::text::bigint[],
-    $15::text::integer[], $16::text::text[], $17::text::boolean[], $18::text::bigint[],
-    $19::text::bigint[], $20::text::bigint[], $21::text::bigint[],
-    $22::text::bigint[], $23::text::bigint[], $24::text::integer[], $25::text::bigint[], $26::text::text[],
-    $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], '{}', '{}', '{}', '{}', '{}',
-    '{}', '{}', '{}', '{}'),
-    bursar.write_holds_1($31::text::bigint[], $32::text::bigint[], $33::text::integer[], $34::text::text[],
-    $35::text::text[], $36::text::bigint[], (string_to_array($37::text, E'\x1f'))[2:],
-    (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[], $40::text::bigint[]),
-    bursar.write_records_1((string_to_array($41::text, E'\x1f'))[2:], (string_to_array($42::text, E'\x1f'))[2:],
-    (string_to_array($43::text, E'\x1f'))[2:], (string_to_array($44::text, E'\x1f'))[2:], (string_to_array($45::text,
-    E'\x1f'))[2:], (string_to_array($46::text, E'\x1f'))[2:], (string_to_array($47::text, E'\x1f'))[2:],
-    (string_to_array($48::text, E'\x1f'))[2:], $49::text::bigint[], $50::text::text[], $51::text::bigint[],
-    $52::text::text[], $53::text::bigint[], $54::text::bigint[], (string_to_array($55::text, E'\x1f'))[2:],
-    (string_to_array($56::text, E'\x1f'))[2:], (string_to_array($57::text, E'\x1f'))[2:], (string_to_array($58::text,
-    E'\x1f'))[2:], $59::text::integer[], $60::text::bigint[], $61::text::bigint[], (string_to_array($62::text,
-    E'\x1f'))[2:], (string_to_array($63::text, E'\x1f'))[2:], (string_to_array($64::text, E'\x1f'))[2:],
-    $65::text::bigint[], $66::text::integer[], (string_to_array($67::text, E'\x1f'))[2:], $68::text::integer[],
-    $69::text::integer[], $70::text::bigint[], $71::text::bigint[], (string_to_array($72::text, E'\x1f'))[2:],
-    (string_to_array($73::text, E'\x1f', E'\x1e'))[2:], (string_to_array($74::text, E'\x1f'))[2:],
-    $75::text::bigint[], $76::text::integer[], (string_to_array($77::text, E'\x1f'))[2:], (string_to_array($78::text,
-    E'\x1f'))[2:], (string_to_array($79::text, E'\x1f'))[2:], $80::text::integer[], (string_to_array($81::text,
-    E'\x1f'))[2:], (string_to_array($82::text, E'\x1f'))[2:]),
-    bursar.raise_high_water_1((string_to_array($84::text, E'\x1f'))[2:], (string_to_array($85::text,
-    E'\x1f'))[2:], $86::text::bigint[]),
-    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $83::bigint))
+-- name: batch_write
+-- A batch of entries and records: first the ledger's part, then the records'; and numbers for the next one.
+SELECT bursar.take_turn_1(),
+    bursar.write_group_1(@generation:bigint, (SELECT epoch FROM bursar.clock_epoch), @envelopes, @postings, @spends,
+        @spent_live, @account_history, @guarded, @cached_balances,
+        '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}'),
+    bursar.write_holds_1(@holds),
+    bursar.write_records_1(@operations, @counters, @new_records, @moves, @transitions),
+    bursar.raise_high_water_1(@high_water),
+    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, @numbers_ahead:bigint))
 
--- name: outcome
+-- name: operation
 -- What an operation was answered before.
 SELECT fingerprint, outcome, code, detail::text FROM bursar.outcomes WHERE scope = $1 AND id = $2 AND op = $3
 
--- name: outcomes_of
+-- name: operations_of
 -- What the operations of a request were answered, in one scope.
 SELECT op, fingerprint, outcome, code, detail::text FROM bursar.outcomes WHERE scope = $1 AND id = $2 ORDER BY op
 
@@ -254,7 +221,7 @@ UPDATE bursar.alerts SET acknowledged_at = now(), acknowledged_by = $3 WHERE rec
 -- A small durable write: this process is here, and the database takes what it writes.
 INSERT INTO bursar.heartbeats (worker) SELECT * FROM unnest($1::text[]) ON CONFLICT (worker) DO UPDATE SET at = now()
 
--- name: group_hanging
+-- name: hanging_commits
 -- How many of our role's commits wait for a synchronous standby, for longer than so many microseconds.
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND usename = current_user AND wait_event = 'SyncRep'

@@ -12,7 +12,7 @@ from bursar.model.errors import (
     DatabaseUnavailable,
     InvalidEntry,
 )
-from bursar.store.group import Blocked, Broken, Lost, Unreachable
+from bursar.store.batch import CommitUnknown, LockTimeout, Unreachable, WriteConflict
 
 LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "BU006", "23505", "40001", "40P01"}
 BLOCKED_STATES = {  # another transaction holds a row and does not let go:
@@ -81,14 +81,14 @@ def read_only(error: BaseException) -> bool:
 
 def sorted_out(error: Exception) -> Exception:
     """A lost race, a broken connection, or an error for the caller."""
-    if isinstance(error, BursarError | Lost | Broken):
+    if isinstance(error, BursarError | WriteConflict | CommitUnknown):
         return error
     if getattr(error, "sqlstate", None) in BLOCKED_STATES:
-        return Blocked("another transaction holds a posting or key that this one needs")
+        return LockTimeout("another transaction holds a posting or key that this one needs")
     if getattr(error, "sqlstate", None) in LOST_STATES:
-        return Lost(first_line(error))
+        return WriteConflict(first_line(error))
     if broken(error):
-        return Broken(first_line(error))
+        return CommitUnknown(first_line(error))
     if isinstance(error, asyncpg.PostgresError):
         return explain(error)
     return error

@@ -10,7 +10,7 @@ FROM unnest($1::text::bigint[], $2::text::bytea[], $3::text[], $4::text[], $5::t
      AS v (a, b, c, d, e, f, g, h, i, j, k, saga, fence)
 WHERE EXISTS (SELECT 1 FROM bursar.sagas WHERE id = v.saga AND sagas.fence = v.fence) ON CONFLICT DO NOTHING
 
--- name: insert_involved_fenced
+-- name: insert_account_history_fenced
 -- Split mode: the same, if the saga still has its fence.
 INSERT INTO bursar.involved (account, envelope)
 SELECT a, e FROM unnest($1::text::bigint[], $2::text::bigint[], $3::text[], $4::text::bigint[]) AS v (a, e, g, f)

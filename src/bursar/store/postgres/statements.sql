@@ -156,7 +156,7 @@ SELECT * FROM unnest($1::text::bigint[], $2::text::bytea[], $3::text[], $4::text
                      $10::text::bytea[], $11::text[]::json[])
 ON CONFLICT DO NOTHING
 
--- name: insert_involved
+-- name: insert_account_history
 -- Who took part.
 INSERT INTO bursar.involved (account, envelope)
 SELECT * FROM unnest($1::text::bigint[], $2::text::bigint[]) ON CONFLICT DO NOTHING
@@ -261,22 +261,22 @@ WHERE (epoch, xid, seq) > ($1::integer, $2::bigint::text::xid8, $3::bigint)
   AND (epoch < (SELECT epoch FROM bursar.clock_epoch) OR xid < pg_snapshot_xmin(pg_current_snapshot()))
 ORDER BY epoch, xid, seq LIMIT $4
 
--- name: group_read
--- All that a group needs to know, in one round trip: the generation (1), fresh numbers (2), keys used already (3), the
+-- name: batch_read
+-- All that a batch needs, in one round trip: the generation (1), fresh numbers (2), keys used already (3), the
 -- largest positive (4) and most negative (5) postings per account and asset, postings named by number (6), guarded
 -- balances (7). Columns: what, place in the caller's list, two numbers, text, bytes.
 SELECT 1::smallint AS what, 0::bigint AS place, generation AS a, 0::bigint AS b, NULL::text AS t, NULL::bytea AS x
 FROM bursar.rules WHERE id = 1
 UNION ALL
-SELECT 2, 0, nextval('bursar.numbers'), 0, NULL, NULL FROM generate_series(1, $1::bigint)
+SELECT 2, 0, nextval('bursar.numbers'), 0, NULL, NULL FROM generate_series(1, @numbers:bigint)
 UNION ALL
 SELECT 3, w.place, e.seq, e.book, NULL, e.id || e.legs
-FROM unnest((string_to_array($2::text, E'\x1f'))[2:], (string_to_array($3::text, E'\x1f'))[2:])
+FROM unnest(@keys)
      WITH ORDINALITY AS w (scope, key, place)
 CROSS JOIN LATERAL (SELECT seq, book, id, legs FROM bursar.envelopes WHERE scope = w.scope AND key = w.key LIMIT 1) e
 UNION ALL
 SELECT 4, w.place, l.posting, 0, l.amount::text, NULL
-FROM unnest($4::text::bigint[], $5::text::integer[], $6::text::integer[])
+FROM unnest(@positive_pools)
      WITH ORDINALITY AS w (account, asset, most, place)
 CROSS JOIN LATERAL (
     SELECT posting, amount FROM bursar.live_postings
@@ -284,7 +284,7 @@ CROSS JOIN LATERAL (
     ORDER BY amount DESC LIMIT w.most) l
 UNION ALL
 SELECT 5, w.place, l.posting, 0, l.amount::text, NULL
-FROM unnest($7::text::bigint[], $8::text::integer[], $9::text::integer[])
+FROM unnest(@negative_pools)
      WITH ORDINALITY AS w (account, asset, most, place)
 CROSS JOIN LATERAL (
     SELECT posting, amount FROM bursar.live_postings
@@ -292,24 +292,17 @@ CROSS JOIN LATERAL (
     ORDER BY amount LIMIT w.most) l
 UNION ALL
 SELECT 6, asset, posting, account, amount::text, NULL
-FROM bursar.live_postings WHERE posting = ANY ($10::text::bigint[]) AND reservation IS NULL
+FROM bursar.live_postings WHERE posting = ANY (@named_postings) AND reservation IS NULL
 UNION ALL
 SELECT 7, w.place, h.turn, 0, h.balance::text, NULL
-FROM unnest($11::text::bigint[], $12::text::integer[]) WITH ORDINALITY AS w (account, asset, place)
+FROM unnest(@guarded_keys) WITH ORDINALITY AS w (account, asset, place)
 JOIN bursar.account_heads h ON h.account = w.account AND h.asset = w.asset
 
--- name: group_write
--- One group of commits, whole or not at all (see the migrations), its holds after it; and numbers for the next one.
-SELECT bursar.take_turn_1(), bursar.write_group_1($1::bigint, (SELECT epoch FROM bursar.clock_epoch), $2::text::bigint[], $3::text::bytea[],
-    (string_to_array($4::text, E'\x1f'))[2:], (string_to_array($5::text, E'\x1f'))[2:], $6::text::integer[],
-    $7::text::smallint[], $8::text::bigint[], $9::text::bytea[], $10::text::bytea[], $11::text::bytea[],
-    (string_to_array($12::text, E'\x1f'))[2:], $13::text::bigint[], $14::text::bigint[],
-    $15::text::integer[], $16::text::text[], $17::text::boolean[], $18::text::bigint[],
-    $19::text::bigint[], $20::text::bigint[], $21::text::bigint[],
-    $22::text::bigint[], $23::text::bigint[], $24::text::integer[], $25::text::bigint[], $26::text::text[],
-    $27::text::bigint[], $28::text::integer[], $29::text::bigint[], $30::text::text[], '{}', '{}', '{}', '{}', '{}',
-    '{}', '{}', '{}', '{}'),
-    bursar.write_holds_1($31::text::bigint[], $32::text::bigint[], $33::text::integer[], $34::text::text[],
-    $35::text::text[], $36::text::bigint[], (string_to_array($37::text, E'\x1f'))[2:],
-    (string_to_array($38::text, E'\x1f'))[2:], $39::text::bigint[], $40::text::bigint[]),
-    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, $41::bigint))
+-- name: batch_write_entries
+-- The ledger's part of a batch by itself (see the migrations), its holds after it; and numbers for the next one.
+SELECT bursar.take_turn_1(),
+    bursar.write_group_1(@generation:bigint, (SELECT epoch FROM bursar.clock_epoch), @envelopes, @postings, @spends,
+        @spent_live, @account_history, @guarded, @cached_balances,
+        '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}'),
+    bursar.write_holds_1(@holds),
+    ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, @numbers_ahead:bigint))

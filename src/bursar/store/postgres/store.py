@@ -1,12 +1,13 @@
-"""The PostgreSQL store: a connection that decides groups, one that writes them, a few that read; units, snapshots; and
-one more for groups that are set aside, from the first one on.
+"""The PostgreSQL store: a connection that writes batches, one that prepares them, a few that read; transactions,
+snapshots; and one more for blocked changes, from the first one on.
 
-A group is two round trips: one statement reads all it needs, one function call writes it, checks its own counts and
-fails whole. No lock is held in between, so what was read may be stale by then; the function notices (`Lost`).
+A batch is two round trips: one statement reads all it needs, one function call writes it, checks its own counts and
+fails as a whole. No lock is held in between, so what was read may be stale by then; the function notices
+(`WriteConflict`).
 
 No statement waits for ever: a server that lives stops it after `Options.statement_s`, and one that is silent is not
-asked again: its connection is dropped. What was being committed then may be there or not, and is never told to be
-neither (L18). A cancel request is never sent: it would end a COMMIT's wait for a synchronous standby, and the server
+asked again: its connection is dropped. What was being committed then may be there or not, and is never reported as
+either (L18). A cancel request is never sent: it would end a COMMIT's wait for a synchronous standby, and the server
 would then call committed what no standby has.
 """
 
@@ -14,17 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import asyncpg
 
-from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
+from bursar.model.errors import DatabaseUnavailable, OutcomeUnknown
 from bursar.ports import Ports
-from bursar.store.group import Decided, Job, Lost, Unreachable
+from bursar.store.batch import Lane, Unreachable
 from bursar.store.options import USUAL, Options
 from bursar.store.postgres.arrays import SQL, plain
+from bursar.store.postgres.batches import PostgresBatchSession
 from bursar.store.postgres.connecting import SETTINGS, SLOWER, WRITER_SETTINGS, Connection, Connector
 from bursar.store.postgres.errors import (
     CONNECTION_ERRORS,
@@ -35,8 +37,8 @@ from bursar.store.postgres.errors import (
     read_only,
     sorted_out,
 )
-from bursar.store.postgres.groups import read_group, write_group
 from bursar.store.postgres.schema import check_version
+from bursar.store.protocol import Work
 from bursar.store.rows import Row
 from bursar.store.tables import Tables
 
@@ -47,7 +49,9 @@ CLOSE_S = 1.0  # for the server to take note that we go
 HANGING_MAX = 4  # commits that wait for a standby for too long; then no more are started
 HANGING = "commits wait for a synchronous standby that does not answer; see synchronous_standby_names"
 ISOLATION = "SELECT current_setting('transaction_isolation')"
-ASIDE = "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
+SHORT_LOCKS = (
+    "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
+)
 READS = frozenset(name for name, text in SQL.items() if text.startswith("SELECT") or name.startswith("list_"))
 NO_KEY = "it has none; look whether it has happened before you repeat it"
 
@@ -111,6 +115,8 @@ class PostgresStore:
     split = False
     has_clock = True
     overlaps = True
+    first_read = 2  # most payments need no more, and to read on costs a round trip
+    reuses_postings = True
 
     def __init__(self, ports: Ports, url: str, options: Options = USUAL) -> None:
         self.ports = ports
@@ -118,13 +124,8 @@ class PostgresStore:
         self.timeout_s = options.statement_s * SLOWER  # for one half of a group
         self._connector = Connector(ports, url, options)
         self._pool: asyncpg.Pool | None = None
-        self._decider: Connection | None = None
-        self._deciding = asyncio.Lock()
-        self._writer: Connection | None = None
-        self._writing = asyncio.Lock()
-        self._aside: Connection | None = None
-        self._setting_aside = asyncio.Lock()
-        self._locks = {"_decider": self._deciding, "_writer": self._writing, "_aside": self._setting_aside}
+        self._lanes: dict[Lane, Connection | None] = dict.fromkeys(Lane)  # each keeps a connection
+        self._locks = {lane: asyncio.Lock() for lane in Lane}
         self._readers: WeakSet[Connection] = WeakSet()  # of the pool
         self._connected = 0  # connections made for groups: after a failover, the next one may be to another server
         self._may_hang = False  # whether a commit got no answer since we last looked
@@ -153,7 +154,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Let go of all connections. Whoever still waits for one is told that it is gone."""
-        self._drop_groups()
+        self._drop_lanes()
         if self._pool is not None:
             try:
                 async with asyncio.timeout(CLOSE_S):
@@ -239,22 +240,21 @@ class PostgresStore:
         for connection in list(self._readers):
             if not connection.is_closed() and connection.get_server_pid() not in self._busy:
                 connection.terminate()
-        for name, lock in self._locks.items():
-            connection = getattr(self, name)
-            if connection is not None and not lock.locked():
-                connection.terminate()
-                setattr(self, name, None)
+        for lane, kept in self._lanes.items():
+            if kept is not None and not self._locks[lane].locked():
+                kept.terminate()
+                self._lanes[lane] = None
         if self._pool is not None:
             await self._pool.expire_connections()
 
-    def _drop_groups(self) -> None:
-        for connection in (self._decider, self._writer, self._aside):
+    def _drop_lanes(self) -> None:
+        for lane, connection in self._lanes.items():
             if connection is not None:
                 connection.terminate()
-        self._decider = self._writer = self._aside = None
+                self._lanes[lane] = None
 
     @contextlib.asynccontextmanager
-    async def unit(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
+    async def transaction(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
         """Several primitives as one transaction."""
         await self.check_commits()
         async with self.connection(unhurried=unhurried) as connection, whole(connection):
@@ -293,52 +293,30 @@ class PostgresStore:
         for it is long gone: to start one after the other would use up all connections."""
         return await tables.heartbeats.hanging_commits(int(self.timeout_s * 1e6))
 
-    async def group(self, job: Job, connection: Connection | None = None) -> None:
-        """Write a group: in one statement of its own, or in the caller's transaction."""
-        if connection is not None:
-            await self._in_callers_transaction(connection, job)
-            return
-        if not (job.aside and await self._group_aside(job)):
-            await self.write(await self.decide(job, beside=False))
+    async def run_batch(self, work: Work[T], lane: Lane = Lane.WRITE) -> T:
+        """Do something on the connection of a lane; a write is one statement, and a transaction of its own."""
+        if lane is Lane.BLOCKED and not await self._can_be_beside():
+            lane = Lane.WRITE
+        async with self._locks[lane]:
+            return await self._on(lane, work)
 
-    async def decide(self, job: Job, *, beside: bool) -> Decided:
-        """Read and decide; on a connection of its own, if the group before is being written beside it. If not, on the
-        writing one: for a lone caller, one server process that has everything at hand is faster."""
-        lock, name = (self._deciding, "_decider") if beside else (self._writing, "_writer")
-        async with lock:
-            return await self._on(name, lambda connection: self._read(connection, job))
-
-    async def write(self, decided: Decided) -> None:
-        """Write what was decided, if all it rests on still stands."""
-        async with self._writing:
-            await self._on("_writer", lambda connection: self._write(connection, decided))
-
-    async def _read(self, connection: Connection, job: Job) -> Decided:
-        job.heads.relearn(self._connected)
-        return await read_group(connection, job, self.ports.monotonic())
-
-    async def _write(self, connection: Connection, decided: Decided) -> None:
-        if decided.heads.connected != self._connected:
-            raise Lost("it was decided before the last connection was made: read again")
-        await write_group(connection, decided, self.ports.monotonic())
-
-    async def _on(self, name: str, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do half of a group on the connection that is kept for it. A server that is read-only has done nothing of it:
-        another connection, perhaps to another server, is tried at once."""
+    async def _on(self, lane: Lane, work: Work[T]) -> T:
+        """A server that is read-only has done nothing of it: another connection, perhaps to another server, is tried at
+        once."""
         for last in (False, True):
-            connection = await self._alive(getattr(self, name))
-            setattr(self, name, connection)
+            connection = await self._alive(lane)
             try:
-                async with asyncio.timeout(self.timeout_s):
-                    return await work(connection)
+                return await work(
+                    PostgresBatchSession(connection, self._connected, self.timeout_s, self.ports.monotonic)
+                )
             except BaseException as error:  # also a cancellation, in the middle of a statement
                 if broken(error) or not isinstance(error, Exception):
                     connection.terminate()
-                    setattr(self, name, None)
+                    self._lanes[lane] = None
                 if not isinstance(error, Exception):
                     raise
                 if read_only(error):
-                    self._drop_groups()
+                    self._drop_lanes()
                 if read_only(error) or broken(error):
                     await self._reconnect()
                 if read_only(error) and not last:
@@ -346,51 +324,50 @@ class PostgresStore:
                 raise sorted_out(error) from error
         raise AssertionError("the last try returns or raises")
 
-    async def _group_aside(self, job: Job) -> bool:
-        """Read, decide and write on a connection of its own, beside all others. False: there is none to be had."""
-        async with self._setting_aside:
+    async def _can_be_beside(self) -> bool:
+        """Whether the lane of blocked changes has its connection. If not, they go with all others; and if the database
+        is gone, these say so."""
+        async with self._locks[Lane.BLOCKED]:
+            before = self._lanes[Lane.BLOCKED]
             try:
-                before, self._aside = self._aside, await self._alive(self._aside)
-                if self._aside is not before:
+                connection = await self._alive(Lane.BLOCKED)
+                if connection is not before:
                     async with asyncio.timeout(self.timeout_s):
-                        await self._aside.execute(ASIDE)
-            except Exception:  # too many of them: then like all others; if it is the database that is gone, they say so
-                self._aside = None
+                        await connection.execute(SHORT_LOCKS)
+            except Exception:  # too many of them, perhaps
+                self._lanes[Lane.BLOCKED] = None
                 return False
-            decided = await self._on("_aside", lambda one: self._read(one, job))
-            await self._on("_aside", lambda one: self._write(one, decided))
         return True
 
-    async def _in_callers_transaction(self, connection: Connection, job: Job) -> None:
+    async def run_batch_in(self, connection: Connection, work: Work[T]) -> T:
+        """Do something in the caller's transaction. A conflict must not spoil that, however it was begun."""
         try:
             if not hasattr(connection, "is_in_transaction"):
                 raise DatabaseUnavailable(f"an asyncpg connection is expected, not {type(connection).__name__}")
             if not connection.is_in_transaction():
                 raise DatabaseUnavailable("the connection is not in a transaction; begin one first")
-            await self._in_savepoint(connection, job)
-            if job.doubtful() and await connection.fetchval(ISOLATION) != "read committed":
-                # Nothing was written, so nothing has noticed that it rests on what was long ago.
-                raise Conflict("a refusal in a transaction that sees only what was there when it began; end it", 1)
+            await connection.execute("SAVEPOINT bursar")
+            try:
+                result = await work(PostgresBatchSession(connection, 0, None, self.ports.monotonic))
+            except BaseException:  # it goes on to the caller, who decides about the rest
+                if not connection.is_closed():
+                    await connection.execute("ROLLBACK TO SAVEPOINT bursar")
+                raise
+            await connection.execute("RELEASE SAVEPOINT bursar")
         except asyncpg.InterfaceError as error:  # closed, given back, or busy with something else
             raise DatabaseUnavailable(f"the connection can't be used: {error}") from error
         except Exception as error:
             raise sorted_out(error) from error
+        return result
 
-    async def _in_savepoint(self, connection: Connection, job: Job) -> None:
-        """A lost race must not spoil the caller's transaction, however that was begun."""
-        await connection.execute("SAVEPOINT bursar")
-        try:
-            now_s = self.ports.monotonic()
-            await write_group(connection, await read_group(connection, job, now_s), now_s)
-        except BaseException:  # it goes on to the caller, who decides about the rest
-            if not connection.is_closed():
-                await connection.execute("ROLLBACK TO SAVEPOINT bursar")
-            raise
-        await connection.execute("RELEASE SAVEPOINT bursar")
+    async def reads_latest(self, connection: Connection) -> bool:
+        """Whether a caller's transaction sees what others commit meanwhile."""
+        return bool(await connection.fetchval(ISOLATION) == "read committed")
 
-    async def _alive(self, connection: Connection | None) -> Connection:
+    async def _alive(self, lane: Lane) -> Connection:
         if self._pool is None:
             raise DatabaseUnavailable("it is not open")
+        connection = self._lanes[lane]
         if connection is None or connection.is_closed():
             connection = await self._connect(WRITER_SETTINGS)
             self._connected += 1
@@ -403,6 +380,7 @@ class PostgresStore:
                 if isinstance(error, CONNECTION_ERRORS):
                     raise not_connected({"": error}) from error
                 raise
+            self._lanes[lane] = connection
         return connection
 
 

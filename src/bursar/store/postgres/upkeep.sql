@@ -5,7 +5,7 @@
 SELECT asset, sum(amount)::text, count(*) FROM bursar.balance_cache WHERE account = $1 AND asset <> 0
 GROUP BY asset ORDER BY asset
 
--- name: wide_accounts
+-- name: cached_accounts
 -- Accounts with a cache of their own (system and external ones have one by nature).
 SELECT account FROM bursar.balance_cache WHERE part = 0 AND asset = 0
 
@@ -38,7 +38,7 @@ DELETE FROM bursar.balance_cache WHERE account = $1
 -- The whole cache is disposable.
 DELETE FROM bursar.balance_cache
 
--- name: head_balances
+-- name: guarded_balances
 -- Guarded balances: lists of accounts and assets, side by side.
 SELECT h.account, h.asset, h.balance::text, h.turn, h.reservation
 FROM unnest($1::text::bigint[], $2::text::integer[]) AS w (account, asset)
@@ -48,7 +48,7 @@ JOIN bursar.account_heads h USING (account, asset)
 -- Every guarded balance, for audit.
 SELECT account, asset, balance::text FROM bursar.account_heads ORDER BY account, asset
 
--- name: put_head
+-- name: put_guarded_balance
 -- A guarded balance after a commit.
 INSERT INTO bursar.account_heads (account, asset, balance, turn)
 SELECT a, s, b::numeric, 1 FROM unnest($1::text::bigint[], $2::text::integer[], $3::text[]) AS h (a, s, b)

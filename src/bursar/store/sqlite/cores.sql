@@ -1,6 +1,6 @@
 -- SQLite's statements about trading cores.
 
--- name: group_high_water
+-- name: batch_high_water
 -- Raise a high-water mark, in the transaction of the transitions that rely on it.
 INSERT INTO core_high_water (rail, worker, sequence, at) VALUES (?, ?, ?, ?)
 ON CONFLICT (rail, worker) DO UPDATE SET sequence = excluded.sequence, at = excluded.at

@@ -1,13 +1,13 @@
 -- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged. What is free
 -- text is read as bytes: one row that is not UTF-8 would fail the statement, and with it everybody else's rows.
 
--- name: group_record
+-- name: batch_record
 -- A new record, in the unit of its group.
 INSERT INTO records (number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since,
                      created_at, updated_at)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?12 + ?8, ?9, ?10, ?11, ?12, ?12, ?12)
 
--- name: group_move
+-- name: batch_move
 -- A compare-and-set, in the unit of its group.
 UPDATE records
 SET state = ?3, version = ?4, attempt = ?5, transit = ?6, due = CASE WHEN ?7 = -1 THEN due ELSE ?11 + ?7 END,
@@ -15,32 +15,32 @@ SET state = ?3, version = ?4, attempt = ?5, transit = ?6, due = CASE WHEN ?7 = -
     updated_at = ?11
 WHERE number = ?1 AND version = ?2
 
--- name: group_passage
+-- name: batch_transition
 -- One row of history.
 INSERT INTO transitions (record, version, source, event, target, attempt, actor, evidence, at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: group_outcome
+-- name: batch_operation
 -- What an operation was answered.
 INSERT INTO outcomes (scope, id, op, fingerprint, outcome, code, detail, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: outcome
+-- name: operation
 -- What an operation was answered before.
 SELECT fingerprint, outcome, code, detail FROM outcomes WHERE scope = ? AND id = ? AND op = ?
 
--- name: outcomes_of
+-- name: operations_of
 -- What the operations of a request were answered, in one scope.
 SELECT op, fingerprint, outcome, code, detail FROM outcomes WHERE scope = ? AND id = ? ORDER BY op
 
--- name: group_counter
+-- name: batch_counter
 -- How much of a limit is used up.
 SELECT count, amount FROM counters WHERE key = ?
 
--- name: group_counters
+-- name: batch_counters
 -- The same for several.
 SELECT c.key, c.count, c.amount FROM json_each(?) AS w JOIN counters c ON c.key = w.value
 
--- name: group_put_counter
+-- name: batch_put_counter
 -- How much of it is used up now.
 INSERT INTO counters (key, count, amount, count_max, amount_max, until) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET count = excluded.count, amount = excluded.amount, count_max = excluded.count_max,
@@ -50,7 +50,7 @@ ON CONFLICT (key) DO UPDATE SET count = excluded.count, amount = excluded.amount
 -- Buckets whose time is over.
 DELETE FROM counters WHERE until < now_us() - ? RETURNING key
 
--- name: group_versions
+-- name: batch_versions
 -- Where records stand.
 SELECT r.number, r.version FROM json_each(?) AS w JOIN records r ON r.number = w.value
 

@@ -7,7 +7,7 @@ INSERT INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, co
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, now_us()
 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?12 AND fence = ?13) ON CONFLICT DO NOTHING
 
--- name: insert_involved_fenced
+-- name: insert_account_history_fenced
 -- Split mode: the same, if the saga still has its fence.
 INSERT INTO involved (account, envelope)
 SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?3 AND fence = ?4) ON CONFLICT DO NOTHING

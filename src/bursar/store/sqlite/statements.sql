@@ -23,14 +23,14 @@ UPDATE numbers SET envelope = ?1 + max(
     envelope, ifnull((SELECT max(seq) FROM envelopes), 0), ifnull((SELECT max(number) FROM records), 0))
 WHERE id = 1 RETURNING envelope
 
--- name: group_begin
+-- name: batch_begin
 -- The rules' generation, and the last number that was used, or taken by split mode: a group uses those after it.
 SELECT generation, max(
     (SELECT envelope FROM numbers WHERE id = 1),
     ifnull((SELECT max(seq) FROM envelopes), 0), ifnull((SELECT max(number) FROM records), 0))
 FROM rules WHERE id = 1
 
--- name: group_claim
+-- name: batch_claim
 -- Changes nothing, but only whoever sees the newest state and may write can do it: the transaction has the lock from now on.
 UPDATE rules SET generation = generation WHERE 0
 
@@ -100,7 +100,7 @@ ON CONFLICT DO NOTHING
 SELECT e.seq, e.id, e.scope, e.key, e.book, e.legs
 FROM json_each(?1) AS s JOIN envelopes e ON e.scope = s.value AND e.key = json_extract(?2, '$[' || s.key || ']')
 
--- name: group_key
+-- name: batch_key
 -- What one key stands for already.
 SELECT seq, id, book, legs FROM envelopes WHERE scope = ? AND key = ?
 
@@ -156,11 +156,11 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, now_us()) ON CONFLICT DO NOTHING
 INSERT OR FAIL INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: insert_involved
+-- name: insert_account_history
 -- Who took part.
 INSERT INTO involved (account, envelope) VALUES (?, ?) ON CONFLICT DO NOTHING
 
--- name: insert_involved_new
+-- name: insert_account_history_new
 -- Who took part, in a unit of its own group.
 INSERT OR FAIL INTO involved (account, envelope) VALUES (?, ?)
 
@@ -181,7 +181,7 @@ SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS (SELECT 1 FROM spends WHERE posting = ?1)
 -- The same for one of a few that a group has made, and has not spent itself.
 INSERT OR FAIL INTO live_postings (posting, account, asset, amount) VALUES (?, ?, ?, ?)
 
--- name: group_live
+-- name: batch_live
 -- The same for all that a group has made: the postings from a number on, but for those that it has spent itself.
 INSERT OR FAIL INTO live_postings (posting, account, asset, amount)
 SELECT id, account, asset, amount FROM postings WHERE id >= ?1 AND id NOT IN (SELECT value FROM json_each(?2))
@@ -228,7 +228,7 @@ SELECT posting, account, asset, amount FROM live_postings
 WHERE account = ?1 AND asset = ?2 AND amount < x'80000000000000000000000000000000' AND reservation IS NULL
 ORDER BY amount LIMIT ?3
 
--- name: group_largest
+-- name: batch_largest
 -- The same of many at once: JSON list of [account, asset, ...]. The key is the place in that list.
 SELECT w.key, l.posting, l.amount
 FROM json_each(?1) AS w JOIN live_postings l ON l.posting IN (
@@ -237,7 +237,7 @@ FROM json_each(?1) AS w JOIN live_postings l ON l.posting IN (
       AND reservation IS NULL
     ORDER BY amount DESC LIMIT ?2)
 
--- name: group_most_negative
+-- name: batch_most_negative
 -- The same of many at once.
 SELECT w.key, l.posting, l.amount
 FROM json_each(?1) AS w JOIN live_postings l ON l.posting IN (
@@ -274,11 +274,11 @@ GROUP BY p.asset ORDER BY p.asset
 -- A spend within a unit; a second one of the same posting is an error.
 INSERT OR FAIL INTO spends (posting, envelope) VALUES (?, ?)
 
--- name: group_dead_one
+-- name: batch_dead_one
 -- A posting that stops being live.
 DELETE FROM live_postings WHERE posting = ? AND reservation IS NULL
 
--- name: group_dead
+-- name: batch_dead
 -- Postings that stop being live: JSON list of numbers.
 DELETE FROM live_postings WHERE posting IN (SELECT value FROM json_each(?)) AND reservation IS NULL
 
@@ -286,7 +286,7 @@ DELETE FROM live_postings WHERE posting IN (SELECT value FROM json_each(?)) AND 
 -- What happened; a second time is ignored.
 INSERT INTO events (kind, subject, version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING
 
--- name: group_events
+-- name: batch_events
 -- A group's envelopes, which are those from a number on.
 INSERT OR FAIL INTO events (kind, subject, version) SELECT 1, seq, 0 FROM envelopes WHERE seq >= ? ORDER BY seq
 

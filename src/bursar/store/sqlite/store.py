@@ -1,4 +1,4 @@
-"""The SQLite store: two lanes (one writes, one reads), units, snapshots, groups.
+"""The SQLite store: two threads (one writes, one reads), transactions, snapshots, batches.
 
 In *split* mode an entry is not committed by group but by write-ahead saga, each primitive by itself (`single`). The
 simulator runs that mode to crash between every two primitives.
@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from bursar.model.errors import BursarError, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
-from bursar.ports import Lane, Ports
-from bursar.store.group import Broken, Decided, Heads, Job, Lost
+from bursar.ports import Ports, SerialExecutor
+from bursar.store.batch import CommitUnknown, Lane, WriteConflict
+from bursar.store.protocol import Work
 from bursar.store.rows import Row
 from bursar.store.sql import migrations
 from bursar.store.sqlite import calls
+from bursar.store.sqlite.batches import SqliteBatchSession
 from bursar.store.sqlite.log import Log, is_full
 from bursar.store.tables import Tables
 
@@ -32,7 +34,7 @@ CACHE_KIB = 65_536
 class SqliteSession:
     """Statements on one connection, on one lane."""
 
-    def __init__(self, store: SqliteStore, lane: Lane, connection: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, store: SqliteStore, lane: SerialExecutor, connection: Callable[[], sqlite3.Connection]) -> None:
         self._store = store
         self._lane = lane
         self._connection = connection
@@ -94,6 +96,8 @@ class SqliteStore:
     engine = "sqlite"
     has_clock = False
     overlaps = False  # reading, deciding and writing are one transaction on one thread
+    first_read = 1  # the largest is mostly enough, and to read on costs one more look, not a round trip
+    reuses_postings = False  # nor does reading at all
 
     def __init__(self, ports: Ports, path: str, *, split: bool = False) -> None:
         self.ports = ports
@@ -129,7 +133,7 @@ class SqliteStore:
         self._read_lane.close()
         self._write_lane.close()
 
-    async def run(self, lane: Lane, work: Callable[[], T]) -> T:
+    async def run(self, lane: SerialExecutor, work: Callable[[], T]) -> T:
         """Run something on a lane, turning SQLite's errors into ours."""
         if self._closed:
             raise DatabaseUnavailable("it is closed")
@@ -146,7 +150,7 @@ class SqliteStore:
             await self.run(self._write_lane, lambda: self._log.make_room(self._get_writer()))
 
     @contextlib.asynccontextmanager
-    async def unit(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
+    async def transaction(self, *, unhurried: bool = False) -> AsyncIterator[Tables]:
         """Several primitives as one. Nothing on this host's own disk has a time limit."""
         async with self.write_lock:
             tables = Tables(SqliteSession(self, self._write_lane, self._get_writer))
@@ -194,72 +198,72 @@ class SqliteStore:
         self._check_there()
         await self.single().heartbeats.beat(worker)
 
-    async def decide(self, job: Job, *, beside: bool) -> Decided:
-        """Never: see `overlaps`."""
-        raise DatabaseUnavailable("a group on SQLite is one transaction; it has no halves")
-
-    async def write(self, decided: Decided) -> None:
-        """Never: see `overlaps`."""
-        raise DatabaseUnavailable("a group on SQLite is one transaction; it has no halves")
-
-    async def group(self, job: Job, connection: sqlite3.Connection | None = None) -> None:
-        """Write a group, in a transaction of its own or in the caller's."""
-        if connection is not None:
-            try:
-                self._in_callers_transaction(connection, job)
-            except sqlite3.Error as error:
-                raise calls.explain(error) from error
-            return
+    async def run_batch(self, work: Work[T], lane: Lane = Lane.WRITE) -> T:
+        """Run something on the writer's thread, in a transaction of its own. There is one lane."""
         async with self.write_lock:
             await self.make_room()
-            await self.run(self._write_lane, partial(self._group, job))
+            return await self.run(self._write_lane, partial(self._run_batch, work))
 
     def _check_there(self) -> None:
         """What is written to a file that nobody will find again is lost, however well it was synced."""
         if self.ports.identity(self.path) != self._identity:
             raise DatabaseUnavailable("the file was moved, deleted or replaced while it was open; nothing was written")
 
-    def _group(self, job: Job) -> None:
+    def _run_batch(self, work: Work[T]) -> T:
         self._check_there()
         connection = self._get_writer()
-        work = partial(calls.run_group, connection, job, self.ports.now_us, self._used)
+
+        def run() -> T:
+            return run_sync(work(SqliteBatchSession(connection, self.ports.now_us, self._used)))
+
         try:
             try:
-                calls.together(connection, work)
-            except (sqlite3.IntegrityError, Lost):
-                if job.heads.wary:
-                    raise  # not a key that was taken, nor a record that has moved: those had been looked up
-                job.heads.wary = Heads.WARY_GROUPS
-                calls.together(connection, work)
+                result = calls.together(connection, run)
+            except sqlite3.IntegrityError as error:  # a key exists, or a record: the next attempt reads them
+                raise WriteConflict(str(error)) from error
             except sqlite3.Error as error:
                 if not is_full(error):
                     raise
-                self._log.make_room(connection)  # what the log used may be room enough
-                calls.together(connection, work)
+                self._log.make_room(connection)  # the bytes of the log may be room enough
+                result = calls.together(connection, run)
             self._log.written(connection)
         except calls.CommitFailed as error:
-            raise Broken(f"the disk failed: {error}") from error
+            raise CommitUnknown(f"the disk failed: {error}") from error
+        return result
 
-    def _in_callers_transaction(self, connection: sqlite3.Connection, job: Job) -> None:
+    async def run_batch_in(self, connection: sqlite3.Connection, work: Work[T]) -> T:
+        """Run something in the caller's transaction. Only this part of it is undone if it fails."""
+        try:
+            return self._run_batch_in(connection, work)
+        except sqlite3.Error as error:
+            raise calls.explain(error) from error
+
+    async def reads_latest(self, connection: sqlite3.Connection) -> bool:
+        """Yes: a batch in it has taken the write lock first (`batch_claim`), and nothing has been written since."""
+        return True
+
+    def _run_batch_in(self, connection: sqlite3.Connection, work: Work[T]) -> T:
         if not isinstance(connection, sqlite3.Connection):
             raise DatabaseUnavailable(f"a sqlite3.Connection is expected, not {type(connection).__name__}")
         if not connection.in_transaction:
             raise DatabaseUnavailable("the connection is not in a transaction; run BEGIN IMMEDIATE first")
-        job.heads.wary = 1  # look keys up: a failed write would cost the caller's transaction a second try
         with calls.our_ways(connection, self.ports.now_us):
             if calls.file_of(connection) != self._file:
                 raise DatabaseUnavailable(f"the connection is to another file than {self.path}")
             # Nothing would be written for a refusal, and nothing would notice that it rests on what was long ago.
-            connection.execute(calls.SQL["group_claim"])
+            connection.execute(calls.SQL["batch_claim"])
             connection.execute("SAVEPOINT bursar")
             try:
-                rows = calls.run_group(connection, job, self.ports.now_us, self._used)
-                self._used = max([self._used, *(row[0] for row in rows.envelopes)])
-            except BaseException:  # our part alone is undone; the caller hears why, and decides about the rest
+                # With keys read: a failed write would cost the caller's transaction a second attempt.
+                session = SqliteBatchSession(connection, self.ports.now_us, self._used, reads_keys=True)
+                result = run_sync(work(session))
+                self._used = session.used
+            except BaseException:  # our part alone is undone; the caller gets the error, and decides about the rest
                 connection.execute("ROLLBACK TO bursar")
                 connection.execute("RELEASE bursar")
                 raise
             connection.execute("RELEASE bursar")
+        return result
 
     async def _do(self, sql: str) -> None:
         await self.run(self._write_lane, partial(self._get_writer().execute, sql))
@@ -296,6 +300,16 @@ class SqliteStore:
         connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
         calls.register(connection, self.ports.now_us)
         return connection
+
+
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, on this very thread."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return cast("T", done.value)
+    work.close()
+    raise AssertionError("a batch on SQLite must not wait for anything: its thread holds the lock")
 
 
 def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:

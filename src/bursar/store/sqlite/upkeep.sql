@@ -4,7 +4,7 @@
 -- The cache's view of an account, per asset.
 SELECT asset, sum_text(amount), count(*) FROM balance_cache WHERE account = ? AND asset <> 0 GROUP BY asset ORDER BY asset
 
--- name: wide_accounts
+-- name: cached_accounts
 -- Accounts with a cache of their own (system and external ones have one by nature).
 SELECT account FROM balance_cache WHERE part = 0 AND asset = 0
 
@@ -33,7 +33,7 @@ DELETE FROM balance_cache WHERE account = ?
 -- The whole cache is disposable.
 DELETE FROM balance_cache
 
--- name: head_balances
+-- name: guarded_balances
 -- Guarded balances: lists of accounts and assets, side by side.
 SELECT h.account, h.asset, h.balance, h.turn, h.reservation
 FROM json_each(?1) AS a
@@ -43,7 +43,7 @@ JOIN account_heads h ON h.account = a.value AND h.asset = json_extract(?2, '$[' 
 -- Every guarded balance, for audit.
 SELECT account, asset, balance FROM account_heads ORDER BY account, asset
 
--- name: put_head
+-- name: put_guarded_balance
 -- A guarded balance after a commit.
 INSERT INTO account_heads (account, asset, balance, turn) VALUES (?1, ?2, ?3, 1)
 ON CONFLICT (account, asset) DO UPDATE SET balance = excluded.balance, turn = turn + 1

@@ -1,6 +1,6 @@
-"""The ground: what a decision stands on. A working picture of the ledger, as far as one group of changes needs it.
+"""The ledger's state, as far as one batch of changes needs it: what decisions are made on.
 
-It is filled from the store, and every accepted envelope is applied to it, so that the next one in the group sees what
+It is filled from the store, and every accepted envelope is applied to it, so that the next one in the batch sees what
 it would have seen had it come alone afterwards (L17). It decides nothing; `resolve` and `plan` do.
 """
 
@@ -11,12 +11,12 @@ from bursar.model.errors import UnknownAccount, UnknownAsset, UnknownBook
 from bursar.model.money import Asset
 from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
-from bursar.model.selection import Pool
+from bursar.model.selection import Pool, PoolKey
 
 PLUS, MINUS = 1, -1
 
 
-class Ground:
+class LedgerState:
     """Heads, live postings and guarded balances, by row number."""
 
     __slots__ = ("accounts", "assets", "assets_by_id", "balances", "books", "live", "pools")
@@ -27,7 +27,7 @@ class Ground:
         self.assets_by_id = {a.id: a for a in assets.values()}
         self.books = books
         self.live: dict[int, Posting] = {}
-        self.pools: dict[tuple[int, int, int], Pool] = {}  # (account, asset, sign)
+        self.pools: dict[PoolKey, Pool] = {}
         self.balances: dict[tuple[int, int], int] = {}  # of capped accounts only: what the floor is checked against
 
     def account(self, path: str) -> Account:
@@ -51,14 +51,14 @@ class Ground:
             raise UnknownBook(name)
         return found
 
-    def learn(self, postings: list[Posting], *, key: tuple[int, int, int] | None, complete: bool = True) -> None:
+    def add_postings(self, postings: list[Posting], *, key: PoolKey | None, complete: bool = True) -> None:
         """Postings that the store says are live; with `key`, they are the pool of that account, asset and sign."""
         for p in postings:
             self.live[p.id] = p
         if key is not None:
             self.pools[key] = Pool([(abs(p.amount), -p.id) for p in postings], complete)
 
-    def deepen(self, key: tuple[int, int, int], postings: list[Posting], *, complete: bool) -> None:
+    def extend_pool(self, key: PoolKey, postings: list[Posting], *, complete: bool) -> None:
         """More of a pool: postings that it had not known of."""
         for p in postings:
             self.live[p.id] = p
