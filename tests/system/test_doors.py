@@ -70,7 +70,8 @@ def test_attackers_do_not_slow_an_honest_user_down(tmp_path: Path) -> None:
                     *(("FUNDING", "SPOT") if n % 2 else ("SPOT", "FUNDING")), "1", f"{which}-{number}-{n}"
                 )
                 took[which].append(time.perf_counter() - began)
-                assert answer.status_code in (200, 202), answer.text
+                # A disk that stalls for longer than the deadline is no attacker's doing, and its time counts as well.
+                assert answer.status_code in (200, 202) or answer.json()["code"] == "COMMIT_UNKNOWN", answer.text
 
         assert here.transfer("FUNDING", "SPOT", "1000", "first").status_code == 200
         for number in range(ROUNDS_MAX):
