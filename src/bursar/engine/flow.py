@@ -107,7 +107,7 @@ class Ride(msgspec.Struct, frozen=True):
     """A call that is nothing but rows of this database: it is made in the unit that reaches its state (ADR 14)."""
 
     answer: Answer  # what it says, if nothing is refused
-    operations: tuple[Operation, ...]  # answered once and for all, as if somebody had called
+    operations: tuple[Operation, ...]  # answered once and for all, as if they had been called
     booking: Booking  # its entries, and those of the arrow that leads to its state
 
 

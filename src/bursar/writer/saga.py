@@ -114,7 +114,7 @@ class SagaCommit:
         )
         if not await tables.sagas.save(saga):
             await self._help(tables, intent)
-            raise WriteConflict(f"key {intent.key!r} is being committed by somebody else")
+            raise WriteConflict(f"key {intent.key!r} is being committed by another process")
         return await self._drive(tables, saga.id, 1, data, cache)
 
     async def _decide(
@@ -196,7 +196,7 @@ class SagaCommit:
         if under_way:
             await self._help(tables, intent)
         if under_way or await tables.envelopes.existing([key]):
-            raise WriteConflict(f"key {intent.key!r} is being committed by somebody else") from refusal
+            raise WriteConflict(f"key {intent.key!r} is being committed by another process") from refusal
 
     async def _help(self, tables: Tables, intent: Intent) -> None:
         """Somebody is committing the same key; if they died, finish it for them."""
@@ -226,14 +226,14 @@ class SagaCommit:
             except Refusal as refusal:
                 if not await self._abandon(tables, saga, fence, ids):
                     # What refuses us may be our own envelope, finished by whoever has the saga now.
-                    raise WriteConflict("somebody has taken the saga over") from refusal
+                    raise WriteConflict("another process has taken the saga over") from refusal
                 if isinstance(refusal, StalePin):
                     raise WriteConflict("an account has changed") from refusal
                 raise
             data.floors = [(a, s, str(after)) for a, s, _, after in plan.floors]
         if not await tables.sagas.finalize(saga, fence, _encode(data), cache.generation):
             await self._abandon(tables, saga, fence, ids)
-            raise WriteConflict("the rules have changed, or somebody has taken the saga over")
+            raise WriteConflict("the rules have changed, or another process has taken the saga over")
         return await self._roll_forward(tables, saga, fence, data)
 
     async def _abandon(self, tables: Tables, saga: str, fence: int, ids: list[int]) -> int:
@@ -272,7 +272,7 @@ class SagaCommit:
             spenders = {} if spent == len(ids) else await tables.postings.spenders(ids)
             if spent != len(ids) and any(spenders.get(i) != stored.seq for i in ids):
                 if not await tables.sagas.has_fence(saga, fence):
-                    raise WriteConflict("somebody has taken the saga over")
+                    raise WriteConflict("another process has taken the saga over")
                 # With our fence, past the point of no return, our reservation can't be lost. Stop, create nothing (L4).
                 raise DatabaseCorrupt(f"saga {saga}", "its postings were spent by somebody else")
             await tables.postings.bury(ids, saga)
@@ -287,7 +287,7 @@ class SagaCommit:
         if not await tables.envelopes.publish(stored, accounts, cache, hold, saga, fence):
             taken = (await tables.envelopes.existing([(stored.scope, stored.key)])).get((stored.scope, stored.key))
             if taken is None or taken.seq != stored.seq:
-                raise WriteConflict("somebody has taken the saga over")
+                raise WriteConflict("another process has taken the saga over")
         await tables.sagas.delete(saga, fence)
         return Receipt(envelope=stored.seq, id=stored.id.hex(), key=stored.key)
 

@@ -39,7 +39,7 @@ GATHER_MIN = 24  # callers that are worth a batch of their own while another one
 HALVE_FROM = 48  # waiting callers from which it pays to prepare one half while the other is written
 CONFLICTS_MAX = 30  # before contention is reported
 CONFLICTS_MAX_IN_CALLERS = 3  # inside a caller's transaction, which holds its own locks meanwhile
-PATIENCE_S = 20.0  # how long an unknown commit is retried before the caller is told
+PATIENCE_S = 20.0  # how long an unknown commit is retried before the caller gets an error
 PARTING_S = 0.5  # how long tasks that were cancelled may take to end
 CONSOLIDATE_EVERY = 256  # batches between two looks at the balance cache
 CONSOLIDATE_ABOVE = 64  # parts of one cached balance
@@ -77,7 +77,7 @@ class Writer:
 
     @property
     def patience_s(self) -> float:
-        """How long an unknown commit is retried before the caller is told."""
+        """How long an unknown commit is retried before the caller gets an error."""
         return self._runner.patience_s
 
     @patience_s.setter

@@ -328,14 +328,9 @@ class PostgresStore:
         """Whether the lane of blocked changes has its connection. If not, they go with all others; and if the database
         is gone, these say so."""
         async with self._locks[Lane.BLOCKED]:
-            before = self._lanes[Lane.BLOCKED]
             try:
-                connection = await self._alive(Lane.BLOCKED)
-                if connection is not before:
-                    async with asyncio.timeout(self.timeout_s):
-                        await connection.execute(SHORT_LOCKS)
-            except Exception:  # too many of them, perhaps
-                self._lanes[Lane.BLOCKED] = None
+                await self._alive(Lane.BLOCKED)
+            except Exception:  # too many connections, perhaps; nothing was sent, and the other lane meets it again
                 return False
         return True
 
@@ -375,6 +370,8 @@ class PostgresStore:
                 async with asyncio.timeout(self.timeout_s):
                     if await self._hanging(Tables(PostgresSession(connection))) > HANGING_MAX:
                         raise Unreachable(HANGING)
+                    if lane is Lane.BLOCKED:  # however this connection came about: no change waits long on it
+                        await connection.execute(SHORT_LOCKS)
             except BaseException as error:  # also a cancellation: it would never be used
                 connection.terminate()
                 if isinstance(error, CONNECTION_ERRORS):
