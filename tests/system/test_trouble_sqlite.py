@@ -16,7 +16,7 @@ from tests.builders import check_sound
 from tests.system.crew import ASSET, BANK, crew, furnish, outcome
 from tests.system.trouble import absurd_expiry, balance, open_once, opens, put_in
 
-from bursar import Bursar, BursarError, Receipt, deposit
+from bursar import Bursar, BursarError, ExternalAccount, Receipt, deposit, pay
 from bursar import open as open_bursar
 from bursar.model.errors import DatabaseCorrupt, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
 from bursar.ports import SystemPorts
@@ -389,3 +389,27 @@ def test_sqlite_reader_gives_up_while_its_snapshot_begins(file: Path) -> None:
 def test_one_callers_nonsense_does_not_stop_the_others(file: Path) -> None:
     """An expiry beyond the end of time is refused at once, and those in the same group go through."""
     asyncio.run(absurd_expiry(at(file)))
+
+
+def test_rows_that_contradict_each_other_are_told_to_their_payer_alone(tmp_path: Path) -> None:
+    """Given a posting that is live and spent, when its owner pays in a batch with another user, then only the other
+    payment happens, and the owner's fails because the database is damaged, not because it is busy."""
+    path = tmp_path / "funds.db"
+
+    async def body() -> None:
+        async with open_bursar(f"sqlite:///{path}") as b:
+            await b.ledger.create_asset("USD", precision=2)
+            await b.ledger.create_account("bank", policy=ExternalAccount())
+            for user in ("alice", "bob", "carol"):
+                await b.ledger.create_account(user)
+            for user in ("alice", "bob"):
+                await b.ledger.commit(deposit("bank", user, "USD", "5"))
+            with contextlib.closing(sqlite3.connect(path)) as other, other:
+                (account,) = other.execute("SELECT id FROM accounts WHERE path = 'alice'").fetchone()
+                other.execute("INSERT INTO spends SELECT posting, 1 FROM live_postings WHERE account = ?", (account,))
+            entries = [pay(user, "carol", "USD", "5") for user in ("alice", "bob")]
+            alice, bob = await b.ledger.commit_many(entries)
+            assert isinstance(alice, DatabaseCorrupt), alice
+            assert isinstance(bob, Receipt), bob
+
+    asyncio.run(body())

@@ -56,6 +56,7 @@ class SqliteBatchSession:
     ) -> None:
         """`used` is the highest number given to a caller, although its transaction may have been rolled back."""
         self.used = used
+        self.assumes_keys = not reads_keys  # that they are new
         self._sqlite = sqlite
         self._now_us = now_us
         self._reads_keys = reads_keys
@@ -81,6 +82,7 @@ class SqliteBatchSession:
         if self._generation != cache.generation:
             return LoadedState(self._generation, [], {}, {}, [], {})
         reads_keys = self._reads_keys or bool(cache.pessimistic)
+        self.assumes_keys = not reads_keys
         return LoadedState(
             self._generation,
             itertools.count(self._last + 1),

@@ -213,14 +213,20 @@ class SqliteStore:
         self._check_there()
         connection = self._get_writer()
 
+        session: SqliteBatchSession | None = None
+
         def run() -> T:
-            return run_sync(work(SqliteBatchSession(connection, self.ports.now_us, self._used)))
+            nonlocal session
+            session = SqliteBatchSession(connection, self.ports.now_us, self._used)
+            return run_sync(work(session))
 
         try:
             try:
                 result = calls.together(connection, run)
-            except sqlite3.IntegrityError as error:  # a key exists, or a record: the next attempt reads them
-                raise WriteConflict(str(error)) from error
+            except sqlite3.IntegrityError as error:
+                if session is None or not session.assumes_keys:
+                    raise  # keys and records had been read: the rows contradict each other
+                raise WriteConflict(str(error)) from error  # one exists already: the next attempt reads them
             except sqlite3.Error as error:
                 if not is_full(error):
                     raise
