@@ -100,11 +100,11 @@ class Program:
         return await self.sequences.start(steps, key=key, wait_s=wait_s)
 
     async def path(self, id: str) -> list[str]:
-        """Every passage, without those of calls that had no answer."""
+        """Every transition, without those of calls that had no answer."""
         record = await self.sequences.engine.get("sequence", id)
         assert record is not None
         history = await self.sequences.engine.store.read.records.history(record.number)
-        assert [t.version for t in history] == list(range(1, len(history) + 1)), "every passage once, in order"
+        assert [t.version for t in history] == list(range(1, len(history) + 1)), "every transition once, in order"
         return [f"{t.source}-{t.event}>{t.target}" for t in history if t.source != t.target]
 
     async def evidence(self, id: str) -> list[dict[str, Any]]:
@@ -135,9 +135,14 @@ class Program:
         """How many records, transitions, remembered requests and envelopes there are."""
         read = self.ledger.store.read
         records = await read.records.list("sequence", limit=1000)
-        passages = sum([len(await read.records.history(record.number)) for record in records])
+        transitions = sum([len(await read.records.history(record.number)) for record in records])
         async with self.ledger.store.snapshot() as tables:
-            return [len(records), passages, await tables.checks.outcomes(), (await tables.checks.counts())["envelopes"]]
+            return [
+                len(records),
+                transitions,
+                await tables.checks.outcomes(),
+                (await tables.checks.counts())["envelopes"],
+            ]
 
 
 def states(view: SequenceView) -> list[str]:

@@ -19,7 +19,7 @@ import msgspec
 from tests.builders import Place
 
 from bursar import SystemAccount
-from bursar.engine import Answer, Booking, Engine, Flow, Item, Operators
+from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, Operators
 from bursar.ledger import Ledger
 from bursar.model.entries import Intent, Leg
 from bursar.model.entries import Kind as EntryKind
@@ -38,15 +38,15 @@ MACHINE = Machine(
     initial="NEW",
     events=("GO", "ASK", "APPROVE", "REJECT", "NEXT", "LEFT"),
     states=(
-        State("NEW", Kind.REST),
+        State("NEW", Kind.AUTOMATIC),
         State("ASKING", Kind.WAIT, awaits="approver"),
-        State("REJECTED", Kind.TERMINAL, gives_back=True),
+        State("REJECTED", Kind.TERMINAL, compensating=True),
         State("CHARGING", Kind.CALL, action="charge"),
-        State("CHARGED", Kind.REST, in_flight=True),
+        State("CHARGED", Kind.AUTOMATIC, in_flight=True),
         State("SHIPPING", Kind.CALL, action="ship", in_flight=True),
         State("DONE", Kind.TERMINAL),
-        State("REFUNDING", Kind.CALL, action="refund", in_flight=True, gives_back=True),
-        State("FAILED", Kind.TERMINAL, gives_back=True),
+        State("REFUNDING", Kind.CALL, action="refund", in_flight=True, compensating=True),
+        State("FAILED", Kind.TERMINAL, compensating=True),
     ),
     arrows=(
         Arrow("NEW", "GO", "CHARGING"),
@@ -78,26 +78,26 @@ class Order(msgspec.Struct):
     ask: bool = False  # whether somebody has to approve it
 
 
-def choose(item: Item[Order]) -> str:
+def choose(item: FlowRecord[Order]) -> str:
     return "ASK" if item.body.ask else "GO"
 
 
-def book(item: Item[Order], _event: str, answer: Answer) -> Booking:
+def book(item: FlowRecord[Order], _event: str, answer: Answer) -> Booking:
     if not item.body.minor or answer.outcome is not Outcome.SUCCESS:
         return Booking()
     match item.record.state:
         case "CHARGING":
-            return Booking((intent(item, "alice", TRANSIT),), keeps=TRANSIT)
+            return Booking((intent(item, "alice", TRANSIT),), in_flight_account=TRANSIT)
         case "SHIPPING":
-            return Booking((intent(item, TRANSIT, "bob"),), drops=True)
+            return Booking((intent(item, TRANSIT, "bob"),), clears_in_flight=True)
         case "REFUNDING":
-            return Booking((intent(item, TRANSIT, "alice", EntryKind.RETURN),), drops=True)
+            return Booking((intent(item, TRANSIT, "alice", EntryKind.RETURN),), clears_in_flight=True)
     return Booking()
 
 
-def intent(item: Item[Order], source: str, target: str, kind: EntryKind = EntryKind.ENTRY) -> Intent:
+def intent(item: FlowRecord[Order], source: str, target: str, kind: EntryKind = EntryKind.ENTRY) -> Intent:
     leg = Leg(source, target, "USDT", item.body.minor)
-    owned = (item.record.transit,) if source == TRANSIT else ()
+    owned = (item.record.in_flight_posting,) if source == TRANSIT else ()
     return Intent(scope="orders", key=f"{item.id}:{item.record.state}", legs=(leg,), kind=kind, consume=owned)
 
 
@@ -115,8 +115,8 @@ class World:
         self.flow_options: dict[str, Any] = {}
         self._answered: dict[tuple[str, str], Answer] = {}
 
-    def action(self, name: str) -> Callable[[Item[Order]], Awaitable[Answer]]:
-        async def call(item: Item[Order]) -> Answer:
+    def action(self, name: str) -> Callable[[FlowRecord[Order]], Awaitable[Answer]]:
+        async def call(item: FlowRecord[Order]) -> Answer:
             self.calls[name] += 1
             if item.id in self.hangs:
                 await self.hangs[item.id].wait()
@@ -142,8 +142,8 @@ class World:
 
         return call
 
-    def cancel(self, name: str) -> Callable[[Item[Order]], Awaitable[Answer]]:
-        async def call(_item: Item[Order]) -> Answer:
+    def cancel(self, name: str) -> Callable[[FlowRecord[Order]], Awaitable[Answer]]:
+        async def call(_item: FlowRecord[Order]) -> Answer:
             self.calls[f"cancel {name}"] += 1
             said = self.cancel_says.get(name, Outcome.EXPLICIT_FAIL)
             if isinstance(said, BaseException):
@@ -196,7 +196,7 @@ class Program:
 
     async def path(self, record: Record) -> list[str]:
         history = await self.engine.store.read.records.history(record.number)
-        assert [t.version for t in history] == list(range(1, len(history) + 1)), "every passage once, in order"
+        assert [t.version for t in history] == list(range(1, len(history) + 1)), "every transition once, in order"
         return [f"{t.source}-{t.event}>{t.target}" for t in history]
 
     async def until(self, record: Record, *states: str) -> Record:

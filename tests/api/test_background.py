@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.api.office import ALICE, office, until
 
-from bursar.engine import Answer, Item, Operators, forced
+from bursar.engine import Answer, FlowRecord, Operators, forced
 from bursar.flows.transfers import AccountType, Transfer
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Reply
@@ -86,7 +86,7 @@ async def _asked(url: str, folder: Path) -> None:
         rail = transfers.rails[AccountType.SPOT]
         deposit = rail.deposit
 
-        async def lost(item: Item[Transfer]) -> Answer:
+        async def lost(item: FlowRecord[Transfer]) -> Answer:
             await deposit(item)
             return Answer(outcome=Outcome.TIMEOUT)
 

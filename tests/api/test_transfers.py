@@ -14,7 +14,7 @@ import pytest
 from tests.api.office import ALICE, BOB, TRANSFERS, Office, office, refusal, token, until
 from tests.builders import scenario
 
-from bursar.engine import Answer, Item
+from bursar.engine import Answer, FlowRecord
 from bursar.flows.transfers import AccountType
 from bursar.flows.transfers.rails import FundingRail
 from bursar.model.outcome import Outcome
@@ -30,7 +30,7 @@ def break_rail(here: Office, kind: AccountType, op: str, outcome: Outcome, times
     real = getattr(rail, op)
     left = [outcome] * min(times, 1_000)
 
-    async def broken(item: Item[Any]) -> Answer:
+    async def broken(item: FlowRecord[Any]) -> Answer:
         if left:
             return Answer(outcome=left.pop())
         return await real(item)  # type: ignore[no-any-return]

@@ -64,8 +64,8 @@ async def test_what_waits_too_long_is_told_once_per_alarm(place: Place) -> None:
         for _ in range(3):
             assert await worker.look() == 0
         assert [reason for _, reason in await p.reasons()] == ["older"]
-        assert (await p.at(record)).version == 2, "to look at it is no passage"
-        assert (await p.people.tell("orders", "o-1", "REJECT", actor="ann", reason="too late")).state == "REJECTED"
+        assert (await p.at(record)).version == 2, "to look at it is no transition"
+        assert (await p.people.signal("orders", "o-1", "REJECT", actor="ann", reason="too late")).state == "REJECTED"
 
 
 @scenario
@@ -74,7 +74,7 @@ async def test_whoever_speaks_in_time_is_not_told_of(place: Place) -> None:
         worker = Worker(p.engine)
         await worker.look()
         record = await p.order("o-1", ask=True)
-        await p.people.tell("orders", "o-1", "REJECT", actor="ann", reason="no")
+        await p.people.signal("orders", "o-1", "REJECT", actor="ann", reason="no")
         assert (await p.at(record)).due_us is None
         await asyncio.sleep(0.4)  # past its alarm
         assert await worker.look() == 0

@@ -16,8 +16,8 @@ import pytest
 from tests.builders import Place, scenario
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, broken, exchange, ready
 
-from bursar.engine import Answer, Item, Operators, Worker
-from bursar.engine.late import hear
+from bursar.engine import Answer, FlowRecord, Operators, Worker
+from bursar.engine.late import record_answer
 from bursar.flows.transfers import AccountType, Request, Transfers, View
 from bursar.flows.transfers.conservation import conservation
 from bursar.model.errors import NotPossible
@@ -36,11 +36,11 @@ class Held:
 
     def __init__(self, here: Exchange, op: str, *, after: bool) -> None:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
-        self.answered: list[tuple[Item[Any], Answer]] = []
+        self.answered: list[tuple[FlowRecord[Any], Answer]] = []
         rail = here.transfers.rails[AccountType.SPOT]
-        real: Callable[[Item[Any]], Any] = getattr(rail, op)
+        real: Callable[[FlowRecord[Any]], Any] = getattr(rail, op)
 
-        async def hold(item: Item[Any]) -> Answer:
+        async def hold(item: FlowRecord[Any]) -> Answer:
             answer: Answer | None = await real(item) if after else None
             self.reached.set()
             await self.go.wait()
@@ -97,14 +97,14 @@ async def check(here: Exchange) -> None:
 
 async def contradictions(here: Exchange, view: View) -> list[str]:
     history = await here.transfers.engine.store.read.records.history(view.transfer_id)
-    return [passage.event for passage in history if passage.event.startswith("LATE")]
+    return [transition.event for transition in history if transition.event.startswith("LATE")]
 
 
 async def alerts(here: Exchange) -> list[tuple[str, str]]:
     return [(alert.severity, alert.reason) for alert in await here.bursar.store.read.alerts.open()]
 
 
-async def lie(_item: Item[Any], _op: str) -> Answer:
+async def lie(_item: FlowRecord[Any], _op: str) -> Answer:
     """A core that promises that it never happened, and has forgotten: what T34's promise guards against."""
     return Answer(outcome=Outcome.EXPLICIT_FAIL, code="CANCELLED")
 
@@ -202,14 +202,14 @@ async def test_a_contradiction_is_booked_once_and_booked_back_if_it_is_taken_bac
         yes = msgspec.structs.replace(yes, evidence={"long": "x" * 100_000})  # cut where it is stored
         no = Answer(outcome=Outcome.EXPLICIT_FAIL, code="NOT_FOUND")
         engine = here.transfers.engine
-        await asyncio.gather(*[hear(engine, called, yes) for _ in range(8)])
+        await asyncio.gather(*[record_answer(engine, called, yes) for _ in range(8)])
         assert (await contradictions(here, view), await suspense(here)) == (["LATE SUCCESS"], -TEN)
         await check(here)
-        await asyncio.gather(*[hear(engine, called, no) for _ in range(8)])
+        await asyncio.gather(*[record_answer(engine, called, no) for _ in range(8)])
         assert (await contradictions(here, view), await suspense(here)) == (["LATE SUCCESS", "LATE EXPLICIT_FAIL"], 0)
-        await asyncio.gather(*[hear(engine, called, yes) for _ in range(8)])
+        await asyncio.gather(*[record_answer(engine, called, yes) for _ in range(8)])
         assert (len(await contradictions(here, view)), await suspense(here)) == (3, -TEN)
-        await asyncio.gather(*[hear(engine, called, no) for _ in range(8)])
+        await asyncio.gather(*[record_answer(engine, called, no) for _ in range(8)])
         assert (len(await contradictions(here, view)), await suspense(here)) == (4, 0)
         body = msgspec.json.decode((await record_of(here, view)).body)
         assert "disputed" not in body
@@ -226,12 +226,12 @@ async def test_a_refund_that_another_call_saw_refused_is_no_contradiction(place:
         view = await here.until(await here.move(SPOT, FUNDING, "10"), "ROLLED_BACK")
         ended = await record_of(here, view)
         [called] = [
-            msgspec.structs.replace(ended, state="COMPENSATING", version=passage.version)
-            for passage in await here.transfers.engine.store.read.records.history(view.transfer_id)
-            if (passage.source, passage.target) == ("TARGET_PENDING", "COMPENSATING")
+            msgspec.structs.replace(ended, state="COMPENSATING", version=transition.version)
+            for transition in await here.transfers.engine.store.read.records.history(view.transfer_id)
+            if (transition.source, transition.target) == ("TARGET_PENDING", "COMPENSATING")
         ]
         no = Answer(outcome=Outcome.EXPLICIT_FAIL, code="TEST")
-        await hear(here.transfers.engine, here.transfers.flow.item(called), no)
+        await record_answer(here.transfers.engine, here.transfers.flow.item(called), no)
         assert await contradictions(here, view) == []
         assert ("critical", "contradiction") not in await alerts(here)
         assert (await here.standing(), await suspense(here)) == (before, 0)

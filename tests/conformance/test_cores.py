@@ -282,8 +282,8 @@ async def test_forgotten_transfers_pause_the_intake_and_are_written_down_again(p
         assert [ends.get(f"sr-{id_}") for id_ in ids] == ["COMMITTED", "COMMITTED", None, "ROLLED_BACK", "COMMITTED"]
         record = await transfers.engine.get("transfers", f"sr-{ids[0]}")
         assert record is not None
-        [passage] = await bursar.store.read.records.history(record.number)
-        assert (passage.event, passage.actor, msgspec.json.decode(passage.evidence)["reason"]) == (
+        [transition] = await bursar.store.read.records.history(record.number)
+        assert (transition.event, transition.actor, msgspec.json.decode(transition.evidence)["reason"]) == (
             RECONCILED,
             "ann",
             "restored",

@@ -14,7 +14,7 @@ import pytest
 from tests.builders import MovablePorts, Place, check_sound, outcome, scenario, seed
 from tests.toy import HAPPY, MACHINE, Order, World, book, program
 
-from bursar.engine import Answer, Booking, Engine, FlowRefused, Item, Worker
+from bursar.engine import Answer, Booking, Engine, FlowRecord, FlowRefused, Worker
 from bursar.model.errors import DatabaseUnavailable, InvalidName, RecordMoved, UnknownFlow
 from bursar.model.machine import Kind
 from bursar.model.outcome import UNKNOWNS, Outcome
@@ -84,7 +84,7 @@ async def test_terminal_states_do_not_move(place: Place, end: str) -> None:
     async with program(place, world) as p:
         record = await p.order(ask=end == "REJECTED")
         if end == "REJECTED":
-            record = await p.people.tell("orders", record.id, "REJECT", actor="ann", reason="no")
+            record = await p.people.signal("orders", record.id, "REJECT", actor="ann", reason="no")
         record = await p.now(record)
         assert record.state == end
         before, calls = await p.at(record), world.calls.copy()
@@ -187,11 +187,11 @@ async def test_entries_are_booked_with_their_transition(place: Place) -> None:
         record = await p.now(await p.order("o-1", minor=3_000_000))
         assert record.state == "SHIPPING"
         assert await p.balances() == [7_000_000, 3_000_000, 0]
-        (owned,) = await p.engine.store.read.postings.live([record.transit])
+        (owned,) = await p.engine.store.read.postings.live([record.in_flight_posting])
         assert owned.amount == 3_000_000
-        assert (await p.at(record)).transit == record.transit
+        assert (await p.at(record)).in_flight_posting == record.in_flight_posting
         record = await p.now(record)
-        assert (record.state, record.transit, (await p.at(record)).transit) == ("DONE", 0, 0)
+        assert (record.state, record.in_flight_posting, (await p.at(record)).in_flight_posting) == ("DONE", 0, 0)
         assert await p.balances() == [7_000_000, 0, 3_000_000]
         await check_sound(p.ledger)
 
@@ -203,7 +203,7 @@ async def test_what_is_given_back_is_the_posting_that_was_taken(place: Place) ->
         record = await p.order(minor=3_000_000)
         for _ in range(3):
             record = await p.now(record)
-        assert (record.state, record.transit) == ("FAILED", 0)
+        assert (record.state, record.in_flight_posting) == ("FAILED", 0)
         assert await p.balances() == [10_000_000, 0, 0]
         assert len(await p.ledger.history("alice")) == 3
 
@@ -213,7 +213,7 @@ async def test_a_refused_booking_leaves_no_trace_but_an_alert(place: Place) -> N
     """Given an outside fact that the ledger refuses to book, then nothing moves, people are told, and it is retried."""
     async with program(place, World()) as p:
         record = await p.now(await p.order("o-1", minor=3_000_000))  # alice has nothing
-        assert (record.state, record.attempt, record.transit) == ("CHARGING", 1, 0)
+        assert (record.state, record.attempt, record.in_flight_posting) == ("CHARGING", 1, 0)
         assert "INSUFFICIENT" in record.error or "available" in record.error
         assert await p.reasons() == [("critical", "booking refused")]
         assert await p.balances() == [0, 0, 0]
@@ -231,7 +231,7 @@ async def test_a_booking_whose_key_is_taken_moves_nothing(place: Place) -> None:
         assert first.state == "DONE"
         world = World()
         world.flow_options["book"] = lambda item, event, answer: book(
-            Item(msgspec.structs.replace(item.record, id="o-1"), item.body), event, answer
+            FlowRecord(msgspec.structs.replace(item.record, id="o-1"), item.body), event, answer
         )
         other = Engine(p.engine.store, p.engine.writer, [world.flow()])
         second = (await other.start("orders", Order(minor=3_000_000), id="o-2")).record
@@ -246,8 +246,8 @@ async def test_a_booking_whose_key_is_taken_moves_nothing(place: Place) -> None:
 async def test_a_booking_that_keeps_what_it_does_not_make_is_refused(place: Place, keeps: str) -> None:
     world = World()
 
-    def wrong(item: Item[Order], event: str, answer: Answer) -> Booking:
-        return msgspec.structs.replace(book(item, event, answer), keeps=keeps)
+    def wrong(item: FlowRecord[Order], event: str, answer: Answer) -> Booking:
+        return msgspec.structs.replace(book(item, event, answer), in_flight_account=keeps)
 
     world.flow_options["book"] = wrong
     async with program(place, world) as p:
@@ -261,7 +261,7 @@ async def test_a_flow_that_fails_is_put_aside_with_an_alert(place: Place) -> Non
     """Given a `book` that raises, then only that record is affected, and people are told once."""
     world = World()
 
-    def broken(item: Item[Order], event: str, answer: Answer) -> Booking:
+    def broken(item: FlowRecord[Order], event: str, answer: Answer) -> Booking:
         return Booking() if item.id == "good" else Booking((1 / 0,))  # type: ignore[arg-type]
 
     world.flow_options["book"] = broken
@@ -283,15 +283,19 @@ async def test_an_answer_may_change_the_body_and_bring_a_posting(place: Place) -
         return Answer(outcome=Outcome.SUCCESS)
 
     world = World(ship=[Outcome.TIMEOUT, shipped])
-    world.flow_options["book"] = lambda item, _event, _answer: Booking(drops=item.record.state == "SHIPPING")
+    world.flow_options["book"] = lambda item, _event, _answer: Booking(clears_in_flight=item.record.state == "SHIPPING")
     async with program(place, world) as p:
         (receipt,) = await seed(p.ledger, "alice", "1")
         posting = receipt.envelope << 16
-        world.says["charge"] = [Answer(outcome=Outcome.SUCCESS, body=Order("hat"), transit=posting)]
+        world.says["charge"] = [Answer(outcome=Outcome.SUCCESS, body=Order("hat"), in_flight_posting=posting)]
         record = await p.now(await p.order(what="book"))
-        assert (record.state, record.transit, (await p.at(record)).transit) == ("SHIPPING", posting, posting)
+        assert (record.state, record.in_flight_posting, (await p.at(record)).in_flight_posting) == (
+            "SHIPPING",
+            posting,
+            posting,
+        )
         record = await p.now(record)
-        assert (record.state, record.transit) == ("DONE", 0)
+        assert (record.state, record.in_flight_posting) == ("DONE", 0)
         assert [msgspec.json.decode(body, type=Order).what for body in seen] == ["hat"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.builders import Place, check_sound, outcome, scenario, seed
 from tests.toy import Order, Program, World, book, program, waits
 
-from bursar.engine import Answer, Booking, FlowRefused, Item
+from bursar.engine import Answer, Booking, FlowRecord, FlowRefused
 from bursar.model.errors import NotPossible
 from bursar.model.outcome import Outcome
 from bursar.model.retry import Retry
@@ -25,7 +25,7 @@ MILLION = 1_000_000
 def world(refused: dict[str, Outcome], **more: Any) -> World:
     """An outside whose charging is the entry itself."""
 
-    def charges(item: Item[Order], event: str, answer: Answer) -> Booking:
+    def charges(item: FlowRecord[Order], event: str, answer: Answer) -> Booking:
         found = book(item, event, answer)
         return msgspec.structs.replace(found, refused=refused) if found.intents else found
 
@@ -115,7 +115,7 @@ async def test_a_success_that_was_not_booked_contradicts_nobody(place: Place) ->
         assert await p.reasons() == []
 
 
-def renamed(item: Item[Order], event: str, _answer: Answer) -> Order | None:
+def renamed(item: FlowRecord[Order], event: str, _answer: Answer) -> Order | None:
     """What is ordered becomes the trail of what happened."""
     return msgspec.structs.replace(item.body, what=f"{item.body.what} {event}")
 
@@ -131,10 +131,10 @@ async def what(p: Program) -> str:
 async def test_the_body_follows_the_arrow_whoever_spoke(place: Place) -> None:
     """By an answer, by a person who was waited for, by two who force."""
     outside = World(ship=[Outcome.TIMEOUT] * 9)
-    outside.flow_options |= {"after": renamed, "retry": Retry(first_s=500, cap_s=500)}
+    outside.flow_options |= {"next_body": renamed, "retry": Retry(first_s=500, cap_s=500)}
     async with program(place, outside) as p:
         record = await p.order("o-1", ask=True)
-        await p.people.tell("orders", "o-1", "APPROVE", **WHY)
+        await p.people.signal("orders", "o-1", "APPROVE", **WHY)
         assert await what(p) == "book APPROVE"
         record = await p.now(await p.at(record))
         assert (record.state, await what(p)) == (
@@ -151,7 +151,7 @@ async def test_the_body_follows_the_arrow_whoever_spoke(place: Place) -> None:
 async def test_an_answer_that_brings_a_body_has_the_last_word(place: Place) -> None:
     said = Answer(outcome=Outcome.SUCCESS, body=Order(what="another"))
     outside = World(charge=[said])
-    outside.flow_options["after"] = renamed
+    outside.flow_options["next_body"] = renamed
     async with program(place, outside) as p:
         await p.now(await p.order("o-1"))
         assert await what(p) == "another SUCCESS"
@@ -163,16 +163,16 @@ async def test_what_only_two_people_can_tell(place: Place) -> None:
     outside.flow_options["second_person"] = frozenset({"REJECT"})
     async with program(place, outside) as p:
         record = await p.order("o-1", ask=True)
-        asked = await p.people.tell("orders", "o-1", "REJECT", **WHY)
+        asked = await p.people.signal("orders", "o-1", "REJECT", **WHY)
         assert (asked.state, waits(asked)) == ("ASKING", True)
         for same in ("ann", "Ann"):  # one person, however the name is typed
-            assert (await p.people.tell("orders", "o-1", "REJECT", actor=same, reason="really")).state == "ASKING"
-        assert isinstance(await outcome(p.people.tell("orders", "o-1", "GO", **ALSO)), NotPossible)
-        assert (await p.people.tell("orders", "o-1", "REJECT", **ALSO)).state == "REJECTED"
+            assert (await p.people.signal("orders", "o-1", "REJECT", actor=same, reason="really")).state == "ASKING"
+        assert isinstance(await outcome(p.people.signal("orders", "o-1", "GO", **ALSO)), NotPossible)
+        assert (await p.people.signal("orders", "o-1", "REJECT", **ALSO)).state == "REJECTED"
         assert (await p.path(record))[2:] == ["ASKING-TELL ASKED>ASKING"] * 3 + ["ASKING-REJECT>REJECTED"]
         one = await p.order("o-2", ask=True)
-        await p.people.tell("orders", "o-2", "REJECT", **WHY)
-        assert (await p.people.tell("orders", "o-2", "APPROVE", **ALSO)).state == "CHARGING"
+        await p.people.signal("orders", "o-2", "REJECT", **WHY)
+        assert (await p.people.signal("orders", "o-2", "APPROVE", **ALSO)).state == "CHARGING"
         assert (await p.now(await p.at(one))).state == "DONE"
 
 

@@ -90,7 +90,7 @@ async def check(p: Program, outside: World) -> None:
     for id, end in ENDS.items():
         record = await p.engine.get("orders", id)
         assert record is not None
-        assert (record.state, record.transit, record.due_us) == (end, 0, None)
+        assert (record.state, record.in_flight_posting, record.due_us) == (end, 0, None)
         path = [step for step in await p.path(record) if "UNKNOWN" not in step]
         assert path[:4] == HAPPY[:4]
         assert len(path) == (5 if end == "DONE" else 6), path

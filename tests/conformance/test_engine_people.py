@@ -82,8 +82,8 @@ async def test_where_people_can_do_nothing(place: Place) -> None:
             assert isinstance(await outcome(call("orders", "waiting", **WHY)), NotPossible)
             assert isinstance(await outcome(call("orders", "nobody", **WHY)), UnknownRecord)
             assert isinstance(await outcome(call("nothing", "done", **WHY)), UnknownFlow)
-        assert isinstance(await outcome(people.tell("orders", "done", "APPROVE", **WHY)), NotPossible)
-        assert isinstance(await outcome(people.tell("orders", "waiting", "GO", **WHY)), NotPossible)
+        assert isinstance(await outcome(people.signal("orders", "done", "APPROVE", **WHY)), NotPossible)
+        assert isinstance(await outcome(people.signal("orders", "waiting", "GO", **WHY)), NotPossible)
         waiting = await p.engine.get("orders", "waiting")
         assert waiting is not None
         assert (waiting.state, waits(waiting), waiting.version) == ("ASKING", True, 2)
@@ -98,7 +98,7 @@ async def test_everything_needs_a_name_and_a_reason(place: Place, who: tuple[str
         for call in (
             people.retry_now("orders", "o-1", **more),
             people.force("orders", "o-1", "SUCCESS", **more),
-            people.tell("orders", "o-1", "APPROVE", **more),
+            people.signal("orders", "o-1", "APPROVE", **more),
             people.pause("flow", "orders", **more),
             people.resume("flow", "orders", **more),
         ):
@@ -234,7 +234,7 @@ async def test_telling_moves_what_waits(place: Place, event: str, end: str) -> N
         await worker.look()
         record = await p.now(await p.order("o-1", ask=True))
         assert (record.state, waits(record)) == ("ASKING", True)
-        told = await p.people.tell("orders", "o-1", event, **WHY)
+        told = await p.people.signal("orders", "o-1", event, **WHY)
         assert told == await p.at(told) or told.version == (await p.at(told)).version
         await worker.look()  # due at once: nobody waits for a lease
         assert (await p.until(record, end)).state == end
@@ -249,14 +249,14 @@ async def test_two_who_tell_at_once(place: Place) -> None:
             record = await p.order(f"o-{n}", ask=True)
             seen = [await p.at(record)] * 2
             words = [
-                outcome(p.engine.hear(seen[0], "APPROVE", "ann", {})),
-                outcome(q.engine.hear(seen[1], "REJECT", "ben", {})),
+                outcome(p.engine.signal(seen[0], "APPROVE", "ann", {})),
+                outcome(q.engine.signal(seen[1], "REJECT", "ben", {})),
             ]
             found = await asyncio.gather(*words)
             assert sorted(type(f).__name__ for f in found) == ["Record", "RecordMoved"]
             (heard,) = [f for f in found if isinstance(f, Record)]
             assert (await p.at(record)).state == heard.state
-            assert isinstance(await outcome(p.engine.hear(seen[0], "APPROVE", "ann", {})), RecordMoved)
+            assert isinstance(await outcome(p.engine.signal(seen[0], "APPROVE", "ann", {})), RecordMoved)
 
 
 # --- force -------------------------------------------------------------------------------------------------------

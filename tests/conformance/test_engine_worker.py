@@ -206,7 +206,7 @@ async def test_a_worker_stops_when_told(place: Place) -> None:
                 await p.engine.ports.sleep(0.005)
             worker.stop()
             await running
-        assert p.engine.in_hand == 2
+        assert p.engine.in_progress == 2
 
 
 @scenario
@@ -227,7 +227,7 @@ async def test_a_stop_during_a_look_is_not_slept_through(place: Place, monkeypat
         monkeypatch.setattr(worker, "look", look)
         async with asyncio.timeout(5):
             await worker.run()
-        assert p.engine.in_hand == 2
+        assert p.engine.in_progress == 2
 
 
 # --- process_now, finish -------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ async def test_finish_parks_what_does_not_end(place: Place) -> None:
                 await p.engine.ports.sleep(0.005)
             assert await p.engine.finish(0.01) == 1
             assert (await waiting).state == "CHARGING"
-        assert p.engine.in_hand == 0
+        assert p.engine.in_progress == 0
         assert await p.engine.finish(0.01) == 0
     world.hangs.clear()
     async with program(place, world) as p:
@@ -378,7 +378,7 @@ async def test_who_claims_what_another_is_just_leaving_drives_it(place: Place, m
         assert (await first).version == claimed.version
         assert (await second).version > claimed.version
         await asyncio.sleep(0)
-        assert p.engine.in_hand == 0
+        assert p.engine.in_progress == 0
 
 
 @pytest.mark.parametrize("blow", [DatabaseUnavailable("gone for a moment"), Conflict("too many at once", 20)])
@@ -459,7 +459,7 @@ async def test_what_was_moved_on_here_while_it_was_claimed_is_not_called_twice(
 
         monkeypatch.setattr(worker, "_claim", slow)
         await worker.look()
-        assert p.engine.in_hand == 0
+        assert p.engine.in_progress == 0
         assert world.calls == {"charge": 1}
         await look_until(worker, p, [record], "DONE")
     assert world.calls == {"charge": 2, "ship": 1}
@@ -482,7 +482,7 @@ async def test_an_alert_that_cannot_be_raised_leaves_the_record_to_the_next_scan
         monkeypatch.setattr(p.engine, "alert", broken)
         await worker.look()
         await p.engine.finish(20)
-        assert p.engine.in_hand == 0
+        assert p.engine.in_progress == 0
         monkeypatch.setattr(p.engine, "step", real_step)
         monkeypatch.setattr(p.engine, "alert", real_alert)
         await look_until(worker, p, [record], "DONE")

@@ -17,7 +17,7 @@ import pytest
 from tests.builders import BANK, Crash, Place, balance, check_sound, outcome, scenario, seed
 
 from bursar.audit import audit
-from bursar.engine import Answer, Booking, Engine, Flow, Item, Operators, holds
+from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, Operators, holds
 from bursar.engine.holds import Held
 from bursar.ledger import Ledger
 from bursar.model.accounts import HELD
@@ -50,12 +50,12 @@ MACHINE = Machine(
     initial="NEW",
     events=("GO", "ASK", "APPROVE", "REJECT", "HALF"),
     states=(
-        State("NEW", Kind.REST, in_flight=True),
+        State("NEW", Kind.AUTOMATIC, in_flight=True),
         State("ASKING", Kind.WAIT, awaits="approver", in_flight=True),
         State("SENDING", Kind.CALL, action="send", in_flight=True),
         State("SENDING_REST", Kind.CALL, action="send rest", in_flight=True),
         State("PAID", Kind.TERMINAL),
-        State("GIVEN_BACK", Kind.TERMINAL, gives_back=True),
+        State("GIVEN_BACK", Kind.TERMINAL, compensating=True),
     ),
     arrows=(
         Arrow("NEW", "GO", "SENDING"),
@@ -78,12 +78,12 @@ class Payment(msgspec.Struct):
     left: int = 0  # and what is left of it
 
 
-def held(item: Item[Payment]) -> Held:
+def held(item: FlowRecord[Payment]) -> Held:
     body = item.body
     return Held(account="alice", asset="USDT", amount=body.minor, remaining=body.left or None, number=body.hold)
 
 
-def book(item: Item[Payment], event: str, answer: Answer) -> Booking:
+def book(item: FlowRecord[Payment], event: str, answer: Answer) -> Booking:
     if event in ("REJECT", Outcome.EXPLICIT_FAIL):
         return holds.void(item, held(item))
     if event == "HALF":
@@ -94,7 +94,7 @@ def book(item: Item[Payment], event: str, answer: Answer) -> Booking:
     return Booking()
 
 
-def after(item: Item[Payment], event: str, _answer: Answer) -> Payment | None:
+def after(item: FlowRecord[Payment], event: str, _answer: Answer) -> Payment | None:
     body = item.body
     if event != "HALF":
         return None
@@ -109,7 +109,7 @@ class Outside:
         self.sent: Counter[tuple[str, str]] = Counter()
 
     def action(self, name: str) -> Any:
-        async def call(item: Item[Payment]) -> Answer:
+        async def call(item: FlowRecord[Payment]) -> Answer:
             said = self.says.get(item.id.split("-")[0], "SUCCESS")
             if said == "EXPLICIT_FAIL":
                 return Answer(outcome=Outcome.EXPLICIT_FAIL, code="NO")
@@ -126,7 +126,7 @@ class Outside:
             actions={name: self.action(name) for name in ("send", "send rest")},
             book_start=lambda item: holds.authorize(item, held(item)),
             book=book,
-            after=after,
+            next_body=after,
             choose=lambda item: "ASK" if item.body.ask else "GO",
             retry=Retry(first_s=0.01, cap_s=0.02),
         )
@@ -184,10 +184,10 @@ async def test_a_record_starts_with_its_hold_and_pays_from_it(place: Place) -> N
         assert (str(hold.amount), hold.owner, hold.expires) == ("4.000000", "payments out/w-1", None)
         assert await p.balances() == ["6.000000", "4.000000", "-10.000000", "0.000000"]
 
-        await p.people.tell("payments out", "w-1", "APPROVE", **WHO)
+        await p.people.signal("payments out", "w-1", "APPROVE", **WHO)
         record = await p.now(await _at(p, record))
 
-        assert (record.state, record.transit) == ("PAID", 0)
+        assert (record.state, record.in_flight_posting) == ("PAID", 0)
         assert (await p.ledger.hold(hold.id)).state is HoldState.CONFIRMED
         assert await p.balances() == ["6.000000", "0.000000", "-6.250000", "0.250000"]
 
@@ -212,7 +212,7 @@ async def test_a_record_gives_its_hold_back(place: Place) -> None:
         await seed(p.ledger, "alice", "10")
         first = await p.now(await p.start("bad-1"))
         second = await p.start("w-2", ask=True)
-        second = await p.people.tell("payments out", "w-2", "REJECT", **WHO)
+        second = await p.people.signal("payments out", "w-2", "REJECT", **WHO)
 
         assert (first.state, second.state) == ("GIVEN_BACK", "GIVEN_BACK")
         assert await p.balances() == ["10.000000", "0.000000", "-10.000000", "0.000000"]
@@ -295,7 +295,7 @@ async def test_nobody_else_settles_the_hold_of_a_record(place: Place) -> None:
 
         assert await p.balances() == before
         assert (await p.ledger.hold(hold)).state is HoldState.OPEN
-        await p.people.tell("payments out", "w-1", "REJECT", **WHO)
+        await p.people.signal("payments out", "w-1", "REJECT", **WHO)
         for late in (p.ledger.void(hold), p.ledger.confirm(hold, "bob")):  # closed or not: it is not theirs
             assert isinstance(await outcome(late), HoldOwned)
 
@@ -316,7 +316,7 @@ def settling(record: Record, hold: int, *, owner: str, state: HoldState = HoldSt
         scope="mine",
         key="k",
         legs=(Leg(HELD, "alice", "USDT", 4 * MILLION),),
-        consume=(record.transit,),
+        consume=(record.in_flight_posting,),
         hold=HoldChange(
             id=hold, account="alice", asset="USDT", amount=4 * MILLION, remaining=0, state=state, owner=owner
         ),
@@ -333,7 +333,7 @@ def moving(record: Record) -> Move:
         transitions=note,
         actor="ann",
         delay_us=None,
-        in_flight_posting=record.transit,
+        in_flight_posting=record.in_flight_posting,
     )
 
 
@@ -359,7 +359,7 @@ async def test_the_writer_refuses_whoever_is_not_the_record(place: Place) -> Non
 
         assert await p.balances() == before
         for id in ("w-1", "w-2"):
-            await p.people.tell("payments out", id, "REJECT", **WHO)
+            await p.people.signal("payments out", id, "REJECT", **WHO)
 
 
 @scenario
@@ -435,7 +435,7 @@ async def test_a_crash_at_every_unit(place: Place, moment: str) -> None:
             for kind, end in ENDS.items():
                 record = await p.engine.get("payments out", f"{kind}-{turn}")
                 assert record is not None
-                assert (record.state, record.transit) == (end, 0)
+                assert (record.state, record.in_flight_posting) == (end, 0)
             assert await p.balances() == [
                 f"{100 - 4 * turn}.000000",
                 "0.000000",

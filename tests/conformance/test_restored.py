@@ -22,7 +22,7 @@ from tests.unit.rails.desk import Desk, desk
 
 from bursar import Bursar, pay
 from bursar.audit import audit
-from bursar.engine import Answer, Item, Operators
+from bursar.engine import Answer, FlowRecord, Operators
 from bursar.engine.forced import ask_due
 from bursar.flows.transfers import AccountType, Limits, Request, Transfers
 from bursar.flows.transfers.calls import ARRIVAL_UNKNOWN, PAID_FROM_SUSPENSE
@@ -146,7 +146,7 @@ class House:
         rides, rail.rides = rail.rides, False  # or it would not be called at all
         real = getattr(rail, op)
 
-        async def lost(item: Item[Any]) -> Answer:
+        async def lost(item: FlowRecord[Any]) -> Answer:
             setattr(rail, op, real)
             rail.rides = rides
             if after:
@@ -209,7 +209,7 @@ class House:
         assert found is not None
         return found
 
-    def item(self, record: Record) -> Item[Any]:
+    def item(self, record: Record) -> FlowRecord[Any]:
         return self.transfers.flow.item(record)
 
     async def forget(self) -> None:
@@ -343,7 +343,7 @@ async def test_a_refusal_waits_for_a_core_that_does_not_answer(place: Place, tmp
         rail = here.transfers.rails[SPOT]
         cancel = rail.cancel
 
-        async def silent(_item: Item[Any], _op: str) -> Answer:
+        async def silent(_item: FlowRecord[Any], _op: str) -> Answer:
             rail.cancel = cancel  # type: ignore[method-assign]
             return Answer(outcome=Outcome.TIMEOUT)
 

@@ -136,7 +136,7 @@ async def test_a_call_that_hangs_is_given_up_and_asked_again(place: Place) -> No
 @scenario
 async def test_an_own_step_can_not_steer_the_flow(place: Place) -> None:
     """An event, a body or a posting in its answer are nobody's business."""
-    said = Answer(outcome=Outcome.SUCCESS, event="END", transit=65536, body=Answer(outcome=Outcome.SUCCESS))
+    said = Answer(outcome=Outcome.SUCCESS, event="END", in_flight_posting=65536, body=Answer(outcome=Outcome.SUCCESS))
     async with program(place, Shop(ship_do=[said])) as p:
         await seed(p.ledger, "alice", "10")
         assert states(await p.start(THREE)) == ["done"] * 3
@@ -800,7 +800,7 @@ async def test_two_programs_undo_the_same_step_and_hear_different_answers(
         record = await p.sequences.engine.get("sequence", view.id)
         assert record is not None
         history = await p.ledger.store.read.records.history(record.number)
-        late = [passage.event for passage in history if passage.event.startswith("LATE")]
+        late = [transition.event for transition in history if transition.event.startswith("LATE")]
         reasons = [reason for _, reason in await p.reasons()]
         if second is Outcome.EXPLICIT_FAIL:
             assert (late, reasons) == ([], [])

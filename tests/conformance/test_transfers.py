@@ -24,7 +24,7 @@ from tests.unit.rails.desk import Desk, desk
 
 from bursar import Bursar
 from bursar.audit import audit
-from bursar.engine import Answer, Item, Lift, Operators, Worker
+from bursar.engine import Answer, FlowRecord, Lift, Operators, Worker
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.flow import ALARMS
@@ -83,7 +83,7 @@ class Exchange:
 
     async def path(self, view: View) -> list[str]:
         history = await self.transfers.engine.store.read.records.history(view.transfer_id)
-        return [passage.target for passage in history]
+        return [transition.target for transition in history]
 
     async def until(self, view: View, state: str) -> View:
         deadline = self.transfers.engine.ports.monotonic() + PATIENCE_S
@@ -96,7 +96,7 @@ class Exchange:
     async def story(self, view: View) -> str:
         """What happened when to a transfer, for whoever has to find out why."""
         records = self.transfers.engine.store.read.records
-        told = [str(passage) for passage in await records.history(view.transfer_id)]
+        told = [str(transition) for transition in await records.history(view.transfer_id)]
         record = await records.by_number(view.transfer_id)
         return "\n".join([*told, str(record), f"now {self.transfers.engine.ports.now_us()}"])
 
@@ -105,10 +105,10 @@ class Exchange:
         rail = self.transfers.rails[kind]
         if isinstance(rail, FundingRail):
             rail.rides = False  # or it would not be called at all
-        real: Callable[[Item[Any]], Any] = getattr(rail, op)
+        real: Callable[[FlowRecord[Any]], Any] = getattr(rail, op)
         left = list(says)
 
-        async def broken(item: Item[Any]) -> Answer:
+        async def broken(item: FlowRecord[Any]) -> Answer:
             if not left:
                 return await real(item)  # type: ignore[no-any-return]
             said = left.pop(0)
@@ -400,7 +400,7 @@ async def test_a_frozen_target_that_comes_too_late_gives_back_to_a_frozen_source
         rail = here.transfers.rails[AccountType.SPOT]
         real = rail.deposit
 
-        async def freeze_first(item: Item[Any]) -> Answer:
+        async def freeze_first(item: FlowRecord[Any]) -> Answer:
             await core.set_status(ALICE, Status.FROZEN)
             await here.bursar.ledger.freeze(f"user:{ALICE}:funding")
             return await real(item)
@@ -743,9 +743,9 @@ def hold_after(here: Exchange, kind: AccountType, op: str, until: asyncio.Event,
     rail = here.transfers.rails[kind]
     if isinstance(rail, FundingRail):
         rail.rides = False
-    real: Callable[[Item[Any]], Any] = getattr(rail, op)
+    real: Callable[[FlowRecord[Any]], Any] = getattr(rail, op)
 
-    async def slow(item: Item[Any]) -> Answer:
+    async def slow(item: FlowRecord[Any]) -> Answer:
         answer: Answer = await real(item)
         reached.append(op)
         await until.wait()

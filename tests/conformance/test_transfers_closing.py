@@ -14,7 +14,7 @@ from tests.builders import Place, outcome, scenario
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, exchange
 
 from bursar import deposit, pay
-from bursar.engine import Answer, Item
+from bursar.engine import Answer, FlowRecord
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers, View
@@ -70,7 +70,7 @@ async def test_no_freeze_stops_a_refund(place: Place, tmp_path: Path, rides: boo
         assert isinstance(rail, FundingRail)
         rail.rides = rides
 
-        async def freezes(item: Item[Any]) -> Answer:
+        async def freezes(item: FlowRecord[Any]) -> Answer:
             for path in (ACCOUNT, "transit:transfers"):
                 await here.bursar.ledger.freeze(path)
             return Answer(outcome=Outcome.EXPLICIT_FAIL, code="TEST")
@@ -134,7 +134,7 @@ async def test_an_account_that_is_an_end_of_a_transfer_under_way_cannot_close(
         op = "deposit" if way[0] == FUNDING else "withdraw"
         real, go, asked = getattr(rail, op), asyncio.Event(), asyncio.Event()
 
-        async def slow(item: Item[Any]) -> Answer:
+        async def slow(item: FlowRecord[Any]) -> Answer:
             asked.set()
             await go.wait()
             return await real(item)  # type: ignore[no-any-return]

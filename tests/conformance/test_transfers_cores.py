@@ -19,7 +19,7 @@ from tests.unit.rails.desk import Desk, desk
 
 from bursar import Bursar
 from bursar.audit import audit
-from bursar.engine import Answer, Item, Worker
+from bursar.engine import Answer, FlowRecord, Worker
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, View
 from bursar.flows.transfers.conservation import conservation
 from bursar.model.outcome import Outcome
@@ -70,7 +70,7 @@ class House:
         rail.rides = False  # or it might not be called at all
         real = getattr(rail, op)
 
-        async def broken(item: Item[Any]) -> Answer:
+        async def broken(item: FlowRecord[Any]) -> Answer:
             setattr(rail, op, real)
             if after:
                 await real(item)

@@ -13,7 +13,7 @@ import pytest
 from tests.builders import Place, scenario
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, broken, exchange
 
-from bursar.engine import Answer, Item, Operators
+from bursar.engine import Answer, FlowRecord, Operators
 from bursar.flows.transfers import AccountType, Code, Request
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.rails import FundingRail
@@ -33,7 +33,7 @@ def forbid_calls(here: Exchange) -> list[str]:
     for op in ("withdraw", "deposit", "refund"):
         real = getattr(rail, op)
 
-        async def noted(item: Item[Any], op: str = op, real: Any = real) -> Answer:
+        async def noted(item: FlowRecord[Any], op: str = op, real: Any = real) -> Answer:
             called.append(op)
             return await real(item)  # type: ignore[no-any-return]
 
@@ -107,7 +107,7 @@ async def test_a_frozen_target_is_called_refuses_and_the_core_takes_back(place: 
         rail = here.transfers.rails[AccountType.SPOT]
         real = rail.withdraw
 
-        async def freeze_first(item: Item[Any]) -> Answer:
+        async def freeze_first(item: FlowRecord[Any]) -> Answer:
             await here.bursar.ledger.freeze(f"user:{ALICE}:funding")
             return await real(item)
 
@@ -127,7 +127,7 @@ async def test_a_cancelled_operation_never_rides(place: Place, tmp_path: Path) -
         rail = here.transfers.rails[AccountType.SPOT]
         real = rail.withdraw
 
-        async def cancel_first(item: Item[Any]) -> Answer:
+        async def cancel_first(item: FlowRecord[Any]) -> Answer:
             assert (await here.transfers.rails[AccountType.FUNDING].cancel(item, "deposit")).code == "CANCELLED"
             return await real(item)
 
@@ -251,7 +251,7 @@ async def test_rules_that_change_while_the_core_is_asked(place: Place, tmp_path:
         rail = here.transfers.rails[AccountType.SPOT]
         real = rail.deposit if way[0] == FUNDING else rail.withdraw
 
-        async def change_first(item: Item[Any]) -> Answer:
+        async def change_first(item: FlowRecord[Any]) -> Answer:
             await other.ledger.freeze("bystander")
             return await real(item)
 
@@ -272,7 +272,7 @@ async def test_another_worker_finishes_what_rode_here(place: Place, tmp_path: Pa
         record = await engine.get("transfers", view.req_id)
         assert record is not None
         await here.until(view, "COMMITTED")
-        late = await engine.take(record, Answer(outcome=Outcome.SUCCESS))  # the same word, from a record long gone
+        late = await engine.apply_answer(record, Answer(outcome=Outcome.SUCCESS))  # the same word, long gone
         assert late is not None
         assert late.state == "COMMITTED"
         assert await here.standing() == ("90.000000", 10_000_000)
@@ -286,7 +286,7 @@ async def test_a_mark_in_what_is_said_disturbs_nobody(place: Place, tmp_path: Pa
         rail = here.transfers.rails[AccountType.SPOT]
         real = rail.deposit
 
-        async def odd(_item: Item[Any]) -> Answer:
+        async def odd(_item: FlowRecord[Any]) -> Answer:
             rail.deposit = real  # type: ignore[method-assign]
             return Answer(outcome=Outcome.UNKNOWN, code="O\x1fDD", message="a\x1fb", evidence={"c": "d\x1fe"})
 
@@ -295,9 +295,9 @@ async def test_a_mark_in_what_is_said_disturbs_nobody(place: Place, tmp_path: Pa
         for view in both:
             await here.until(view, "COMMITTED")
         said = [
-            passage.evidence
+            transition.evidence
             for view in both
-            for passage in await here.transfers.engine.store.read.records.history(view.transfer_id)
+            for transition in await here.transfers.engine.store.read.records.history(view.transfer_id)
         ]
         assert any("d\\u001fe" in evidence for evidence in said)
         assert await here.standing() == ("70.000000", 30_000_000)

@@ -11,7 +11,7 @@ import pytest
 from tests.builders import Place, scenario
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, exchange
 
-from bursar.engine import Answer, Booking, Item
+from bursar.engine import Answer, Booking, FlowRecord
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers
 from bursar.flows.transfers.rails import FundingRail
@@ -112,8 +112,8 @@ async def test_the_ledgers_end_has_the_configured_bound_for_what_leaves_it(
         item = here.transfers.flow.item(record)
         again = await rail.withdraw(item)
         assert (again.outcome, again.evidence["replayed"]) == (Outcome.SUCCESS, True)
-        fresh = Item(msgspec.structs.replace(record, id="sr-77"), item.body)
-        assert rail.ride(fresh, "withdraw", Booking()) is None
+        fresh = FlowRecord(msgspec.structs.replace(record, id="sr-77"), item.body)
+        assert rail.inline_call(fresh, "withdraw", Booking()) is None
         for replayed in (False, True):
             refused = await rail.withdraw(fresh)
             assert (refused.outcome, refused.code) == (Outcome.EXPLICIT_FAIL, "OVERFLOW")
@@ -131,7 +131,7 @@ async def test_a_refund_is_never_refused_for_its_size(place: Place, tmp_path: Pa
         rail.rides = rides
         core = here.transfers.rails[AccountType.SPOT]
 
-        async def raised(item: Item[Any]) -> Answer:
+        async def raised(item: FlowRecord[Any]) -> Answer:
             rail._minor_max = 1  # what a program with another setting has
             return Answer(outcome=Outcome.EXPLICIT_FAIL, code="TEST")
 
@@ -165,7 +165,7 @@ async def test_a_repeated_request_waits_like_the_first(place: Place, tmp_path: P
         rail = here.transfers.rails[AccountType.SPOT]
         real, go, asked = rail.deposit, asyncio.Event(), asyncio.Event()
 
-        async def slow(item: Item[Any]) -> Answer:
+        async def slow(item: FlowRecord[Any]) -> Answer:
             asked.set()
             await go.wait()
             return await real(item)

@@ -115,13 +115,13 @@ async def test_amounts_are_numbers_as_far_as_the_store_has_them(place: Place, tm
         for place_, minor in enumerate(amounts):
             body = {"user": ALICE, "source": FUNDING, "target": SPOT, "asset": "USDT", "asset_id": asset}
             text = msgspec.json.encode(body | {"amount": str(minor)}).decode()
-            passage = NewTransition("", "CREATED", "FAILED")
+            transition = NewTransition("", "CREATED", "FAILED")
             moves.append(
                 Move(
                     flow="transfers",
                     id=f"sr-{place_}",
                     version=0,
-                    transitions=(passage,),
+                    transitions=(transition,),
                     actor="test",
                     delay_us=None,
                     body=text,

@@ -166,8 +166,8 @@ def test_two_movers_with_the_same_entry(empty_postgres: str) -> None:
         (done,) = [o for o in outcomes if isinstance(o, ChangeResult)]
         assert await world.balance("b") == "4.00"
         found = await record(world, numbers[-1])
-        assert (found.version, found.transit) == (2, done.postings[0])
-        assert found.transit >> 16 == done.receipts[0].envelope
+        assert (found.version, found.in_flight_posting) == (2, done.postings[0])
+        assert found.in_flight_posting >> 16 == done.receipts[0].envelope
 
     gates = GROUP | RECORDS
     assert asyncio.run(every_order(empty_postgres, prepare, check, gates=gates)) >= 10
@@ -193,7 +193,7 @@ def test_a_move_with_its_entry_against_a_payment_of_the_same_posting(empty_postg
             assert (found.version, await world.balance("b")) == (2, "6.00")
         else:
             assert isinstance(moved, InsufficientFunds)
-            assert (found.version, found.transit, await world.balance("b")) == (1, 0, "0.00")
+            assert (found.version, found.in_flight_posting, await world.balance("b")) == (1, 0, "0.00")
         lost = [o for o in (moved, paid) if isinstance(o, InsufficientFunds)]
         assert len(lost) == (0 if enough else 1)
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
-from bursar.engine import Answer, Booking, Engine, Item, Worker
+from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker
 from bursar.engine import engine as engine_module
 from bursar.ledger.holds import Holds
 from bursar.model.entries import HoldChange
@@ -96,8 +96,8 @@ def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_entry_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     real = orders.book
 
-    def book(item: Item[orders.Order], event: str, answer: Answer) -> Booking:
-        return Booking(drops=True) if item.record.state == "REFUNDING" else real(item, event, answer)
+    def book(item: FlowRecord[orders.Order], event: str, answer: Answer) -> Booking:
+        return Booking(clears_in_flight=True) if item.record.state == "REFUNDING" else real(item, event, answer)
 
     monkeypatch.setattr(orders, "book", book)
     assert any("not booked with it" in error for error in broken())
@@ -106,9 +106,9 @@ def test_an_entry_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_a_posting_that_nobody_owns_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     real = orders.book
 
-    def book(item: Item[orders.Order], event: str, answer: Answer) -> Booking:
+    def book(item: FlowRecord[orders.Order], event: str, answer: Answer) -> Booking:
         found = real(item, event, answer)
-        return Booking(found.intents, drops=found.drops)
+        return Booking(found.intents, clears_in_flight=found.clears_in_flight)
 
     monkeypatch.setattr(orders, "book", book)
     assert any("I4" in error for error in broken(2))
@@ -118,10 +118,10 @@ def test_a_hold_that_its_record_forgets_is_noticed(monkeypatch: pytest.MonkeyPat
     """W34: refused, and the money stays set aside for ever."""
     real = orders.book
 
-    def book(item: Item[orders.Order], event: str, answer: Answer) -> Booking:
+    def book(item: FlowRecord[orders.Order], event: str, answer: Answer) -> Booking:
         found = real(item, event, answer)
         forgets = item.record.state == "CHARGING" and answer.outcome is Outcome.EXPLICIT_FAIL
-        return Booking(drops=True) if forgets else found
+        return Booking(clears_in_flight=True) if forgets else found
 
     monkeypatch.setattr(orders, "book", book)
     assert any("void" in error and "not booked with it" in error for error in broken())

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from bursar.cli.commands.sim import Job, command, every_crash, run_everywhere, run_jobs
-from bursar.engine import Answer, Booking, DatabaseClock, Engine, Item, Operators, Worker
+from bursar.engine import Answer, Booking, DatabaseClock, Engine, FlowRecord, Operators, Worker
 from bursar.engine import engine as engine_module
 from bursar.flows.sequence import flow, sequences
 from bursar.flows.sequence.machine import COMPENSATING, COMPENSATION_FAILED, RUNNING, STEP_DONE
@@ -118,7 +118,7 @@ def broken(seeds: int = 8) -> list[str]:
 def with_book(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     real = flow.book
 
-    def book(item: Item[Sequence], event: str, answer: Answer) -> Booking:
+    def book(item: FlowRecord[Sequence], event: str, answer: Answer) -> Booking:
         found = real(item, event, answer)
         return change(item, found) if found.intents else found
 
@@ -126,13 +126,13 @@ def with_book(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 def with_after(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    real = flow.after
+    real = flow.next_body
 
-    def after(item: Item[Sequence], event: str, answer: Answer) -> Sequence | None:
+    def after(item: FlowRecord[Sequence], event: str, answer: Answer) -> Sequence | None:
         found = real(item, event, answer)
         return found if found is None else change(item, event, found)
 
-    monkeypatch.setattr(flow, "after", after)
+    monkeypatch.setattr(flow, "next_body", after)
 
 
 def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_an_entry_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_reversal_of_another_amount_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def less(item: Item[Sequence], found: Booking) -> Booking:
+    def less(item: FlowRecord[Sequence], found: Booking) -> Booking:
         (intent,) = found.intents
         if intent.kind is not Kind.RETURN or intent.legs[0].amount == 1:
             return found
@@ -185,7 +185,7 @@ def test_a_compensation_that_undoes_the_first_step_first_is_noticed(monkeypatch:
 def test_a_sequence_that_gives_up_after_the_first_undone_step_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     real = flow.choose
 
-    def choose(item: Item[Sequence]) -> str:
+    def choose(item: FlowRecord[Sequence]) -> str:
         return real(item) if item.record.state == STEP_DONE or item.body.index != 1 else "UNDONE"
 
     monkeypatch.setattr(flow, "choose", choose)
@@ -248,10 +248,10 @@ def test_a_start_that_forgets_its_key_is_noticed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_people_who_are_not_heard_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def tell(_self: Operators, flow: str, id: str, *_: Any, **__: Any) -> Any:
+    async def signal(_self: Operators, flow: str, id: str, *_: Any, **__: Any) -> Any:
         return await _self._engine.get(flow, id)
 
-    monkeypatch.setattr(Operators, "tell", tell)
+    monkeypatch.setattr(Operators, "signal", signal)
     monkeypatch.setattr(duo, "HEALED_S", 10.0)
     assert any("not at its end in time" in error for error in broken())
 

@@ -143,4 +143,4 @@ def pauses(here: Any, sql: str) -> None:
 
 def attempts(here: Any, req_id: str) -> int:
     shown = json.loads(here.run("--json", "transfer", "show", req_id))
-    return max(int(passage["attempt"]) for passage in shown["history"])
+    return max(int(transition["attempt"]) for transition in shown["history"])

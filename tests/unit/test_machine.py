@@ -33,7 +33,7 @@ from bursar.model.machine import (
 )
 from bursar.model.outcome import UNKNOWNS, Outcome
 
-REST, CALL, WAIT, TERMINAL = Kind.REST, Kind.CALL, Kind.WAIT, Kind.TERMINAL
+REST, CALL, WAIT, TERMINAL = Kind.AUTOMATIC, Kind.CALL, Kind.WAIT, Kind.TERMINAL
 SUCCESS, EXPLICIT_FAIL, TIMEOUT = Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.TIMEOUT
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -41,7 +41,7 @@ SMALL = (
     State("BEGUN", REST),
     State("ASKING", CALL, action="ask"),
     State("DONE", TERMINAL),
-    State("RETURNED", TERMINAL, gives_back=True),
+    State("RETURNED", TERMINAL, compensating=True),
 )
 SMALL_ARROWS = (
     Arrow("BEGUN", "GO", "ASKING"),
@@ -238,10 +238,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("UNKNOWN_MOVES ASKING TIMEOUT", add(Arrow("ASKING", TIMEOUT, "RETURNED"))),
     ("UNKNOWN_MOVES ASKING TIMEOUT", add(Arrow("ASKING", TIMEOUT, "RETURNED", EXPLICIT_FAIL))),
     ("UNKNOWN_MOVES ASKING MORE", add(Arrow("ASKING", "MORE", "DONE", Outcome.PENDING))),
-    ("SUCCESS_GIVES_BACK ASKING MORE", add(Arrow("ASKING", "MORE", "RETURNED", SUCCESS))),
+    ("SUCCESS_COMPENSATES ASKING MORE", add(Arrow("ASKING", "MORE", "RETURNED", SUCCESS))),
     ("NO_WAY_ON HELD", add(HELD, Arrow("BEGUN", "MORE", "HELD"), Arrow("HELD", "MORE", "HELD"))),
-    ("SPINS AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "BEGUN"))),
-    ("SPINS AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "AGAIN"))),
+    ("CYCLE_OF_AUTOMATIC_STATES AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "BEGUN"))),
+    ("CYCLE_OF_AUTOMATIC_STATES AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "AGAIN"))),
     ("UNREACHABLE HELD", add(HELD, Arrow("HELD", "MORE", "DONE"))),
     ("NO_END PING", add(PING, PONG, Arrow("BEGUN", "MORE", "PING"), *CIRCLE)),
 ]
@@ -341,7 +341,7 @@ def test_whoever_is_awaited_has_a_name_too() -> None:
 
 def test_a_refusal_that_gives_money_back_may_lead_to_a_success_that_does() -> None:
     """Given a call that returns the money, when it succeeds, then the money may be back: that is its point."""
-    back = State("BACK", CALL, action="refund", gives_back=True)
+    back = State("BACK", CALL, action="refund", compensating=True)
     machine = build(
         states=(*SMALL, back),
         arrows=(

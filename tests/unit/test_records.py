@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.memory import MemoryLedger
 from tests.toy import MACHINE, Order, World
 
-from bursar.engine import SUCCESS, Answer, Flow, FlowRefused, Item
+from bursar.engine import SUCCESS, Answer, Flow, FlowRecord, FlowRefused
 from bursar.model.accounts import Account, SystemAccount
 from bursar.model.entries import Intent, Leg
 from bursar.model.errors import (
@@ -67,8 +67,8 @@ class Database(MemoryLedger):
         return self.batch.results
 
 
-def move(number: int = 7, version: int = 2, *passages: NewTransition, **more: Any) -> Move:
-    steps = passages or (NewTransition("A", "GO", "B"),)
+def move(number: int = 7, version: int = 2, *transitions: NewTransition, **more: Any) -> Move:
+    steps = transitions or (NewTransition("A", "GO", "B"),)
     return Move(
         flow="orders",
         id=f"o-{number}",
@@ -340,7 +340,7 @@ def test_the_row_is_written_exactly_if_every_change_is_allowed_on_what_was_used_
 # --- flows -----------------------------------------------------------------------------------------------------------
 
 
-async def call(_item: Item[Order]) -> Answer:
+async def call(_item: FlowRecord[Order]) -> Answer:
     return SUCCESS
 
 
@@ -372,7 +372,7 @@ def test_a_rest_state_with_one_way_on_needs_no_choice() -> None:
         name="m",
         initial="A",
         events=("GO",),
-        states=(State("A", Kind.REST), State("B", Kind.TERMINAL)),
+        states=(State("A", Kind.AUTOMATIC), State("B", Kind.TERMINAL)),
         arrows=(Arrow("A", "GO", "B"),),
     )
     assert Flow(machine=machine, body=Order, actions={}).name == "m"

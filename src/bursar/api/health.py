@@ -131,7 +131,7 @@ def _state(flow: str, state: str) -> str:
 
 def _here(runtime: Runtime) -> Iterable[str]:
     """What this process knows by itself."""
-    driven = sum(engine.in_hand for engine in runtime.engines)
+    driven = sum(engine.in_progress for engine in runtime.engines)
     settled = [(_state(*key), count) for engine in runtime.engines for key, count in sorted(engine.settled.items())]
     up = [(f'{{core="{kind.value}"}}', int(client.is_connected)) for kind, client in runtime.cores.items()]
     floors = [

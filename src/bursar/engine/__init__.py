@@ -4,7 +4,7 @@ from bursar.engine import holds
 from bursar.engine.alerts import Bell, Notice, Sink, to_log
 from bursar.engine.clock import DatabaseClock
 from bursar.engine.engine import Engine, Started
-from bursar.engine.flow import SUCCESS, Answer, Booking, Dispute, Flow, FlowRefused, Item, Ride
+from bursar.engine.flow import SUCCESS, Answer, Booking, Dispute, Flow, FlowRecord, FlowRefused, InlineCall
 from bursar.engine.forced import keep_asking
 from bursar.engine.operators import Operators
 from bursar.engine.pauses import Lift, lift_pause, set_pause, watch_pauses
@@ -21,14 +21,14 @@ __all__ = [
     "Dispute",
     "Engine",
     "Flow",
+    "FlowRecord",
     "FlowRefused",
-    "Item",
+    "InlineCall",
     "Lift",
     "NotTold",
     "Notice",
     "Operators",
     "Program",
-    "Ride",
     "Sink",
     "Snowflakes",
     "Started",

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from bursar.engine.flow import Answer, Flow, Item, Ride
+from bursar.engine.flow import Answer, Flow, FlowRecord, InlineCall
 from bursar.model.machine import ImpossibleEvent, Kind, State
 from bursar.model.outcome import Outcome
 from bursar.writer import NewTransition
 
 
-def onward(flow: Flow[Any], item: Item[Any], state: str) -> tuple[NewTransition, ...]:
-    """The arrows out of rest states, which are taken in the unit that reaches them (both rows are written)."""
-    passages: list[NewTransition] = []
-    while flow.machine.state(state).kind is Kind.REST:
+def automatic(flow: Flow[Any], item: FlowRecord[Any], state: str) -> tuple[NewTransition, ...]:
+    """The arrows out of automatic states, which are taken in the unit that reaches them (both rows are written)."""
+    transitions: list[NewTransition] = []
+    while flow.machine.state(state).kind is Kind.AUTOMATIC:
         arrow = flow.way_on(item.record, state, item.body)
-        passages.append(NewTransition(state, str(arrow.event), arrow.target))
+        transitions.append(NewTransition(state, str(arrow.event), arrow.target))
         state = arrow.target
-    return tuple(passages)
+    return tuple(transitions)
 
 
-def ridden(flow: Flow[Any], item: Item[Any], ride: Ride) -> tuple[NewTransition, ...]:
+def inline(flow: Flow[Any], item: FlowRecord[Any], inlined: InlineCall) -> tuple[NewTransition, ...]:
     """The arrows that a call takes which is part of the unit: it happens with all of it, or not at all."""
-    state, answer = item.record.state, ride.answer
+    state, answer = item.record.state, inlined.answer
     event = answer.event or answer.outcome.value
     told = NewTransition(state, event, flow.machine.arrow(state, event).target, answer.as_json())
-    return (told, *onward(flow, item, told.target))
+    return (told, *automatic(flow, item, told.target))
 
 
 def validate_answer(flow: Flow[Any], state: State, answer: Answer) -> Answer:

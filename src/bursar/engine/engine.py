@@ -25,11 +25,12 @@ import msgspec
 
 from bursar.deadlines import Deadlines
 from bursar.engine import late, waiting
-from bursar.engine.arrows import onward, ridden, validate_answer
-from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, Item, Ride, by_name, storable
+from bursar.engine.arrows import automatic, inline, validate_answer
+from bursar.engine.calling import call
+from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
 from bursar.engine.pauses import Pauses
 from bursar.model.entries import check_key
-from bursar.model.errors import BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
+from bursar.model.errors import Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, Kind, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
@@ -89,14 +90,14 @@ class Engine:
         operation: Operation | None = None,
         limits: tuple[Limit, ...] = (),
         actor: str = "",
-        riding: bool = False,
+        require_inline: bool = False,
     ) -> Started:
         """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
 
         With `operation`, a repeated request gets the record of the first one; a refusal is never stored, because
         nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. It is
-        started only if the flow admits it and the accounts that the flow names are active; with `riding`, only if its
-        first call can be part of the unit. If not, a refusal says why.
+        started only if the flow admits it and the accounts that the flow names are active; with `require_inline`,
+        only if its first call can be part of the transaction. If not, a refusal says why.
         """
         driven = self.require(flow)
         name = self.ports.token() if id is None else check_key(id)
@@ -114,7 +115,7 @@ class Engine:
             state=driven.machine.initial,
             version=0,
             attempt=0,
-            transit=0,
+            in_flight_posting=0,
             due_us=now_us + self.lease_us,
             worker=self.worker,
             body=text,
@@ -123,22 +124,27 @@ class Engine:
             created_us=now_us,
             updated_us=now_us,
         )
-        passages = (NewTransition("", CREATED, record.state), *onward(driven, Item(record, body), record.state))
-        there = Item(msgspec.structs.replace(record, state=passages[-1].target), body)
+        transitions = (
+            NewTransition("", CREATED, record.state),
+            *automatic(driven, FlowRecord(record, body), record.state),
+        )
+        there = FlowRecord(msgspec.structs.replace(record, state=transitions[-1].target), body)
         booking = driven.book_start(there)
-        ride = await self._ride(driven, there, booking)
-        if ride is not None:
-            steps = (*passages, *ridden(driven, there, ride))
-            move = self._move(record, steps, actor, body=text, in_flight_account=ride.booking.keeps)
-            change = Change(ride.booking.intents, (move,), operation, limits, ride.operations, driven.active(body))
+        inlined = await self._inline_call(driven, there, booking)
+        if inlined is not None:
+            steps = (*transitions, *inline(driven, there, inlined))
+            move = self._move(record, steps, actor, body=text, in_flight_account=inlined.booking.in_flight_account)
+            change = Change(
+                inlined.booking.intents, (move,), operation, limits, inlined.operations, driven.active(body)
+            )
             try:
                 return await self._started(record, move, change)
             except Refusal:  # whatever it is, it is told again below, or by whoever is called
-                if riding:
+                if require_inline:
                     raise
-        elif riding:
+        elif require_inline:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
-        move = self._move(record, passages, actor, body=text, in_flight_account=booking.keeps)
+        move = self._move(record, transitions, actor, body=text, in_flight_account=booking.in_flight_account)
         try:
             change = Change(booking.intents, (move,), operation, limits, active=driven.active(body))
             return await self._started(record, move, change)
@@ -206,7 +212,7 @@ class Engine:
         return done if done.version > record.version else await self._drive(record)
 
     @property
-    def in_hand(self) -> int:
+    def in_progress(self) -> int:
         """How many records are being driven here."""
         return len(self._driving)
 
@@ -250,8 +256,8 @@ class Engine:
                 await waiting.look(self, flow, record)
             return None
         item = flow.item(record)
-        if state.kind is Kind.REST:
-            move = self._apply(item, onward(flow, item, record.state), NOTHING, None)
+        if state.kind is Kind.AUTOMATIC:
+            move = self._apply(item, automatic(flow, item, record.state), NOTHING, None)
             return await self._write(item, Change(moves=(move,)), move, None)
         if await self.pauses.stop(flow, state, item):
             self.pauses.hold(record.number)
@@ -259,48 +265,42 @@ class Engine:
         answer = validate_answer(flow, state, await self.call(flow, flow.actions[state.action or ""], item))
         return await self._settle(flow, item, state, answer)
 
-    async def call(self, flow: Flow[Any], action: Action, item: Item[Any]) -> Answer:
-        """Call somebody. Whatever happens, it comes back as an answer."""
-        try:
-            answer: object = await self._deadlines.keep(flow.call_timeout_s, action(item))
-            if not isinstance(answer, Answer) or not isinstance(answer.outcome, Outcome):
-                raise TypeError(f"{answer!r} is not an Answer with an Outcome")
-        except TimeoutError:
-            return Answer(outcome=Outcome.TIMEOUT, message=f"no answer within {flow.call_timeout_s} s")
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise  # we are to stop; the record is called again by whoever comes next
-            return _surprised(flow, item, error)  # something inside the action was cancelled, not we
-        except Exception as error:  # whatever it is: nobody knows what happened on the other side (T26)
-            return _surprised(flow, item, error)
-        return answer
+    async def call(self, flow: Flow[Any], action: Action, item: FlowRecord[Any]) -> Answer:
+        """Call an action; see `calling.call`."""
+        return await call(self._deadlines, flow, action, item)
 
-    async def take(self, record: Record, answer: Answer, *, actor: str = "") -> Record | None:
+    async def apply_answer(self, record: Record, answer: Answer, *, actor: str = "") -> Record | None:
         """Settle a record that is calling somebody on an answer that came another way: from people, or late."""
         flow = self.require(record.flow)
         state = flow.machine.state(record.state)
         return await self._settle(flow, flow.item(record), state, validate_answer(flow, state, answer), actor=actor)
 
-    async def hear(self, record: Record, event: str, actor: str, evidence: dict[str, Any]) -> Record:
+    async def signal(self, record: Record, event: str, actor: str, evidence: dict[str, Any]) -> Record:
         """Somebody for whom the record waits has spoken. Due at once; `RecordMoved` if another word was faster."""
         flow = self.require(record.flow)
         item = flow.item(record)
         target = flow.machine.next(record.state, event).name
         answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=evidence)
-        answer = msgspec.structs.replace(answer, body=flow.after(item, event, answer))
+        answer = msgspec.structs.replace(answer, body=flow.next_body(item, event, answer))
         body = item.body if answer.body is None else answer.body
         told = NewTransition(record.state, event, target, answer.as_json())
-        passages = (told, *onward(flow, Item(record, body), target))
+        transitions = (told, *automatic(flow, FlowRecord(record, body), target))
         booking = flow.book(item, event, answer)
-        move = self._apply(item, passages, booking, answer, actor=actor)
+        move = self._apply(item, transitions, booking, answer, actor=actor)
         done = await self.writer.apply(Change(intents=booking.intents, moves=(move,)))
         return self._done(record, move, done)
 
     # --- settling ----------------------------------------------------------------------------------------------
 
     async def _settle(
-        self, flow: Flow[Any], item: Item[Any], state: State, answer: Answer, *, actor: str = "", fact: bool = True
+        self,
+        flow: Flow[Any],
+        item: FlowRecord[Any],
+        state: State,
+        answer: Answer,
+        *,
+        actor: str = "",
+        fact: bool = True,
     ) -> Record | None:
         """Write down what was said, with its arrow and entries. No `fact`: true only if this compare-and-set wins."""
         event = answer.event or answer.outcome.value
@@ -309,23 +309,30 @@ class Engine:
             return await self._stay(flow, item, arrow, answer, actor=actor)
         booking = flow.book(item, event, answer)
         fact = fact and not booking.refused
-        if answer.body is None and (after := flow.after(item, event, answer)) is not None:
+        if answer.body is None and (after := flow.next_body(item, event, answer)) is not None:
             answer = msgspec.structs.replace(answer, body=after)
         body = item.body if answer.body is None else answer.body
         told = NewTransition(state.name, event, arrow.target, answer.as_json())
-        passages = (told, *onward(flow, Item(item.record, body), arrow.target))
-        transit = item.record.transit if answer.transit is None else answer.transit
-        landed = Item(msgspec.structs.replace(item.record, state=passages[-1].target, transit=transit), body)
-        ride = await self._ride(flow, landed, booking)
-        if ride is not None:
-            move = self._apply(item, (*passages, *ridden(flow, landed, ride)), ride.booking, answer, actor=actor)
-            move = msgspec.structs.replace(move, error=ride.answer.error)
+        transitions = (told, *automatic(flow, FlowRecord(item.record, body), arrow.target))
+        transit = item.record.in_flight_posting if answer.in_flight_posting is None else answer.in_flight_posting
+        landed = FlowRecord(
+            msgspec.structs.replace(item.record, state=transitions[-1].target, in_flight_posting=transit), body
+        )
+        inlined = await self._inline_call(flow, landed, booking)
+        if inlined is not None:
+            move = self._apply(
+                item, (*transitions, *inline(flow, landed, inlined)), inlined.booking, answer, actor=actor
+            )
+            move = msgspec.structs.replace(move, error=inlined.answer.error)
             change = Change(
-                ride.booking.intents, (move,), inline_operations=ride.operations, high_water=self.relied_on(answer)
+                inlined.booking.intents,
+                (move,),
+                inline_operations=inlined.operations,
+                high_water=self.relied_on(answer),
             )
             with contextlib.suppress(Refusal):  # the call is made later, by itself, and hears it
                 return await self._write(item, change, move, answer if fact else None)
-        move = self._apply(item, passages, booking, answer, actor=actor)
+        move = self._apply(item, transitions, booking, answer, actor=actor)
         try:
             heard = answer if fact else None
             change = Change(intents=booking.intents, moves=(move,), high_water=self.relied_on(answer))
@@ -342,7 +349,7 @@ class Engine:
             return await self._stay(flow, item, flow.machine.arrow(state.name, Outcome.UNKNOWN), unbooked, actor=actor)
 
     async def _stay(
-        self, flow: Flow[Any], item: Item[Any], arrow: Arrow, answer: Answer, *, actor: str = ""
+        self, flow: Flow[Any], item: FlowRecord[Any], arrow: Arrow, answer: Answer, *, actor: str = ""
     ) -> Record | None:
         """No answer, or one that leaves it where it is: call again later."""
         record = item.record
@@ -360,7 +367,7 @@ class Engine:
             attempt=attempt,
             # Not past an alarm: a call is made when it is due to ring, or it would ring a whole back-off late.
             delay_us=min(delay_us, until_alarm_us(flow.alarms, record.state, age_us, life_us) or delay_us),
-            in_flight_posting=record.transit,
+            in_flight_posting=record.in_flight_posting,
             error=answer.error,
         )
         if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
@@ -375,17 +382,17 @@ class Engine:
                 await self.alert(record, alarm.reason, alarm.severity, message)
         return after
 
-    async def _ride(self, flow: Flow[Any], item: Item[Any], booking: Booking) -> Ride | None:
+    async def _inline_call(self, flow: Flow[Any], item: FlowRecord[Any], booking: Booking) -> InlineCall | None:
         """What the call of the state it comes to amounts to, if that can be part of the unit."""
         state = flow.machine.state(item.record.state)
         if state.kind is not Kind.CALL or await self.pauses.stop(flow, state, item):
             return None
-        return flow.ride(item, booking)
+        return flow.inline_call(item, booking)
 
     def _apply(
         self,
-        item: Item[Any],
-        passages: tuple[NewTransition, ...],
+        item: FlowRecord[Any],
+        transitions: tuple[NewTransition, ...],
         booking: Booking,
         answer: Answer | None,
         *,
@@ -394,27 +401,29 @@ class Engine:
         """The move along some arrows, with what a booking does to the posting in transit."""
         record = item.record
         body = None if answer is None or answer.body is None else msgspec.json.encode(answer.body).decode()
-        transit = record.transit if answer is None or answer.transit is None else answer.transit
+        transit = (
+            record.in_flight_posting if answer is None or answer.in_flight_posting is None else answer.in_flight_posting
+        )
         move = self._move(
             record,
-            passages,
+            transitions,
             actor,
             body=body,
-            in_flight_posting=0 if booking.drops else transit,
-            in_flight_account=booking.keeps,
+            in_flight_posting=0 if booking.clears_in_flight else transit,
+            in_flight_account=booking.in_flight_account,
             error="" if answer is None else answer.error,
         )
         if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
             return msgspec.structs.replace(move, delay_us=0, worker="")
         return move
 
-    async def _write(self, item: Item[Any], change: Change, move: Move, answer: Answer | None) -> Record | None:
+    async def _write(self, item: FlowRecord[Any], change: Change, move: Move, answer: Answer | None) -> Record | None:
         """The compare-and-set. Lost: somebody else moved it, and what we heard must not be forgotten (T34)."""
         try:
             done = await self.writer.apply(change)
         except RecordMoved:
             if answer is not None and answer.outcome.is_known:
-                await late.hear(self, item, answer)
+                await late.record_answer(self, item, answer)
             return await self.store.read.records.by_number(item.record.number)
         return self._done(item.record, move, done)
 
@@ -431,9 +440,9 @@ class Engine:
     # --- the small parts ---------------------------------------------------------------------------------------
 
     def _move(
-        self, record: Record, passages: tuple[NewTransition, ...], actor: str, *, body: str | None, **more: Any
+        self, record: Record, transitions: tuple[NewTransition, ...], actor: str, *, body: str | None, **more: Any
     ) -> Move:
-        state = self.flows[record.flow].machine.state(passages[-1].target)
+        state = self.flows[record.flow].machine.state(transitions[-1].target)
         ends = state.kind in (Kind.TERMINAL, Kind.WAIT)
         delay_us: int | None = None if ends else self.lease_us
         if state.kind is Kind.WAIT:
@@ -444,7 +453,7 @@ class Engine:
             id=record.id,
             number=record.number,
             version=record.version,
-            transitions=passages,
+            transitions=transitions,
             actor=actor or self.worker,
             delay_us=delay_us,
             worker="" if ends else self.worker,
@@ -461,7 +470,7 @@ class Engine:
             state=move.transitions[-1].target,
             version=move.version + len(move.transitions),
             attempt=move.attempt,
-            transit=posting,
+            in_flight_posting=posting,
             due_us=None if move.delay_us is None else now_us + move.delay_us,
             worker=move.worker,
             body=record.body if move.body is None else move.body,
@@ -489,9 +498,3 @@ class Engine:
 def _names(detail: str, record: str) -> str:
     """What is remembered of a request: which record it made, whatever else the caller wants to operation."""
     return msgspec.json.encode({**msgspec.json.decode(detail), "record": record}).decode()
-
-
-def _surprised(flow: Flow[Any], item: Item[Any], error: BaseException) -> Answer:
-    unexpected = not isinstance(error, BursarError | OSError)
-    log.log(logging.WARNING, "a call for %s %s: %s", flow.name, item.id, error, exc_info=unexpected)
-    return Answer(outcome=Outcome.UNKNOWN, message=f"{type(error).__name__}: {error}")

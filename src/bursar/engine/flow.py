@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     evidence: dict[str, Any] = {}  # stored with the transition: a reply, a receipt, a proof
     body: msgspec.Struct | None = None  # the record's body from now on
-    transit: int | None = None  # the posting in transit that belongs to the record from now on
+    in_flight_posting: int | None = None  # the posting in transit that belongs to the record from now on
     high_water: tuple[str, int] | None = None  # rail, and the sequence in its own log at which it did this (T33)
 
     def as_json(self) -> str:
@@ -80,7 +80,7 @@ def storable(text: str) -> str:
 SUCCESS = Answer(outcome=Outcome.SUCCESS)
 
 
-class Item(msgspec.Struct, Generic[B], frozen=True):
+class FlowRecord(msgspec.Struct, Generic[B], frozen=True):
     """A record with its body decoded: what actions get."""
 
     record: Record
@@ -96,14 +96,14 @@ class Booking(msgspec.Struct, frozen=True):
     """Entries that accompany an arrow, in the unit of its transition."""
 
     intents: tuple[Intent, ...] = ()
-    keeps: str = ""  # the account in which they make the posting that belongs to the record from now on
-    drops: bool = False  # they consume it: none belongs to it any more
+    in_flight_account: str = ""  # the account in which they make the posting that belongs to the record from now on
+    clears_in_flight: bool = False  # they consume it: none belongs to it any more
     # Where the entries are not the echo of something that happened outside but the operation itself, a refusal is its
     # answer: by the refusal's code, what that stands for. Any other refusal is a mistake, and people are told.
     refused: Mapping[str, Outcome] = {}
 
 
-class Ride(msgspec.Struct, frozen=True):
+class InlineCall(msgspec.Struct, frozen=True):
     """A call that is nothing but rows of this database: it is made in the unit that reaches its state (ADR 14)."""
 
     answer: Answer  # what it says, if nothing is refused
@@ -112,18 +112,18 @@ class Ride(msgspec.Struct, frozen=True):
 
 
 NOTHING = Booking()
-Action = Callable[[Item[Any]], Awaitable[Answer]]
+Action = Callable[[FlowRecord[Any]], Awaitable[Answer]]
 
 
-def _rides_nothing(_item: Item[Any], _booking: Booking) -> Ride | None:
+def _no_inline_call(_item: FlowRecord[Any], _booking: Booking) -> InlineCall | None:
     return None
 
 
-def _starts_with_nothing(_item: Item[Any]) -> Booking:
+def _starts_with_nothing(_item: FlowRecord[Any]) -> Booking:
     return NOTHING
 
 
-def _books_nothing(_item: Item[Any], _event: str, _answer: Answer) -> Booking:
+def _books_nothing(_item: FlowRecord[Any], _event: str, _answer: Answer) -> Booking:
     return NOTHING
 
 
@@ -137,7 +137,7 @@ class Dispute(msgspec.Struct, frozen=True):
 UNDISPUTED = Dispute()
 
 
-def _disputes_nothing(_called: Item[Any], _now: Item[Any], _answer: Answer) -> Dispute:
+def _disputes_nothing(_called: FlowRecord[Any], _now: FlowRecord[Any], _answer: Answer) -> Dispute:
     return UNDISPUTED
 
 
@@ -149,7 +149,7 @@ def _needs_none(_body: Any) -> tuple[str, ...]:
     return ()
 
 
-def _changes_nothing(_item: Item[Any], _event: str, _answer: Answer) -> None:
+def _changes_nothing(_item: FlowRecord[Any], _event: str, _answer: Answer) -> None:
     return None
 
 
@@ -163,24 +163,26 @@ class Flow(Generic[B]):
     # What a record is checked for before it is started, whoever starts it: raises the refusal.
     admit: Callable[[Any, str], Awaitable[None]] = _admits_all
     active: Callable[[Any], tuple[str, ...]] = _needs_none  # pure: accounts that must be active when it is started
-    book: Callable[[Item[Any], str, Answer], Booking] = _books_nothing  # pure
+    book: Callable[[FlowRecord[Any], str, Answer], Booking] = _books_nothing  # pure
     # What accompanies the start of a record, in the unit that writes it: if it is refused, nothing was started. Pure.
-    book_start: Callable[[Item[Any]], Booking] = _starts_with_nothing
+    book_start: Callable[[FlowRecord[Any]], Booking] = _starts_with_nothing
     # The body from an arrow on, whoever's word led along it; None: as it was. Not asked if the answer brings one; pure.
-    after: Callable[[Item[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
-    ride: Callable[[Item[Any], Booking], Ride | None] = _rides_nothing  # pure: a call that can be part of the unit
+    next_body: Callable[[FlowRecord[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
+    inline_call: Callable[[FlowRecord[Any], Booking], InlineCall | None] = (
+        _no_inline_call  # pure: a call that can be part of the unit
+    )
     # An answer (the third) to the call that the first was making contradicts what was decided; the second is how the
     # record stands by now. The disputed amount goes to `suspense:{flow}`, so that the books show it (T34); pure.
-    dispute: Callable[[Item[Any], Item[Any], Answer], Dispute] = _disputes_nothing
-    choose: Callable[[Item[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
+    dispute: Callable[[FlowRecord[Any], FlowRecord[Any], Answer], Dispute] = _disputes_nothing
+    choose: Callable[[FlowRecord[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
     cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
     # Per action: what the rail has on record of it, without making it happen: asked after its end was forced (T34).
     queries: Mapping[str, Action] = field(default_factory=dict)
     # Per action: the rail it calls, to be paused by name; where that depends on the record, a function (pure), and then
     # `rail_names` says which names there are.
-    rails: Mapping[str, str | Callable[[Item[Any]], str]] = field(default_factory=dict)
+    rails: Mapping[str, str | Callable[[FlowRecord[Any]], str]] = field(default_factory=dict)
     rail_names: frozenset[str] = frozenset()
-    certain_rails: frozenset[str] = frozenset()  # which can always be asked: nobody's word is taken for theirs
+    local_rails: frozenset[str] = frozenset()  # which can always be asked: nobody's word is taken for theirs
     second_person: frozenset[str] = frozenset()  # what only two people together can tell a waiting record
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS
@@ -194,8 +196,10 @@ class Flow(Generic[B]):
         if stray := sorted(named - wanted):
             raise FlowRefused(self.name, f"no call state names {', '.join(stray)}")
         for state in self.machine.states:
-            if state.kind is Kind.REST and len(self.machine.arrows_from(state.name)) > 1 and self.choose is None:
-                raise FlowRefused(self.name, f"rest state {state.name} has several ways on; say which with `choose`")
+            if state.kind is Kind.AUTOMATIC and len(self.machine.arrows_from(state.name)) > 1 and self.choose is None:
+                raise FlowRefused(
+                    self.name, f"automatic state {state.name} has several ways on; say which with `choose`"
+                )
         if not self.rail_names and any(callable(rail) for rail in self.rails.values()):
             raise FlowRefused(self.name, "a rail that depends on the record: say with `rail_names` which there are")
         if stray := sorted(self.second_person - set(self.machine.events)):
@@ -214,21 +218,21 @@ class Flow(Generic[B]):
         """All rails that can be paused."""
         return self.rail_names | {rail for rail in self.rails.values() if isinstance(rail, str)}
 
-    def rail(self, item: Item[B], action: str) -> str:
+    def rail(self, item: FlowRecord[B], action: str) -> str:
         """The rail that an action calls for this record; "" if it has no name."""
         rail = self.rails.get(action, "")
         return rail if isinstance(rail, str) else rail(item)
 
-    def item(self, record: Record) -> Item[B]:
+    def item(self, record: Record) -> FlowRecord[B]:
         """A record with its body decoded."""
-        return Item(record, msgspec.json.decode(record.body, type=self.body))
+        return FlowRecord(record, msgspec.json.decode(record.body, type=self.body))
 
     def way_on(self, record: Record, state: str, body: B) -> Arrow:
         """The arrow by which a record leaves a rest state that it comes to."""
         arrows = self.machine.arrows_from(state)
         if self.choose is None or len(arrows) == 1:
             return arrows[0]
-        return self.machine.arrow(state, self.choose(Item(msgspec.structs.replace(record, state=state), body)))
+        return self.machine.arrow(state, self.choose(FlowRecord(msgspec.structs.replace(record, state=state), body)))
 
 
 def by_name(flows: Iterable[Flow[Any]]) -> dict[str, Flow[Any]]:

@@ -75,7 +75,7 @@ async def _ask(engine: Engine, call: ForcedCall) -> bool:
     item = flow.item(msgspec.structs.replace(record, state=call.state, version=call.version))
     answer = await engine.call(flow, flow.queries[flow.machine.state(call.state).action or ""], item)
     if answer.outcome.is_known:
-        await late.hear(engine, item, answer)
+        await late.record_answer(engine, item, answer)
         await calls.ask_again(call, answer.outcome.value, None)
         return True
     said = storable(answer.error)[:ERROR_LENGTH_MAX]

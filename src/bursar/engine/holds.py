@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.engine.flow import Booking, Item
+from bursar.engine.flow import Booking, FlowRecord
 from bursar.model.accounts import HELD, MAIN_BOOK
 from bursar.model.entries import HoldChange, HoldState, Intent, Leg
 from bursar.model.entries import Kind as EntryKind
@@ -35,13 +35,15 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     book: str = MAIN_BOOK  # the account's
 
 
-def authorize(item: Item[Any], held: Held) -> Booking:
+def authorize(item: FlowRecord[Any], held: Held) -> Booking:
     """Set the money aside: what a record starts with, or an arrow that leads to where it is needed."""
     legs = (Leg(held.account, HELD, held.asset, held.amount),)
-    return Booking((_intent(item, held, "hold", legs, EntryKind.ENTRY, held.amount, HoldState.OPEN),), keeps=HELD)
+    return Booking(
+        (_intent(item, held, "hold", legs, EntryKind.ENTRY, held.amount, HoldState.OPEN),), in_flight_account=HELD
+    )
 
 
-def confirm(item: Item[Any], held: Held, *paid: tuple[str, int], op: str = "confirm") -> Booking:
+def confirm(item: FlowRecord[Any], held: Held, *paid: tuple[str, int], op: str = "confirm") -> Booking:
     """Pay from it, to one or several accounts. What is not paid stays held; `op` names each part of several."""
     legs = tuple([Leg(HELD, target, held.asset, amount) for target, amount in paid])
     rest = _remaining(held) - sum(amount for _, amount in paid)
@@ -49,18 +51,18 @@ def confirm(item: Item[Any], held: Held, *paid: tuple[str, int], op: str = "conf
         raise InvalidEntry(f"it pays more than the {_remaining(held)} smallest units that {item.id} holds")
     state = HoldState.OPEN if rest else HoldState.CONFIRMED
     intents = (_intent(item, held, op, legs, EntryKind.ENTRY, rest, state),)
-    return Booking(intents, keeps=HELD) if rest else Booking(intents, drops=True)
+    return Booking(intents, in_flight_account=HELD) if rest else Booking(intents, clears_in_flight=True)
 
 
-def void(item: Item[Any], held: Held) -> Booking:
+def void(item: FlowRecord[Any], held: Held) -> Booking:
     """Give back what remains of it."""
     legs = (Leg(HELD, held.account, held.asset, _remaining(held)),)
-    return Booking((_intent(item, held, "void", legs, EntryKind.RETURN, 0, HoldState.VOIDED),), drops=True)
+    return Booking((_intent(item, held, "void", legs, EntryKind.RETURN, 0, HoldState.VOIDED),), clears_in_flight=True)
 
 
-def number_of(item: Item[Any]) -> int:
+def number_of(item: FlowRecord[Any]) -> int:
     """The number of the hold, as long as no part of it was paid: a flow that pays in parts keeps it in its body."""
-    return item.record.transit >> INDEX_BITS
+    return item.record.in_flight_posting >> INDEX_BITS
 
 
 def _remaining(held: Held) -> int:
@@ -68,7 +70,7 @@ def _remaining(held: Held) -> int:
 
 
 def _intent(
-    item: Item[Any], held: Held, op: str, legs: tuple[Leg, ...], kind: EntryKind, rest: int, state: HoldState
+    item: FlowRecord[Any], held: Held, op: str, legs: tuple[Leg, ...], kind: EntryKind, rest: int, state: HoldState
 ) -> Intent:
     record = item.record
     is_new = op == "hold"
@@ -78,7 +80,7 @@ def _intent(
         legs=legs,
         kind=kind,
         book=held.book,
-        consume=() if is_new else (record.transit,),
+        consume=() if is_new else (record.in_flight_posting,),
         outside=not is_new,  # what it pays, or gives back, has happened outside already (T35)
         hold=HoldChange(
             id=0 if is_new else held.number or number_of(item),
@@ -88,6 +90,6 @@ def _intent(
             remaining=rest,
             state=state,
             owner=owner_name(record.flow, record.id),
-            posting=record.transit,
+            posting=record.in_flight_posting,
         ),
     )

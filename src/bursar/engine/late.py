@@ -1,6 +1,6 @@
 """Answers that come too late: the record has left the state they belong to, and what they say is kept (T34).
 
-Harmless if it is what is believed already. If not, it is a contradiction: a critical alert, a passage, and in its unit
+Harmless if it is what is believed already. If not, it is a contradiction: a critical alert, a transition, and with it
 the entries that put the books right: the disputed amount goes to `suspense:{flow}`, where people see it. What is
 believed of a call is what the record left its state with, and after a contradiction what that said; so each is booked
 once, however often it is heard, and one that is taken back is booked back.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bursar.engine.flow import UNDISPUTED, Answer, Dispute, Flow, Item
+from bursar.engine.flow import UNDISPUTED, Answer, Dispute, Flow, FlowRecord
 from bursar.model.errors import Conflict, RecordMoved, Refusal
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record, Transition
@@ -26,7 +26,7 @@ LATE = "LATE"
 TRIES = 20
 
 
-async def hear(engine: Engine, called: Item[Any], answer: Answer) -> None:
+async def record_answer(engine: Engine, called: FlowRecord[Any], answer: Answer) -> None:
     """A known answer to the call that `called` was making, whose compare-and-set was lost."""
     flow = engine.require(called.record.flow)
     for _ in range(TRIES):
@@ -55,26 +55,26 @@ def _contradicts(flow: Flow[Any], called: Record, answer: Answer, history: Seque
     meant = machine.arrow(left, answer.event or answer.outcome.value)
     if meant.target == left:
         return False  # a refusal that leaves it there to be tried again is no last word: another call had more luck
-    if machine.state(left).gives_back and answer.outcome is Outcome.EXPLICIT_FAIL:
+    if machine.state(left).compensating and answer.outcome is Outcome.EXPLICIT_FAIL:
         return False  # nor is one of a compensation, which is always tried again (T31, L15)
     believed: tuple[object, str] | None = None
-    for passage in history:
-        # A passage that stays is a call without an answer, or a note: it says nothing.
-        if passage.version > called.version and passage.source == left != passage.target and believed is None:
-            arrow = machine.arrow(left, passage.event)
+    for transition in history:
+        # A transition that stays is a call without an answer, or a note: it says nothing.
+        if transition.version > called.version and transition.source == left != transition.target and believed is None:
+            arrow = machine.arrow(left, transition.event)
             believed = (arrow.answer, arrow.target)
-        elif passage.event.startswith(LATE) and (late := _late(passage)).get("of") == left:
-            arrow = machine.arrow(left, late.get("event") or passage.event.removeprefix(f"{LATE} "))
+        elif transition.event.startswith(LATE) and (late := _late(transition)).get("of") == left:
+            arrow = machine.arrow(left, late.get("event") or transition.event.removeprefix(f"{LATE} "))
             believed = (arrow.answer, arrow.target)
     return believed is not None and believed != (meant.answer, meant.target)
 
 
-def _late(passage: Transition) -> dict[str, str]:
-    found: dict[str, Any] = msgspec.json.decode(passage.evidence)
+def _late(transition: Transition) -> dict[str, str]:
+    found: dict[str, Any] = msgspec.json.decode(transition.evidence)
     return found.get("late") or {}
 
 
-async def _write(engine: Engine, called: Item[Any], record: Record, answer: Answer, dispute: Dispute) -> None:
+async def _write(engine: Engine, called: FlowRecord[Any], record: Record, answer: Answer, dispute: Dispute) -> None:
     # Beside what was said, which may be cut for its length: what is believed from now on rests on it.
     told = msgspec.json.decode(answer.as_json()) | {"late": {"of": called.record.state, "event": answer.event}}
     evidence = msgspec.json.encode(told).decode()
@@ -88,7 +88,7 @@ async def _write(engine: Engine, called: Item[Any], record: Record, answer: Answ
         attempt=record.attempt,
         delay_us=-1,
         worker=record.worker,
-        in_flight_posting=record.transit,
+        in_flight_posting=record.in_flight_posting,
         error=record.error,
         body=None if dispute.body is None else msgspec.json.encode(dispute.body).decode(),
     )

@@ -58,7 +58,7 @@ class Operators:
         """A person has seen an alert. Whether there was one."""
         return await self._engine.store.single().alerts.acknowledge(record, check_reason(reason), check_actor(actor))
 
-    async def tell(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
+    async def signal(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
         """Speak for whoever a waiting record waits for. Where the flow wants two people, the first one only asks."""
         actor = check_actor(actor)
         record = await self._open(flow, id, reason)
@@ -69,7 +69,7 @@ class Operators:
             driven.machine.arrow(record.state, event)
             if event in driven.second_person and not await self._asked(record, event, actor):
                 return await self._note(record, TELL_ASKED, actor, {"reason": reason, "event": event}, delay_us=-1)
-            return await self._engine.hear(record, event, actor, {"reason": reason})
+            return await self._engine.signal(record, event, actor, {"reason": reason})
         except ImpossibleEvent as error:
             raise NotPossible(flow, id, record.state, str(error)) from None
 
@@ -93,7 +93,7 @@ class Operators:
             raise NotPossible(flow, id, record.state, f"{event} leads nowhere; force SUCCESS or EXPLICIT_FAIL")
         if (
             arrow.answer is Outcome.SUCCESS
-            and driven.rail(driven.item(record), state.action or "") in driven.certain_rails
+            and driven.rail(driven.item(record), state.action or "") in driven.local_rails
         ):
             raise NotPossible(
                 flow, id, record.state, "its rail can always be asked, and nobody's word counts; retry it"
@@ -118,7 +118,7 @@ class Operators:
     async def _settle(self, record: Record, answer: Answer, actor: str) -> Record:
         """Workers go on calling meanwhile, and each call without an answer moves the record's version under us."""
         for _ in range(TRIES):
-            after = await self._engine.take(record, answer, actor=actor)
+            after = await self._engine.apply_answer(record, answer, actor=actor)
             if after is None or not answer.outcome.is_known or await self._left(record):
                 return record if after is None else after
             record = after
@@ -127,15 +127,17 @@ class Operators:
     async def _left(self, record: Record) -> bool:
         """Whether it has left the state in which we saw it. It may be there again: that is another call's answer."""
         history = await self._engine.store.read.records.history(record.number)
-        return any(passage.version > record.version and passage.source != passage.target for passage in history)
+        return any(
+            transition.version > record.version and transition.source != transition.target for transition in history
+        )
 
     async def _asked(self, record: Record, event: str, actor: str) -> bool:
         """Whether somebody else has asked for the same since it came into this state."""
-        for passage in reversed(await self._engine.store.read.records.history(record.number)):
-            if passage.target != record.state or passage.source != record.state:
+        for transition in reversed(await self._engine.store.read.records.history(record.number)):
+            if transition.target != record.state or transition.source != record.state:
                 return False
-            if passage.event in (FORCE_ASKED, TELL_ASKED) and not same_person(passage.actor, actor):
-                return bool(msgspec.json.decode(passage.evidence).get("event") == event)
+            if transition.event in (FORCE_ASKED, TELL_ASKED) and not same_person(transition.actor, actor):
+                return bool(msgspec.json.decode(transition.evidence).get("event") == event)
         return False
 
     async def _open(self, flow: str, id: str, reason: str) -> Record:
@@ -167,7 +169,7 @@ class Operators:
             attempt=record.attempt,
             delay_us=delay_us,
             worker="" if delay_us >= 0 else record.worker,
-            in_flight_posting=record.transit,
+            in_flight_posting=record.in_flight_posting,
             error=record.error,
         )
         await self._engine.writer.apply(Change(moves=(move,)))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bursar.engine.flow import Flow, Item
+from bursar.engine.flow import Flow, FlowRecord
 from bursar.model.actors import REASON_LENGTH_MAX, check_actor, check_reason, same_person
 from bursar.model.errors import NotPossible
 from bursar.model.machine import State
@@ -126,13 +126,13 @@ class Pauses:
         self._held: set[int] = set()  # records that were not called for
         self._left: set[int] = set()  # records that can go on
 
-    async def stop(self, flow: Flow[Any], state: State, item: Item[Any]) -> bool:
+    async def stop(self, flow: Flow[Any], state: State, item: FlowRecord[Any]) -> bool:
         """Whether this call is switched off. A rail's pause spares what gives money back (W15)."""
         if self._store.ports.monotonic() - self._read_s >= PAUSES_S:
             await self.read()
         if not self.now or ("flow", flow.name) in self.now:
             return bool(self.now)
-        return not state.gives_back and ("rail", flow.rail(item, state.action or "")) in self.now
+        return not state.compensating and ("rail", flow.rail(item, state.action or "")) in self.now
 
     def hold(self, number: int) -> None:
         """A record that is not called for now: it goes on with the end of a pause, not with that of its lease."""

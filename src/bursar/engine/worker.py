@@ -113,7 +113,7 @@ class Worker:
 
     def _feed(self) -> None:
         """Hand over as many as may be driven at once."""
-        while self._queue and self.engine.in_hand < self.driven_max:
+        while self._queue and self.engine.in_progress < self.driven_max:
             _, record = self._queue.popitem(last=False)
             self.engine.drive(record).add_done_callback(self._done)
 

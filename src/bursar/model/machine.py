@@ -32,7 +32,7 @@ ARROWS_MAX = 400
 class Kind(StrEnum):
     """What a record in a state is waiting for."""
 
-    REST = "rest"  # nothing: it moves on by itself, by compare-and-set
+    AUTOMATIC = "automatic"  # nothing: it moves on by itself, by compare-and-set
     CALL = "call"  # somebody outside, who is called only after this state is on disk
     WAIT = "wait"  # somebody who comes to us: a person who decides, or another record that ends
     TERMINAL = "terminal"  # nothing, for ever
@@ -46,7 +46,7 @@ class State:
     kind: Kind
     code: int | None = None  # a number for rows and APIs that want one; an identity, never an order
     in_flight: bool = False  # money has left its owner and not arrived: it is in transit while a record is here
-    gives_back: bool = False  # money is on its way back, or is back, or never left: a success may not lead here
+    compensating: bool = False  # money is on its way back, or is back, or never left: a success may not lead here
     action: str | None = None  # CALL: the name of what is called
     awaits: str | None = None  # WAIT: who is to speak ("approver", "payout")
 
@@ -92,9 +92,9 @@ class Flaw(StrEnum):
     NO_OUTCOME = "a call state hears outcomes, and finer kinds of them, only"
     STRAY_OUTCOME = "only call states hear outcomes, and an event is one outcome at most"
     UNKNOWN_MOVES = "an unknown outcome stays where it is"
-    SUCCESS_GIVES_BACK = "only an explicit failure may lead towards giving money back"
+    SUCCESS_COMPENSATES = "only an explicit failure may lead towards giving money back"
     NO_WAY_ON = "a state that is not terminal must be left some day"
-    SPINS = "rest states must not lead round to themselves: nothing would stop them"
+    CYCLE_OF_AUTOMATIC_STATES = "automatic states must not lead round to themselves: nothing would stop them"
     UNREACHABLE = "every state must be reachable from the initial one"
     NO_END = "every state must lead to an end, or to somebody who decides"
 
@@ -328,8 +328,8 @@ def _wrong_answer(arrow: Arrow, source: State, target: State) -> Iterator[Proble
         yield Problem(Flaw.NO_OUTCOME, state=source.name, event=arrow.event)
     elif not answer.is_known and target is not source:
         yield Problem(Flaw.UNKNOWN_MOVES, state=source.name, event=arrow.event, detail=f"to {target.name!r}")
-    elif not answer.may_give_back and target.gives_back and not source.gives_back:
-        yield Problem(Flaw.SUCCESS_GIVES_BACK, state=source.name, event=arrow.event, detail=f"to {target.name!r}")
+    elif not answer.may_give_back and target.compensating and not source.compensating:
+        yield Problem(Flaw.SUCCESS_COMPENSATES, state=source.name, event=arrow.event, detail=f"to {target.name!r}")
 
 
 def _wrong_paths(machine: Machine, states: Mapping[str, State], arrows: list[Arrow]) -> Iterator[Problem]:
@@ -339,7 +339,7 @@ def _wrong_paths(machine: Machine, states: Mapping[str, State], arrows: list[Arr
     for arrow in arrows:
         if arrow.target != arrow.source:
             onward[arrow.source].append(arrow.target)
-        if states[arrow.source].kind is Kind.REST and states[arrow.target].kind is Kind.REST:
+        if states[arrow.source].kind is Kind.AUTOMATIC and states[arrow.target].kind is Kind.AUTOMATIC:
             resting[arrow.source].append(arrow.target)
     if machine.initial not in states or states[machine.initial].kind is Kind.TERMINAL:
         yield Problem(Flaw.NO_INITIAL, state=machine.initial)
@@ -353,7 +353,7 @@ def _wrong_paths(machine: Machine, states: Mapping[str, State], arrows: list[Arr
         elif name not in ends and not ends & _reach(onward, name):
             yield Problem(Flaw.NO_END, state=name)
         if name in _reach(resting, name):
-            yield Problem(Flaw.SPINS, state=name)
+            yield Problem(Flaw.CYCLE_OF_AUTOMATIC_STATES, state=name)
         if name not in reachable:
             yield Problem(Flaw.UNREACHABLE, state=name)
 
@@ -386,10 +386,10 @@ def _picture(machine: Machine) -> drawing.Picture:
 def _box(state: State) -> drawing.Box:
     """A state as it looks: its kind by colour, what it does in small print, and its code if it has one."""
     look, note = {
-        Kind.REST: ("rest", "moves on"),
+        Kind.AUTOMATIC: ("rest", "moves on"),
         Kind.CALL: ("call", f"calls {state.action}"),
         Kind.WAIT: ("wait", f"waits for {state.awaits}"),
-        Kind.TERMINAL: ("back" if state.gives_back else "end", "end"),
+        Kind.TERMINAL: ("back" if state.compensating else "end", "end"),
     }[state.kind]
     return drawing.Box(state.name, look, note if state.code is None else f"{state.code} · {note}", state.in_flight)
 

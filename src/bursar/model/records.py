@@ -128,7 +128,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     version: int
     attempt: int
-    transit: int
+    in_flight_posting: int
     due_us: int | None
     worker: str
     body: str

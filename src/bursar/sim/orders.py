@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Flow, Item, holds
+from bursar.engine import Answer, Booking, Flow, FlowRecord, holds
 from bursar.engine.holds import Held
 from bursar.model.accounts import HELD
 from bursar.model.entries import Intent, Leg
@@ -54,13 +54,13 @@ MACHINE: Final = Machine(
     initial="NEW",
     events=("GO", "NEXT"),
     states=(
-        State("NEW", Kind.REST),
+        State("NEW", Kind.AUTOMATIC),
         State("CHARGING", Kind.CALL, action="charge"),
-        State("CHARGED", Kind.REST, in_flight=True),
+        State("CHARGED", Kind.AUTOMATIC, in_flight=True),
         State("SHIPPING", Kind.CALL, action="ship", in_flight=True),
         State("DONE", Kind.TERMINAL),
-        State("REFUNDING", Kind.CALL, action="refund", in_flight=True, gives_back=True),
-        State("FAILED", Kind.TERMINAL, gives_back=True),
+        State("REFUNDING", Kind.CALL, action="refund", in_flight=True, compensating=True),
+        State("FAILED", Kind.TERMINAL, compensating=True),
     ),
     arrows=(
         Arrow("NEW", "GO", "CHARGING"),
@@ -83,33 +83,33 @@ class Order(msgspec.Struct):
     held: bool = False  # whether the money is set aside when the order starts
 
 
-def book_start(item: Item[Order]) -> Booking:
+def book_start(item: FlowRecord[Order]) -> Booking:
     """Set the money aside, where the order wants it. Pure."""
     return holds.authorize(item, _held(item)) if item.body.held else Booking()
 
 
-def _held(item: Item[Order]) -> Held:
+def _held(item: FlowRecord[Order]) -> Held:
     return Held(account=item.body.user, asset="USD", amount=item.body.minor)
 
 
-def book(item: Item[Order], _event: str, answer: Answer) -> Booking:
+def book(item: FlowRecord[Order], _event: str, answer: Answer) -> Booking:
     """Into transit when charged, and from there to the shop or back. Pure."""
     state, user = item.record.state, item.body.user
     if state == "CHARGING" and item.body.held:
         if answer.outcome is not Outcome.SUCCESS:
             return holds.void(item, _held(item))
         paid = holds.confirm(item, _held(item), (TRANSIT, item.body.minor), op=state)
-        return msgspec.structs.replace(paid, keeps=TRANSIT, drops=False)
+        return msgspec.structs.replace(paid, in_flight_account=TRANSIT, clears_in_flight=False)
     if answer.outcome is not Outcome.SUCCESS:
         return Booking()
     if state == "CHARGING":
-        return Booking((_intent(item, user, TRANSIT),), keeps=TRANSIT)
-    return Booking((_intent(item, TRANSIT, SHOP if state == "SHIPPING" else user),), drops=True)
+        return Booking((_intent(item, user, TRANSIT),), in_flight_account=TRANSIT)
+    return Booking((_intent(item, TRANSIT, SHOP if state == "SHIPPING" else user),), clears_in_flight=True)
 
 
-def _intent(item: Item[Order], source: str, target: str) -> Intent:
+def _intent(item: FlowRecord[Order], source: str, target: str) -> Intent:
     leg = Leg(source, target, "USD", item.body.minor)
-    consume = (item.record.transit,) if source == TRANSIT else ()
+    consume = (item.record.in_flight_posting,) if source == TRANSIT else ()
     key = f"{item.id}:{item.record.state}"
     return Intent(scope=SCOPE, key=key, legs=(leg,), kind=EntryKind.RETURN, consume=consume)
 
@@ -137,8 +137,8 @@ class Rail:
             call_timeout_s=CALL_TIMEOUT_S,
         )
 
-    def _action(self, process: Process, name: str) -> Callable[[Item[Order]], Awaitable[Answer]]:
-        async def call(item: Item[Order]) -> Answer:
+    def _action(self, process: Process, name: str) -> Callable[[FlowRecord[Order]], Awaitable[Answer]]:
+        async def call(item: FlowRecord[Order]) -> Answer:
             return await self._call(process, item.id, name)
 
         return call

@@ -109,7 +109,7 @@ class Records(Table):
         return found
 
     async def history(self, number: int) -> Sequence[Transition]:
-        """Every passage of a record, oldest first."""
+        """Every transition of a record, oldest first."""
         return [transition_of(row) for row in await self._s.rows("transitions_of", number)]
 
     async def claim_due(

@@ -112,7 +112,7 @@ def record_of(row: Row) -> Record:
         state=text_of(state),
         version=version,
         attempt=attempt,
-        transit=transit,
+        in_flight_posting=transit,
         due_us=due,
         worker=text_of(worker),
         body=text_of(body),

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Engine, Flow, Item
+from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord
 from bursar.flows.deposits.machine import ASKED, BOOKED, CONFIRM, MACHINE, REJECT
 from bursar.flows.transfers import Transfers
 from bursar.flows.transfers.incoming import (
@@ -91,7 +91,7 @@ class Deposits:
         self.confirm_above = confirm_above  # asset → smallest units
         alarm = Alarm(reason="waiting", state=ASKED, seconds=waits_s)
         self.flow: Flow[Deposit] = Flow(
-            machine=MACHINE, body=Deposit, actions={}, book=_book, after=_after, alarms=(alarm,)
+            machine=MACHINE, body=Deposit, actions={}, book=_book, next_body=_next_body, alarms=(alarm,)
         )
         self.engine = Engine(self.ledger.store, self.ledger.writer, [self.flow], worker=transfers.engine.worker)
 
@@ -207,19 +207,19 @@ class Deposits:
 
     async def _hear(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
         try:
-            return await self.engine.hear(record, event, actor, evidence)
+            return await self.engine.signal(record, event, actor, evidence)
         except ImpossibleEvent:
             raise NotPossible("deposits", record.id, record.state, "it is decided already") from None
 
 
-def _book(item: Item[Deposit], event: str, answer: Answer) -> Booking:
+def _book(item: FlowRecord[Deposit], event: str, answer: Answer) -> Booking:
     """The deposit itself, in the unit in which it is confirmed. Pure."""
     if event != CONFIRM:
         return Booking()
     return Booking((item.body.incoming.intent(_account(item.body, answer), item.body.asked_by),))
 
 
-def _after(item: Item[Deposit], event: str, answer: Answer) -> Deposit | None:
+def _next_body(item: FlowRecord[Deposit], event: str, answer: Answer) -> Deposit | None:
     """Where it is booked. Pure."""
     return msgspec.structs.replace(item.body, account=_account(item.body, answer)) if event == CONFIRM else None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.engine import SUCCESS, Answer, Booking, Flow, FlowRefused, Item
+from bursar.engine import SUCCESS, Answer, Booking, Flow, FlowRecord, FlowRefused
 from bursar.flows.sequence.checks import UNKNOWN_STEP
 from bursar.flows.sequence.machine import (
     COMPENSATING,
@@ -88,7 +88,7 @@ def sequence_flow(
         actions={"run": at.run, "undo": at.undo, "report": at.report},
         cancels={"run": at.cancel},
         book=book,
-        after=after,
+        next_body=next_body,
         choose=choose,
         rails={"run": _rail} if own else {},
         rail_names=frozenset(own),
@@ -107,7 +107,7 @@ class Actions:
         self._own = own
         self._alert = alert
 
-    async def run(self, item: Item[Sequence]) -> Answer:
+    async def run(self, item: FlowRecord[Sequence]) -> Answer:
         """The step whose turn it is."""
         step = item.body.steps[item.body.index]
         if isinstance(step, EntryStep):
@@ -117,7 +117,7 @@ class Actions:
             return await self._missing(item, step)
         return _told(await found.do(_call(item, step, item.body.index, "do")))
 
-    async def undo(self, item: Item[Sequence]) -> Answer:
+    async def undo(self, item: FlowRecord[Sequence]) -> Answer:
         """The last step that is done and not undone."""
         place = item.body.index - 1
         step = item.body.steps[place]
@@ -128,7 +128,7 @@ class Actions:
             return await self._missing(item, step)
         return _told(await found.undo(_call(item, step, place, "undo")))
 
-    async def report(self, item: Item[Sequence]) -> Answer:
+    async def report(self, item: FlowRecord[Sequence]) -> Answer:
         """A compensation was refused: into the operators' queue, before it waits there."""
         stuck = item.body.stuck
         assert stuck is not None  # written by the arrow that led here
@@ -137,7 +137,7 @@ class Actions:
         await self._alert(item.record, COMPENSATION_ALERT, "critical", message)
         return SUCCESS
 
-    async def cancel(self, item: Item[Sequence]) -> Answer:
+    async def cancel(self, item: FlowRecord[Sequence]) -> Answer:
         """Two people say that the step failed: make sure that it never happens (T34)."""
         step = item.body.steps[item.body.index]
         if isinstance(step, EntryStep):
@@ -148,7 +148,7 @@ class Actions:
             return Answer(outcome=Outcome.UNKNOWN, message=f"{step} can't promise that it never happened")
         return _told(await cancel(_call(item, step, item.body.index, "do")))
 
-    async def _reversal(self, item: Item[Sequence], place: int) -> Answer:
+    async def _reversal(self, item: FlowRecord[Sequence], place: int) -> Answer:
         """What to reverse, and with which postings; `book` does it."""
         key = (SCOPE, entry_key(item.id, place))
         read = self._store.read
@@ -164,7 +164,7 @@ class Actions:
         evidence = {REVERSES: done.seq, CONSUMES: live}
         return Answer(outcome=Outcome.SUCCESS, evidence=evidence)
 
-    async def _missing(self, item: Item[Sequence], step: OwnCall) -> Answer:
+    async def _missing(self, item: FlowRecord[Sequence], step: OwnCall) -> Answer:
         """It was there when the sequence was started, and is not now: wait, and tell people at once."""
         message = f"{SCOPE} {item.id} needs own step {step.name!r}, which this program does not have; it waits for it"
         await self._alert(item.record, MISSING_STEP, "critical", message)
@@ -174,7 +174,7 @@ class Actions:
 # --- pure ----------------------------------------------------------------------------------------------------------
 
 
-def book(item: Item[Sequence], _event: str, answer: Answer) -> Booking:
+def book(item: FlowRecord[Sequence], _event: str, answer: Answer) -> Booking:
     """The step itself, or its reversal, in the unit of its transition. Pure."""
     body, state = item.body, item.record.state
     if answer.outcome is not Outcome.SUCCESS:
@@ -193,7 +193,7 @@ def book(item: Item[Sequence], _event: str, answer: Answer) -> Booking:
     return Booking()
 
 
-def _reverse(item: Item[Sequence], step: EntryStep, answer: Answer) -> Booking:
+def _reverse(item: FlowRecord[Sequence], step: EntryStep, answer: Answer) -> Booking:
     """By the very postings that the step made where they are live, else by value (L22)."""
     seq: int = answer.evidence[REVERSES]
     intent = Intent(
@@ -209,7 +209,7 @@ def _reverse(item: Item[Sequence], step: EntryStep, answer: Answer) -> Booking:
     return Booking((intent,), refused=NO_OR_AGAIN)
 
 
-def after(item: Item[Sequence], event: str, answer: Answer) -> Sequence | None:
+def next_body(item: FlowRecord[Sequence], event: str, answer: Answer) -> Sequence | None:
     """Where the index is from an arrow on, and what is kept of what was said. Pure."""
     body, state = item.body, item.record.state
     index = body.index
@@ -227,7 +227,7 @@ def after(item: Item[Sequence], event: str, answer: Answer) -> Sequence | None:
     return None
 
 
-def choose(item: Item[Sequence]) -> str:
+def choose(item: FlowRecord[Sequence]) -> str:
     """On, back, or to an end. Pure."""
     body = item.body
     if item.record.state == STEP_DONE:
@@ -246,7 +246,7 @@ def kept(evidence: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name in evidence or name == "cut"}
 
 
-def _rail(item: Item[Sequence]) -> str:
+def _rail(item: FlowRecord[Sequence]) -> str:
     """Own steps can be paused by name; the ledger can't."""
     step = item.body.steps[item.body.index]
     return step.name if isinstance(step, OwnCall) else ""
@@ -256,7 +256,7 @@ def _note(id: str, step: int) -> str:
     return msgspec.json.encode({"sequence": id, "step": step}).decode()
 
 
-def _call(item: Item[Sequence], step: OwnCall, place: int, op: str) -> Call:
+def _call(item: FlowRecord[Sequence], step: OwnCall, place: int, op: str) -> Call:
     done = f"{entry_key(item.id, place)}:do"
     return Call(
         key=done if op == "do" else f"{entry_key(item.id, place)}:{op}",
@@ -272,7 +272,7 @@ def _told(answer: object) -> Answer:
     """What an own step said, without what only a flow may say: which arrow, which body, which posting."""
     if not isinstance(answer, Answer):
         raise TypeError(f"{answer!r} is not an Answer")
-    return msgspec.structs.replace(answer, event="", body=None, transit=None)
+    return msgspec.structs.replace(answer, event="", body=None, in_flight_posting=None)
 
 
 def _check(own: Mapping[str, OwnStep]) -> None:

@@ -24,15 +24,15 @@ MACHINE = Machine(
     events=(NEXT, END, UNDO, UNDONE, UNDONE_IN_PART, RETRY, SKIP),
     states=(
         State(RUNNING, Kind.CALL, action="run"),
-        State(STEP_DONE, Kind.REST),
+        State(STEP_DONE, Kind.AUTOMATIC),
         State(COMPLETED, Kind.TERMINAL),
-        State(STEP_REFUSED, Kind.REST, gives_back=True),
-        State(COMPENSATING, Kind.CALL, action="undo", gives_back=True),
-        State(STEP_UNDONE, Kind.REST, gives_back=True),
-        State(REPORTING, Kind.CALL, action="report", gives_back=True),
-        State(COMPENSATION_FAILED, Kind.WAIT, awaits="operator", gives_back=True),
-        State(FAILED, Kind.TERMINAL, gives_back=True),  # nothing of it is left
-        State(FAILED_IN_PART, Kind.TERMINAL, gives_back=True),  # but for what two people have skipped
+        State(STEP_REFUSED, Kind.AUTOMATIC, compensating=True),
+        State(COMPENSATING, Kind.CALL, action="undo", compensating=True),
+        State(STEP_UNDONE, Kind.AUTOMATIC, compensating=True),
+        State(REPORTING, Kind.CALL, action="report", compensating=True),
+        State(COMPENSATION_FAILED, Kind.WAIT, awaits="operator", compensating=True),
+        State(FAILED, Kind.TERMINAL, compensating=True),  # nothing of it is left
+        State(FAILED_IN_PART, Kind.TERMINAL, compensating=True),  # but for what two people have skipped
     ),
     arrows=(
         Arrow(RUNNING, SUCCESS, STEP_DONE),

@@ -149,11 +149,11 @@ class Sequences:
 
     async def retry(self, id: str, *, actor: str, reason: str) -> SequenceView:
         """Try the compensation again."""
-        return await self._view(await self.people.tell(self.flow.name, id, RETRY, actor=actor, reason=reason))
+        return await self._view(await self.people.signal(self.flow.name, id, RETRY, actor=actor, reason=reason))
 
     async def skip(self, id: str, *, actor: str, reason: str) -> SequenceView:
         """Give one compensation up and go on with the next. The first person asks, another one decides."""
-        return await self._view(await self.people.tell(self.flow.name, id, SKIP, actor=actor, reason=reason))
+        return await self._view(await self.people.signal(self.flow.name, id, SKIP, actor=actor, reason=reason))
 
     @property
     def people(self) -> Operators:

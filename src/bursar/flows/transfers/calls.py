@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from bursar.engine import Answer, Item
+from bursar.engine import Answer, FlowRecord
 from bursar.flows.transfers.rails import GIVEN_BACK, GIVEN_BACK_UNKNOWN, Rail
 from bursar.flows.transfers.request import SUSPENSE, AccountType, Transfer
 from bursar.model.outcome import Outcome
@@ -29,7 +29,7 @@ ARRIVED = "ARRIVED"  # the source refuses it now, and the target has it: the dat
 ARRIVAL_UNKNOWN = "ARRIVAL_UNKNOWN"  # or that can't be said just now
 PAID_FROM_SUSPENSE = "paid from suspense"
 
-Alert = Callable[[Item[Transfer], str, str], Awaitable[None]]  # raises a critical one: of which record, reason, message
+Alert = Callable[[FlowRecord[Transfer], str, str], Awaitable[None]]  # raises a critical one: record, reason, message
 
 
 class Calls:
@@ -41,12 +41,12 @@ class Calls:
 
     # --- actions
 
-    async def withdraw(self, item: Item[Transfer]) -> Answer:
+    async def withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         """Take it at the source; a refusal counts only if nothing has arrived."""
         answer = await self._source(item).withdraw(item)
         return await self._refused(item, answer) if answer.outcome is Outcome.EXPLICIT_FAIL else answer
 
-    async def deposit(self, item: Item[Transfer]) -> Answer:
+    async def deposit(self, item: FlowRecord[Transfer]) -> Answer:
         """Give it at the target, unless the source has given it back."""
         match await self._source(item).gave_back(item):
             case True:  # for good: what was given back must not arrive as well
@@ -56,13 +56,13 @@ class Calls:
             case _:
                 return await self._target(item).deposit(item)
 
-    async def refund(self, item: Item[Transfer]) -> Answer:
+    async def refund(self, item: FlowRecord[Transfer]) -> Answer:
         """Give it back at the source."""
         return await self._source(item).refund(item)
 
     # --- before people's word is taken (T34)
 
-    async def cancel_withdraw(self, item: Item[Transfer]) -> Answer:
+    async def cancel_withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         """Make sure that it is never taken; or it was, and not given back; or it has arrived, and is paid for."""
         if item.body.source is AccountType.FUNDING and await self._is_unpaid(item):
             return await self.withdraw(item)  # by the user if the account can pay; it could not, once it is cancelled
@@ -73,13 +73,13 @@ class Calls:
             return await self._refused(item, answer, is_forced=True)
         return answer
 
-    async def cancel_deposit(self, item: Item[Transfer]) -> Answer:
+    async def cancel_deposit(self, item: FlowRecord[Transfer]) -> Answer:
         """Make sure that it never arrives; or it has."""
         return await self._target(item).cancel(item, "deposit")
 
     # --- and after it
 
-    async def query_withdraw(self, item: Item[Transfer]) -> Answer:
+    async def query_withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         """What the source has on record, in the light of what the other end has; nothing is made to happen."""
         answer = await self._source(item).query(item, "withdraw")
         if answer.outcome is Outcome.SUCCESS:
@@ -94,13 +94,13 @@ class Calls:
             return answer
         return _unknown(answer, held)
 
-    async def query_deposit(self, item: Item[Transfer]) -> Answer:
+    async def query_deposit(self, item: FlowRecord[Transfer]) -> Answer:
         """What the target has on record."""
         return await self._target(item).query(item, "deposit")
 
     # --- what both ends say together
 
-    async def _refused(self, item: Item[Transfer], answer: Answer, *, is_forced: bool = False) -> Answer:
+    async def _refused(self, item: FlowRecord[Transfer], answer: Answer, *, is_forced: bool = False) -> Answer:
         """A refusal of the source, once the target core has promised that nothing arrives; or that it has arrived."""
         if item.body.target is AccountType.FUNDING:
             return answer
@@ -128,13 +128,13 @@ class Calls:
             case _:
                 return _unknown(answer, promised)
 
-    async def _is_unpaid(self, item: Item[Transfer]) -> bool:
+    async def _is_unpaid(self, item: FlowRecord[Transfer]) -> bool:
         """Whether it has arrived, and the source has said nothing of it yet. If it has not arrived, it never will."""
         if (await self._source(item).query(item, "withdraw")).outcome.is_known:
             return False
         return (await self._target(item).cancel(item, "deposit")).outcome is Outcome.SUCCESS
 
-    async def _unless_given_back(self, item: Item[Transfer], answer: Answer, *states: str) -> Answer:
+    async def _unless_given_back(self, item: FlowRecord[Transfer], answer: Answer, *states: str) -> Answer:
         """That the source has taken it; or, if it has given it back since, that it has not."""
         match await self._source(item).gave_back(item, *states):
             case True:
@@ -144,10 +144,10 @@ class Calls:
             case _:
                 return answer
 
-    def _source(self, item: Item[Transfer]) -> Rail:
+    def _source(self, item: FlowRecord[Transfer]) -> Rail:
         return self._rails[item.body.source]
 
-    def _target(self, item: Item[Transfer]) -> Rail:
+    def _target(self, item: FlowRecord[Transfer]) -> Rail:
         return self._rails[item.body.target]
 
 

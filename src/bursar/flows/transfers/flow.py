@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Dispute, Flow, Item, Ride
+from bursar.engine import Answer, Booking, Dispute, Flow, FlowRecord, InlineCall
 from bursar.flows.transfers.calls import ARRIVED, Alert, Calls
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import Rail
@@ -54,14 +54,14 @@ def transfers_flow(
 
     calls = Calls(rails, alert)
 
-    def ride(item: Item[Transfer], booking: Booking) -> Ride | None:
+    def inline_call(item: FlowRecord[Transfer], booking: Booking) -> InlineCall | None:
         match item.record.state:
             case "SOURCE_PENDING":
-                return rails[item.body.source].ride(item, "withdraw", booking)
+                return rails[item.body.source].inline_call(item, "withdraw", booking)
             case "TARGET_PENDING":
-                return rails[item.body.target].ride(item, "deposit", booking)
+                return rails[item.body.target].inline_call(item, "deposit", booking)
             case _:
-                return rails[item.body.source].ride(item, "refund", booking)
+                return rails[item.body.source].inline_call(item, "refund", booking)
 
     return Flow(
         machine=MACHINE,
@@ -73,10 +73,10 @@ def transfers_flow(
         rail_names=frozenset(rail_name(kind) for kind in rails),
         cancels={"withdraw": calls.cancel_withdraw, "deposit": calls.cancel_deposit},
         queries={"withdraw": calls.query_withdraw, "deposit": calls.query_deposit},
-        certain_rails=frozenset({rail_name(AccountType.FUNDING)}),  # it lives in this database
+        local_rails=frozenset({rail_name(AccountType.FUNDING)}),  # it lives in this database
         book=book,
-        after=after,
-        ride=ride,
+        next_body=next_body,
+        inline_call=inline_call,
         dispute=dispute,
         retry=retry,
         alarms=alarms,
@@ -89,11 +89,11 @@ def rail_name(kind: AccountType) -> str:
     return kind.value.lower()
 
 
-def _source(item: Item[Transfer]) -> str:
+def _source(item: FlowRecord[Transfer]) -> str:
     return rail_name(item.body.source)
 
 
-def _target(item: Item[Transfer]) -> str:
+def _target(item: FlowRecord[Transfer]) -> str:
     return rail_name(item.body.target)
 
 
@@ -105,14 +105,14 @@ def active(transfer: Transfer) -> tuple[str, ...]:
     return tuple(core_account(kind) for kind in kinds)
 
 
-def after(item: Item[Transfer], _event: str, answer: Answer) -> Transfer | None:
+def next_body(item: FlowRecord[Transfer], _event: str, answer: Answer) -> Transfer | None:
     """The body from an arrow on: why the target refused it, which its owner is told when the money is back. Pure."""
     if item.record.state == "TARGET_PENDING" and answer.outcome is Outcome.EXPLICIT_FAIL:
         return msgspec.structs.replace(item.body, reason=answer.error)
     return None
 
 
-def book(item: Item[Transfer], event: str, answer: Answer) -> Booking:
+def book(item: FlowRecord[Transfer], event: str, answer: Answer) -> Booking:
     """What the ledger books with an arrow: the core's side of it. Pure."""
     transfer, state = item.body, item.record.state
     if answer.outcome is not Outcome.SUCCESS:
@@ -127,12 +127,12 @@ def book(item: Item[Transfer], event: str, answer: Answer) -> Booking:
         case "COMPENSATING" if transfer.source is not AccountType.FUNDING:
             return _booking(item, TRANSIT, core_account(transfer.source))
         case "TARGET_PENDING" | "COMPENSATING":
-            return Booking(drops=True)  # the ledger's own end has consumed it
+            return Booking(clears_in_flight=True)  # the ledger's own end has consumed it
         case _:
             return Booking()
 
 
-def dispute(called: Item[Transfer], now: Item[Transfer], answer: Answer) -> Dispute:
+def dispute(called: FlowRecord[Transfer], now: FlowRecord[Transfer], answer: Answer) -> Dispute:
     """A core did something other than what was decided: book what it did, against suspense. Pure.
 
     What it has and nobody booked (a deposit that happened after all, a withdrawal that did not) comes out of suspense,
@@ -154,10 +154,10 @@ def dispute(called: Item[Transfer], now: Item[Transfer], answer: Answer) -> Disp
     return Dispute((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN, outside=True),), body)
 
 
-def _booking(item: Item[Any], source: str, target: str) -> Booking:
+def _booking(item: FlowRecord[Any], source: str, target: str) -> Booking:
     leg = Leg(source, target, item.body.asset, item.body.minor)
     key = f"{item.id}:{item.record.state}"
     intent = Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN, outside=True)
     if target == TRANSIT:
-        return Booking((intent,), keeps=TRANSIT)
-    return Booking((msgspec.structs.replace(intent, consume=(item.record.transit,)),), drops=True)
+        return Booking((intent,), in_flight_account=TRANSIT)
+    return Booking((msgspec.structs.replace(intent, consume=(item.record.in_flight_posting,)),), clears_in_flight=True)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Item, Ride
+from bursar.engine import Answer, Booking, FlowRecord, InlineCall
 from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, Side
 from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
 from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy
@@ -64,31 +64,31 @@ class Rail(Protocol):
         """How a user's account stands: asked at once, together with all who ask now. Never a promise."""
         ...
 
-    async def withdraw(self, item: Item[Transfer]) -> Answer:
+    async def withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         """Take it from the user."""
         ...
 
-    async def deposit(self, item: Item[Transfer]) -> Answer:
+    async def deposit(self, item: FlowRecord[Transfer]) -> Answer:
         """Give it to the user."""
         ...
 
-    async def refund(self, item: Item[Transfer]) -> Answer:
+    async def refund(self, item: FlowRecord[Transfer]) -> Answer:
         """Give back what was taken."""
         ...
 
-    def ride(self, item: Item[Transfer], op: str, booking: Booking) -> Ride | None:
+    def inline_call(self, item: FlowRecord[Transfer], op: str, booking: Booking) -> InlineCall | None:
         """The operation as rows of this database, in place of a call; None if it has to be called."""
         ...
 
-    async def cancel(self, item: Item[Transfer], op: str) -> Answer:
+    async def cancel(self, item: FlowRecord[Transfer], op: str) -> Answer:
         """Make sure that an operation never happens: `EXPLICIT_FAIL`; or `SUCCESS`: it has happened (T34)."""
         ...
 
-    async def query(self, item: Item[Transfer], op: str) -> Answer:
+    async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
         """What is on record of an operation, without making it happen; nothing on record is an unknown (T24)."""
         ...
 
-    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
+    async def gave_back(self, item: FlowRecord[Transfer], *states: str) -> bool | None:
         """Whether it has given back what this transfer took, though the record is in one of these states (in the one
         of the item, if none is named), in which no refund was asked for: then the database was restored, and what the
         other end gets would be there twice. None if it does not say."""
@@ -147,28 +147,28 @@ class FundingRail:
     def look(self, transfer: Transfer) -> Look:
         return self._standings.of(funding_account(transfer.user), transfer.asset_id)
 
-    async def withdraw(self, item: Item[Transfer]) -> Answer:
+    async def withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         return await self._operate(item, "withdraw")
 
-    async def deposit(self, item: Item[Transfer]) -> Answer:
+    async def deposit(self, item: FlowRecord[Transfer]) -> Answer:
         return await self._operate(item, "deposit")
 
-    async def refund(self, item: Item[Transfer]) -> Answer:
+    async def refund(self, item: FlowRecord[Transfer]) -> Answer:
         return await self._operate(item, "refund")
 
-    async def cancel(self, item: Item[Transfer], op: str) -> Answer:
+    async def cancel(self, item: FlowRecord[Transfer], op: str) -> Answer:
         return await self._refuse(item, op, CANCELLED)
 
-    async def query(self, item: Item[Transfer], op: str) -> Answer:
+    async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
         found = await self._store.read.outcomes.get(FUNDING_SCOPE, item.id, op)
         if found is None:
             return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message=f"nothing is on record of {op} {item.id}")
         return _answer(msgspec.structs.replace(found, replayed=True))
 
-    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
+    async def gave_back(self, item: FlowRecord[Transfer], *states: str) -> bool | None:
         return False  # it goes back with the record
 
-    async def _refuse(self, item: Item[Transfer], op: str, code: str) -> Answer:
+    async def _refuse(self, item: FlowRecord[Transfer], op: str, code: str) -> Answer:
         """Refuse an operation for good, unless it was answered before: then that is the answer."""
         change = Change(
             operation=Operation(
@@ -182,7 +182,7 @@ class FundingRail:
         )
         return await self._apply(change)
 
-    def ride(self, item: Item[Transfer], op: str, booking: Booking) -> Ride | None:
+    def inline_call(self, item: FlowRecord[Transfer], op: str, booking: Booking) -> InlineCall | None:
         """The operation, as rows that go with the transition that leads to it. Booked with it, money never rests."""
         if not self.rides or (op == "withdraw" and not self._fits_core(item.body)):
             return None
@@ -192,13 +192,17 @@ class FundingRail:
             leg = msgspec.structs.replace(intent.legs[0], source=come.source)
             intent = msgspec.structs.replace(intent, legs=(leg,), consume=())
         answer = Answer(outcome=Outcome.SUCCESS, evidence={"rail": FUNDING_SCOPE, "rides": True})
-        return Ride(
+        return InlineCall(
             answer,
             (operation,),
-            Booking((intent,), keeps=operation.in_flight_account, drops=not operation.in_flight_account),
+            Booking(
+                (intent,),
+                in_flight_account=operation.in_flight_account,
+                clears_in_flight=not operation.in_flight_account,
+            ),
         )
 
-    async def _operate(self, item: Item[Transfer], op: str) -> Answer:
+    async def _operate(self, item: FlowRecord[Transfer], op: str) -> Answer:
         if op == "withdraw" and not self._fits_core(item.body):
             # The last line of defence at this end, for what is to leave it. What comes, or comes back, has been taken
             # from the user elsewhere, and is never refused for its size.
@@ -209,7 +213,7 @@ class FundingRail:
     def _fits_core(self, transfer: Transfer) -> bool:
         return 0 < transfer.minor <= self._minor_max
 
-    def _operation(self, item: Item[Transfer], op: str) -> tuple[Intent, Operation]:
+    def _operation(self, item: FlowRecord[Transfer], op: str) -> tuple[Intent, Operation]:
         transfer = item.body
         user = funding_account(transfer.user)
         source, target = (user, TRANSIT) if op == "withdraw" else (TRANSIT, user)
@@ -219,7 +223,7 @@ class FundingRail:
             legs=(Leg(source, target, transfer.asset, transfer.minor),),
             kind=Kind.RETURN if op == "refund" else Kind.ENTRY,
             # What arrives, or goes back, is the very posting that this transfer put there, and no other (T36).
-            consume=() if op == "withdraw" else (item.record.transit,),
+            consume=() if op == "withdraw" else (item.record.in_flight_posting,),
             no_overdraft=op == "withdraw",  # T42
             outside=op == "refund",  # no freeze stops it, not even that of the account in transit (T35)
         )
@@ -264,7 +268,7 @@ class TradingRail:
             available=0 if balance is None else balance.available,
         )
 
-    async def withdraw(self, item: Item[Transfer]) -> Answer:
+    async def withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         t, heard = item.body, self._client.sequence if self._client.is_connected else None
         reply = await self._client.withdraw(item.id, t.user, t.asset, t.minor)
         said = self._told(reply)
@@ -278,28 +282,28 @@ class TradingRail:
             case _:
                 return said
 
-    def _is_new(self, item: Item[Transfer], reply: Reply, heard: int | None) -> bool:
+    def _is_new(self, item: FlowRecord[Transfer], reply: Reply, heard: int | None) -> bool:
         """Whether the core has done it for this call: not before what we had heard of it, of which there is nothing
         before the first connection; and for a record that was just made. Another process may have done it for an older
         one, of which we had not heard, and the database may have moved to a server that has forgotten that."""
         age_us = self._store.ports.now_us() - item.record.created_us
         return heard is not None and reply.sequence > heard and 0 <= age_us < NEW_US
 
-    async def deposit(self, item: Item[Transfer]) -> Answer:
+    async def deposit(self, item: FlowRecord[Transfer]) -> Answer:
         t = item.body
         return self._told(await self._client.deposit(item.id, t.user, t.asset, t.minor))
 
-    async def refund(self, item: Item[Transfer]) -> Answer:
+    async def refund(self, item: FlowRecord[Transfer]) -> Answer:
         t = item.body
         return self._told(await self._client.refund(item.id, t.user, t.asset, t.minor))
 
-    def ride(self, item: Item[Transfer], op: str, booking: Booking) -> Ride | None:
+    def inline_call(self, item: FlowRecord[Transfer], op: str, booking: Booking) -> InlineCall | None:
         return None
 
-    async def cancel(self, item: Item[Transfer], op: str) -> Answer:
+    async def cancel(self, item: FlowRecord[Transfer], op: str) -> Answer:
         return self._told(await self._client.cancel(item.id, Op[op.upper()]))
 
-    async def query(self, item: Item[Transfer], op: str) -> Answer:
+    async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
         t, found = item.body, await self._client.query(item.id, Op[op.upper()])
         evidence = {"rail": self._name, "sequence": found.sequence}
         if found.outcome is Outcome.SUCCESS and (found.user, found.asset, found.amount) != (t.user, t.asset, t.minor):
@@ -307,7 +311,7 @@ class TradingRail:
             return Answer(outcome=Outcome.UNKNOWN, code="OTHER_OPERATION", message=said, evidence=evidence)
         return Answer(outcome=found.outcome, code=found.code, message=found.detail, evidence=evidence)
 
-    async def gave_back(self, item: Item[Transfer], *states: str) -> bool | None:
+    async def gave_back(self, item: FlowRecord[Transfer], *states: str) -> bool | None:
         asked = await self._client.lookup([(item.id, Op.REFUND)])  # unlike `query`, it says what was forgotten (T32)
         if not asked.replies:
             return None
@@ -339,7 +343,7 @@ def _answer(remembered: OperationResult) -> Answer:
         code=remembered.code,
         message=str(detail.get("message", "")),
         evidence={"rail": FUNDING_SCOPE, "replayed": remembered.replayed, **detail},
-        transit=posting if isinstance(posting, int) else None,
+        in_flight_posting=posting if isinstance(posting, int) else None,
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from bursar.deadlines import Deadline, Deadlines
-from bursar.engine import DatabaseClock, Engine, Flow, Item, Lift, Snowflakes, lift_pause, set_pause
+from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, set_pause
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers.checks import (
     SAFETY_FACTOR,
@@ -324,7 +324,7 @@ class Transfers:
         check_id(req_id, self._clock.now_us(), self._forgotten, self.horizons)
         check_transfer(transfer, assets, self.rails.keys(), self.safety_factor)
 
-    async def _alert(self, item: Item[Transfer], reason: str, message: str) -> None:
+    async def _alert(self, item: FlowRecord[Transfer], reason: str, message: str) -> None:
         await self.engine.alert(item.record, reason, "critical", message)
 
     async def _assets_with(self, code: str) -> Mapping[str, Asset]:
@@ -382,12 +382,12 @@ class Transfers:
         if other.status is not AccountStatus.ACTIVE or not enough:
             return None
         try:
-            return await self._start(request, transfer, stage, riding=source.rides)
+            return await self._start(request, transfer, stage, require_inline=source.rides)
         except (Refusal, Conflict):
             return None
 
     async def _start(
-        self, request: Request, transfer: Transfer, stage: _Stage, *, riding: bool = False
+        self, request: Request, transfer: Transfer, stage: _Stage, *, require_inline: bool = False
     ) -> tuple[Record, bool]:
         while True:
             stage.req_id = ""
@@ -410,7 +410,7 @@ class Transfers:
                     owner=str(request.user),
                     operation=remember,
                     limits=self.limits.used_by(transfer, self._clock.now_us()),
-                    riding=riding,
+                    require_inline=require_inline,
                 )
             except RecordMoved:
                 # It is there: ours, if the reply to its COMMIT was lost, and then another one would pay twice; or
