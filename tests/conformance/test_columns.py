@@ -44,6 +44,7 @@ def test_no_statement_numbers_more_parameters_by_hand_than_a_reader_can_count() 
         ("write_records_1", [], RECORDS),
         ("write_holds_1", [], ("holds",)),
         ("raise_high_water_1", [], ("high_water",)),
+        ("write_flow_rows_1", [], ("flow_rows",)),
     ],
 )
 def test_functions_have_the_columns_of_the_lists(

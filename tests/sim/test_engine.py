@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
-from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker
-from bursar.engine import engine as engine_module
+from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker, calling
 from bursar.ledger.holds import Holds
+from bursar.model import flow_rows
 from bursar.model.entries import HoldChange
 from bursar.model.outcome import Outcome
 from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, orders
@@ -89,7 +89,7 @@ def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     def surprised(*_: Any) -> Answer:
         return Answer(outcome=Outcome.EXPLICIT_FAIL)
 
-    monkeypatch.setattr(engine_module, "_surprised", surprised)
+    monkeypatch.setattr(calling, "_surprised", surprised)
     assert any("the rail said" in error for error in broken())
 
 
@@ -202,3 +202,22 @@ def test_the_oracle_notices(what: str) -> None:
     connection.execute(TAMPERING[what])
     with pytest.raises(Violation):
         oracle.look()
+
+
+def test_a_number_that_is_given_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a sequence that starts over whenever an order ends, then a number is taken twice, or the row conflicts."""
+    real = flow_rows.apply
+
+    def apply(flow: str, id_: str, record: int, operation: Any, find: Any) -> Any:
+        if isinstance(operation, flow_rows.Next):
+            found = real(flow, id_, record, operation, find)
+            return [found[0], msgspec.structs.replace(found[1], key=f"{operation.key}/{id_}")]
+        return real(flow, id_, record, operation, find)
+
+    monkeypatch.setattr(flow_rows, "apply", apply)
+    assert any("I7: numbers" in error for error in broken(3))
+
+
+def test_a_reserved_amount_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "_ended", lambda _item: ())
+    assert any("I7: the rows" in error for error in broken(3))

@@ -100,7 +100,7 @@ def test_a_refusal_of_records_is_not_decided_beside_another_group() -> None:
         (Intent(scope="s", key="k:pay", legs=(Leg("a", "b", "USD", 500),)),),
         operation=Operation(scope="s", id="k", op="pay", fingerprint="x"),
     )
-    nothing = Effects(frozenset(), {}, {}, {})
+    nothing = Effects(frozenset(), {}, {}, {}, {})
     beside = Batch(store.cache(), [refused], after=nothing, first_read=2)
     with pytest.raises(WriteConflict, match="just writing"):
         run_sync(prepare(beside, store))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bursar.audit.checks import Check
 from bursar.audit.finding import EVIDENCE_MAX
+from bursar.audit.rows import RowsFound
 from bursar.audit.walk import PAGE_MAX
 from bursar.model.records import owner_name
 
@@ -86,7 +87,10 @@ class Transit(Check):
 
 
 class Effects(Check):
-    """I7: an operation of ours has one effect if it was answered with success, and none if it was refused."""
+    """I7: an operation of ours has one effect if it was answered with success, and none if it was refused.
+
+    And what records have of their flow's own rows is theirs alone, and adds up.
+    """
 
     invariant = "I7"
 
@@ -97,3 +101,6 @@ class Effects(Check):
             self.evidence.add(f"envelope {number} was booked for an operation that was refused")
         for number in await checks.ids("effects_unanswered", EVIDENCE_MAX + 1):
             self.evidence.add(f"envelope {number} was booked for an operation that nobody remembers")
+        rows = RowsFound(self.evidence)
+        await rows.read(self.scene.tables)
+        self.checked += rows.checked

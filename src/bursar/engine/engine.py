@@ -28,6 +28,7 @@ from bursar.engine import late, waiting
 from bursar.engine.arrows import automatic, inline, validate_answer
 from bursar.engine.calling import call
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
+from bursar.engine.moves import Moves
 from bursar.engine.pauses import Pauses
 from bursar.model.entries import check_key
 from bursar.model.errors import Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
@@ -71,6 +72,7 @@ class Engine:
         self.worker = worker
         self.lease_us = int(lease_s * 1e6)
         self.pauses = Pauses(store, worker)
+        self._moves = Moves(self.flows, self.ports, worker, self.lease_us)
         self.logs_alerts = True  # unless a bell does
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self.ended: dict[int, int] | None = None  # while a worker claims: what was driven here meanwhile, → version
@@ -133,7 +135,7 @@ class Engine:
         inlined = await self._inline_call(driven, there, booking)
         if inlined is not None:
             steps = (*transitions, *inline(driven, there, inlined))
-            move = self._move(record, steps, actor, body=text, in_flight_account=inlined.booking.in_flight_account)
+            move = self._moves.move(record, steps, actor, inlined.booking, body=text)
             change = Change(
                 inlined.booking.intents, (move,), operation, limits, inlined.operations, driven.active(body)
             )
@@ -144,7 +146,7 @@ class Engine:
                     raise
         elif require_inline:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
-        move = self._move(record, transitions, actor, body=text, in_flight_account=booking.in_flight_account)
+        move = self._moves.move(record, transitions, actor, booking, body=text)
         try:
             change = Change(booking.intents, (move,), operation, limits, active=driven.active(body))
             return await self._started(record, move, change)
@@ -257,7 +259,7 @@ class Engine:
             return None
         item = flow.item(record)
         if state.kind is Kind.AUTOMATIC:
-            move = self._apply(item, automatic(flow, item, record.state), NOTHING, None)
+            move = self._moves.apply(item, automatic(flow, item, record.state), NOTHING, None)
             return await self._write(item, Change(moves=(move,)), move, None)
         if await self.pauses.stop(flow, state, item):
             self.pauses.hold(record.number)
@@ -286,7 +288,7 @@ class Engine:
         told = NewTransition(record.state, event, target, answer.as_json())
         transitions = (told, *automatic(flow, FlowRecord(record, body), target))
         booking = flow.book(item, event, answer)
-        move = self._apply(item, transitions, booking, answer, actor=actor)
+        move = self._moves.apply(item, transitions, booking, answer, actor=actor)
         done = await self.writer.apply(Change(intents=booking.intents, moves=(move,)))
         return self._done(record, move, done)
 
@@ -320,7 +322,7 @@ class Engine:
         )
         inlined = await self._inline_call(flow, landed, booking)
         if inlined is not None:
-            move = self._apply(
+            move = self._moves.apply(
                 item, (*transitions, *inline(flow, landed, inlined)), inlined.booking, answer, actor=actor
             )
             move = msgspec.structs.replace(move, error=inlined.answer.error)
@@ -332,7 +334,7 @@ class Engine:
             )
             with contextlib.suppress(Refusal):  # the call is made later, by itself, and hears it
                 return await self._write(item, change, move, answer if fact else None)
-        move = self._apply(item, transitions, booking, answer, actor=actor)
+        move = self._moves.apply(item, transitions, booking, answer, actor=actor)
         try:
             heard = answer if fact else None
             change = Change(intents=booking.intents, moves=(move,), high_water=self.relied_on(answer))
@@ -369,6 +371,8 @@ class Engine:
             delay_us=min(delay_us, until_alarm_us(flow.alarms, record.state, age_us, life_us) or delay_us),
             in_flight_posting=record.in_flight_posting,
             error=answer.error,
+            body=None if answer.body is None else msgspec.json.encode(answer.body).decode(),
+            rows=flow.own_rows(answer.rows),
         )
         if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
             log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
@@ -389,34 +393,6 @@ class Engine:
             return None
         return flow.inline_call(item, booking)
 
-    def _apply(
-        self,
-        item: FlowRecord[Any],
-        transitions: tuple[NewTransition, ...],
-        booking: Booking,
-        answer: Answer | None,
-        *,
-        actor: str = "",
-    ) -> Move:
-        """The move along some arrows, with what a booking does to the posting in transit."""
-        record = item.record
-        body = None if answer is None or answer.body is None else msgspec.json.encode(answer.body).decode()
-        transit = (
-            record.in_flight_posting if answer is None or answer.in_flight_posting is None else answer.in_flight_posting
-        )
-        move = self._move(
-            record,
-            transitions,
-            actor,
-            body=body,
-            in_flight_posting=0 if booking.clears_in_flight else transit,
-            in_flight_account=booking.in_flight_account,
-            error="" if answer is None else answer.error,
-        )
-        if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
-            return msgspec.structs.replace(move, delay_us=0, worker="")
-        return move
-
     async def _write(self, item: FlowRecord[Any], change: Change, move: Move, answer: Answer | None) -> Record | None:
         """The compare-and-set. Lost: somebody else moved it, and what we heard must not be forgotten (T34)."""
         try:
@@ -428,7 +404,7 @@ class Engine:
         return self._done(item.record, move, done)
 
     def _done(self, record: Record, move: Move, done: ChangeResult) -> Record:
-        after = self._after(record, move, done.records[0], done.postings[0])
+        after = self._moves.after(record, move, done.records[0], done.postings[0])
         if self.flows[after.flow].machine.state(after.state).kind is Kind.TERMINAL:
             self.settled[after.flow, after.state] += 1
         return after
@@ -438,46 +414,6 @@ class Engine:
         return None if answer.high_water is None else (answer.high_water[0], self.worker, answer.high_water[1])
 
     # --- the small parts ---------------------------------------------------------------------------------------
-
-    def _move(
-        self, record: Record, transitions: tuple[NewTransition, ...], actor: str, *, body: str | None, **more: Any
-    ) -> Move:
-        state = self.flows[record.flow].machine.state(transitions[-1].target)
-        ends = state.kind in (Kind.TERMINAL, Kind.WAIT)
-        delay_us: int | None = None if ends else self.lease_us
-        if state.kind is Kind.WAIT:
-            life_us = self.ports.now_us() - record.created_us
-            delay_us = waiting.next_look_us(self.flows[record.flow], state.name, 0, life_us)
-        return Move(
-            flow=record.flow,
-            id=record.id,
-            number=record.number,
-            version=record.version,
-            transitions=transitions,
-            actor=actor or self.worker,
-            delay_us=delay_us,
-            worker="" if ends else self.worker,
-            body=body,
-            owner=record.owner,
-            **more,
-        )
-
-    def _after(self, record: Record, move: Move, number: int, posting: int) -> Record:
-        now_us = self.ports.now_us()
-        return msgspec.structs.replace(
-            record,
-            number=number,
-            state=move.transitions[-1].target,
-            version=move.version + len(move.transitions),
-            attempt=move.attempt,
-            in_flight_posting=posting,
-            due_us=None if move.delay_us is None else now_us + move.delay_us,
-            worker=move.worker,
-            body=record.body if move.body is None else move.body,
-            error=move.error,
-            since_us=record.since_us if move.transitions[-1].target == record.state else now_us,
-            updated_us=now_us,
-        )
 
     def require(self, name: str) -> Flow[Any]:
         """The flow of that name."""

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from bursar.model.entries import Intent
+from bursar.model.flow_rows import RowKind, RowOperation
 from bursar.model.machine import Arrow, Kind, Machine, MachineError
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
@@ -49,6 +50,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}  # stored with the transition: a reply, a receipt, a proof
     body: msgspec.Struct | None = None  # the record's body from now on
     in_flight_posting: int | None = None  # the posting in transit that belongs to the record from now on
+    rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with the answer, also if it stays
     high_water: tuple[str, int] | None = None  # rail, and the sequence in its own log at which it did this (T33)
 
     def as_json(self) -> str:
@@ -97,6 +99,7 @@ class Booking(msgspec.Struct, frozen=True):
 
     intents: tuple[Intent, ...] = ()
     in_flight_account: str = ""  # the account in which they make the posting that belongs to the record from now on
+    rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with the arrow
     clears_in_flight: bool = False  # they consume it: none belongs to it any more
     # Where the entries are not the echo of something that happened outside but the operation itself, a refusal is its
     # answer: by the refusal's code, what that stands for. Any other refusal is a mistake, and people are told.
@@ -184,6 +187,7 @@ class Flow(Generic[B]):
     rail_names: frozenset[str] = frozenset()
     local_rails: frozenset[str] = frozenset()  # which can always be asked: nobody's word is taken for theirs
     second_person: frozenset[str] = frozenset()  # what only two people together can tell a waiting record
+    row_kinds: tuple[RowKind, ...] = ()  # of rows of its own: those that its bookings may name
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS
     call_timeout_s: float = CALL_TIMEOUT_S
@@ -202,6 +206,8 @@ class Flow(Generic[B]):
                 )
         if not self.rail_names and any(callable(rail) for rail in self.rails.values()):
             raise FlowRefused(self.name, "a rail that depends on the record: say with `rail_names` which there are")
+        if len({kind.name for kind in self.row_kinds}) < len(self.row_kinds):
+            raise FlowRefused(self.name, "two kinds of rows have one name; their rows would be mixed up")
         if stray := sorted(self.second_person - set(self.machine.events)):
             raise FlowRefused(self.name, f"{', '.join(stray)} needs two people, but is no event")
         states = {state.name for state in self.machine.states}
@@ -212,6 +218,13 @@ class Flow(Generic[B]):
     def name(self) -> str:
         """The machine's name: how records and pauses name the flow."""
         return self.machine.name
+
+    def own_rows(self, rows: tuple[RowOperation, ...]) -> tuple[RowOperation, ...]:
+        """The same rows, all of kinds that the flow has declared."""
+        for operation in rows:
+            if operation.kind not in self.row_kinds:
+                raise FlowRefused(self.name, f"rows of kind {operation.kind.name!r} are not declared in `row_kinds`")
+        return rows
 
     @property
     def known_rails(self) -> frozenset[str]:

@@ -25,6 +25,18 @@ from bursar.engine.holds import Held
 from bursar.model.accounts import HELD
 from bursar.model.entries import Intent, Leg
 from bursar.model.entries import Kind as EntryKind
+from bursar.model.flow_rows import (
+    Claim,
+    Form,
+    GiveBack,
+    Next,
+    Put,
+    Release,
+    Reserve,
+    RowKind,
+    RowOperation,
+    numbered,
+)
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import owner_name
@@ -42,6 +54,12 @@ SHOP: Final = "shop"
 SCOPE: Final = "orders"
 RETRY: Final = Retry(first_s=0.05, cap_s=1.0)
 CALL_TIMEOUT_S: Final = 2.0
+INVOICE: Final = RowKind("invoice", Form.SEQUENCE)  # a number for each order that was charged
+EXPOSURE: Final = RowKind("exposure", Form.AMOUNT)  # what is charged and neither shipped nor given back
+RECEIPT: Final = RowKind("receipt", Form.UNIQUE, releasable=True)
+NOTE: Final = RowKind("note", Form.VALUE)
+FIRST_INVOICE: Final = 100
+EXPOSURE_MAX: Final = 10**12
 LATE_S_MAX: Final = 4.0  # after its caller has given up
 ENDS: Final[dict[str, list[list[Outcome | None]]]] = {  # what the rail must have said to charge, ship and refund
     "DONE": [[Outcome.SUCCESS, Outcome.SUCCESS, None]],
@@ -95,16 +113,34 @@ def _held(item: FlowRecord[Order]) -> Held:
 def book(item: FlowRecord[Order], _event: str, answer: Answer) -> Booking:
     """Into transit when charged, and from there to the shop or back. Pure."""
     state, user = item.record.state, item.body.user
-    if state == "CHARGING" and item.body.held:
-        if answer.outcome is not Outcome.SUCCESS:
-            return holds.void(item, _held(item))
-        paid = holds.confirm(item, _held(item), (TRANSIT, item.body.minor), op=state)
-        return msgspec.structs.replace(paid, in_flight_account=TRANSIT, clears_in_flight=False)
+    if state == "CHARGING" and item.body.held and answer.outcome is not Outcome.SUCCESS:
+        return holds.void(item, _held(item))
     if answer.outcome is not Outcome.SUCCESS:
         return Booking()
     if state == "CHARGING":
-        return Booking((_intent(item, user, TRANSIT),), in_flight_account=TRANSIT)
-    return Booking((_intent(item, TRANSIT, SHOP if state == "SHIPPING" else user),), clears_in_flight=True)
+        paid = Booking((_intent(item, user, TRANSIT),))
+        if item.body.held:
+            paid = holds.confirm(item, _held(item), (TRANSIT, item.body.minor), op=state)
+        return msgspec.structs.replace(paid, in_flight_account=TRANSIT, clears_in_flight=False, rows=_charged(item))
+    paid_out = (_intent(item, TRANSIT, SHOP if state == "SHIPPING" else user),)
+    return Booking(paid_out, clears_in_flight=True, rows=_ended(item))
+
+
+def _charged(item: FlowRecord[Order]) -> tuple[RowOperation, ...]:
+    return (
+        Next(INVOICE, SHOP, at_least=FIRST_INVOICE),
+        Reserve(EXPOSURE, SHOP, item.body.minor, EXPOSURE_MAX),
+        Claim(RECEIPT, f"receipt-{item.id}"),
+        Put(NOTE, item.id, 0, {"state": "charged"}),
+    )
+
+
+def _ended(item: FlowRecord[Order]) -> tuple[RowOperation, ...]:
+    return (
+        GiveBack(EXPOSURE, SHOP),
+        Release(RECEIPT, f"receipt-{item.id}"),
+        Put(NOTE, item.id, 1, {"state": "ended"}),
+    )
 
 
 def _intent(item: FlowRecord[Order], source: str, target: str) -> Intent:
@@ -133,6 +169,7 @@ class Rail:
             actions={name: self._action(process, name) for name in ("charge", "ship", "refund")},
             book=book,
             book_start=book_start,
+            row_kinds=(INVOICE, EXPOSURE, RECEIPT, NOTE),
             retry=RETRY,
             call_timeout_s=CALL_TIMEOUT_S,
         )
@@ -184,6 +221,38 @@ class OrderOracle(RecordOracle):
         sql = "SELECT id FROM accounts WHERE path = ?"
         self._transit, self._held = [self.db.execute(sql, (path,)).fetchone()[0] for path in (TRANSIT, HELD)]
 
+    @staticmethod
+    def _was_charged(steps: list[tuple[object, ...]]) -> bool:
+        return any(step[1:3] == ("CHARGING", "SUCCESS") for step in steps)
+
+    def _own_rows(self, charged: list[tuple[int, str, bool, int]]) -> None:
+        """The flow's own rows are those of the orders that were charged (number, id, whether in flight, amount)."""
+        sql = "SELECT kind, key, record, state, amount, version FROM flow_rows"
+        found = {(kind, key): tuple(row) for kind, key, *row in self.db.execute(sql)}
+        wanted: dict[tuple[str, str], tuple[object, ...]] = {}
+        for number, id, open_, minor in charged:
+            wanted["exposure", f"{SHOP}/{id}"] = (number, *(("held", str(minor), 1) if open_ else ("released", "0", 2)))
+            wanted["receipt", f"receipt-{id}"] = (number, *(("held", "0", 1) if open_ else ("released", "0", 2)))
+            wanted["note", id] = (number, "value", "0", 1 if open_ else 2)
+        if charged:
+            total = sum(minor for _, _, _, minor in charged)
+            count = len(charged)
+            ended = sum(not open_ for _, _, open_, _ in charged)
+            wanted["exposure", SHOP] = (0, "total", str(total), count + ended)
+            wanted["invoice", SHOP] = (0, "sequence", str(FIRST_INVOICE + count), count)
+            taken = {key: row for (kind, key), row in found.items() if kind == "invoice" and key != SHOP}
+            numbers = [numbered(SHOP, FIRST_INVOICE + place) for place in range(count)]
+            if sorted(taken) != numbers or sorted(str(row[0]) for row in taken.values()) != sorted(
+                str(number) for number, *_ in charged
+            ):
+                raise Violation(f"I7: numbers {sorted(taken)} for {count} orders that were charged")
+            found = {place: row for place, row in found.items() if place[0] != "invoice" or place[1] == SHOP}
+        if found != wanted:
+            wrong = sorted(place for place in found.keys() | wanted.keys() if found.get(place) != wanted.get(place))
+            raise Violation(
+                f"I7: the rows {wrong} are {[found.get(p) for p in wrong]}, not {[wanted.get(p) for p in wrong]}"
+            )
+
     def records(self) -> None:
         """Every record is where its history says, and its money is where it says."""
         read = self.db.execute
@@ -212,6 +281,8 @@ class OrderOracle(RecordOracle):
         live = {n: p.amount for n, p in self._values.items() if p.account == self._transit and n not in self.spent}
         if live != in_transit:
             raise Violation(f"I4: in transit are {live}, records say {in_transit}")
+        charged = [row for row in rows if self._was_charged(steps[row[0]])]
+        self._own_rows([(number, id, p in in_transit, in_transit.get(p, 0)) for number, id, _, _, p, _ in charged])
         rows = read("SELECT owner, posting, remaining FROM holds WHERE state = 'open'").fetchall()
         there = {owner: (posting, amount_out(remaining)) for owner, posting, remaining in rows}
         kept = {n: p.amount for n, p in self._values.items() if p.account == self._held and n not in self.spent}

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from bursar.model.accounts import Account, Book
+from bursar.model.flow_rows import FlowRow, RowKey
 from bursar.model.money import Asset
 from bursar.model.postings import POSTINGS_MAX, Posting
 from bursar.model.records import ExistingEntry, HoldRow, OperationResult
@@ -168,6 +169,7 @@ class ReadSet(msgspec.Struct):
     guarded: list[tuple[int, int]] = []  # account, asset
     optimistic: bool = False  # all of that is cached from the batch before: nothing has to be read
     records: RecordReadSet | None = None  # None: assume that no other process was faster; the write checks
+    rows: list[RowKey] = []  # of flows' own: always read, because what they become depends on what they are
 
 
 class LoadedState(msgspec.Struct):
@@ -182,6 +184,7 @@ class LoadedState(msgspec.Struct):
     records: LoadedRecords | None = None
     optimistic: bool = False  # nothing was read: what is refused on this has to be read first
     keys_read: bool = True  # if not, the keys of what is refused have to be read
+    rows: dict[RowKey, FlowRow] = {}
 
 
 class RecordWrites(msgspec.Struct):
@@ -193,6 +196,7 @@ class RecordWrites(msgspec.Struct):
     moves: list[tuple[Any, ...]] = []  # number, expected, state, version, attempt, transit, delay, worker, body, error
     transitions: list[tuple[Any, ...]] = []  # record, version, source, event, target, attempt, actor, evidence
     high_water: list[tuple[str, str, int]] = []  # rail, worker, sequence
+    rows: list[tuple[int, FlowRow]] = []  # expected version (0: none), row
 
 
 class WriteSet(msgspec.Struct):

@@ -16,6 +16,8 @@ def statements(package: str) -> dict[str, str]:
             for block in file.read_text(encoding="utf-8").split(MARK)[1:]:
                 name, _, body = block.partition("\n")
                 lines = [line for line in body.splitlines() if not line.startswith("--")]
+                if name.strip() in found:
+                    raise ValueError(f"{file.name}: a statement {name.strip()!r} exists already in {package}")
                 found[name.strip()] = "\n".join(lines).strip()
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bursar.store.cores import Cores
 from bursar.store.engine import Alerts, Clock, Heartbeats, Nodes, Outcomes, Records
+from bursar.store.flow_rows import FlowRows
 from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
@@ -24,6 +25,7 @@ class Tables:
         self.holds = Holds(session)
         self.checks = Checks(session)
         self.records = Records(session)
+        self.flow_rows = FlowRows(session)
         self.outcomes = Outcomes(session)
         self.alerts = Alerts(session)
         self.pauses = Pauses(session)

@@ -17,6 +17,7 @@ from bursar.store.batch import READ_MAX, BatchSession, LoadedState, ReadSet, Wri
 from bursar.writer.change import Change
 from bursar.writer.decision import Decision, Effects, Result, accounts_of
 from bursar.writer.records import records_to_read
+from bursar.writer.rows import rows_to_read
 
 REUSE_MAX = 16  # changes of a batch that reuses cached postings: of a larger one, a round trip is a small part
 READ_MORE = 8  # times as many postings, whenever those read so far are too few
@@ -69,6 +70,8 @@ class Batch:
         )
         if self._after is None and pessimistic and not all(change.plain for change in self.changes):
             read.records = records_to_read(self.changes)
+        if any(change.moves for change in self.changes):
+            read.rows = rows_to_read(self.changes)
         self._read = read
         return read
 

@@ -10,6 +10,7 @@ import msgspec
 
 from bursar.model.entries import Intent
 from bursar.model.envelope import Receipt
+from bursar.model.flow_rows import RowOperation
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult
 
@@ -42,6 +43,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     owner: str = ""  # of a new record
     in_flight_posting: int = 0  # the posting in transit that belongs to it from now on
     in_flight_account: str = ""  # instead: the account in which an entry of this change makes that posting
+    rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with it
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -15,6 +15,7 @@ from bursar.model.accounts import HELD, check_active
 from bursar.model.entries import HoldChange, Intent
 from bursar.model.envelope import Receipt, encode_legs
 from bursar.model.errors import HoldOwned, InvalidEntry, KeyReused, Refusal
+from bursar.model.flow_rows import FlowRow, RowKey
 from bursar.model.ledger_state import MINUS, PLUS, LedgerState
 from bursar.model.plan import validate_and_plan
 from bursar.model.plan_types import Plan
@@ -55,6 +56,7 @@ class Effects(msgspec.Struct, frozen=True):
     created: dict[PoolKey, list[Posting]]  # those still live when the batch ends
     existing: dict[tuple[str, str], ExistingEntry]
     guarded: dict[tuple[int, int], tuple[int, int]]  # → balance, version
+    rows: dict[RowKey, FlowRow]
 
     def apply(self, loaded: LoadedState, named: Sequence[int]) -> LoadedState:
         """What was read, as it is once this batch is written."""
@@ -76,6 +78,7 @@ class Effects(msgspec.Struct, frozen=True):
             pools=pools,
             named=found,
             guarded=loaded.guarded | self.guarded,
+            rows=loaded.rows | self.rows,
         )
 
 
@@ -91,7 +94,7 @@ class Decision:
         self._taken: list[int] = []  # numbers of the change under way
         self._spare: list[int] = []  # numbers that a change has given back, the last one first
         self.steps: list[Step] = []
-        self.records = RecordDecision(loaded.records)
+        self.records = RecordDecision(loaded.records, loaded.rows)
         self._mark = 0  # where the steps of the change under way begin
         self.unsure = False  # whether a refusal depends on records that were not read
         self.refused = False  # whether any change was, also where the refusal is the operation's answer
@@ -167,6 +170,7 @@ class Decision:
             posting = self._made_in(move.in_flight_account, mark) if move.in_flight_account else move.in_flight_posting
             numbers.append(records.move(move, self._number, posting))
             postings.append(posting)
+        records.rows.accept(numbers)
         for inline in change.inline_operations:
             records.answer(inline, self._made_in(inline.in_flight_account, mark))
         answer = (
@@ -272,6 +276,7 @@ class Decision:
             created=created,
             existing={key: step.existing() for key, step in self.fresh.items()},
             guarded={(a, s): (balance, version + 1) for a, s, version, balance in writes.guarded},
+            rows={} if writes.records is None else {row.row_key: row for _, row in writes.records.rows},
         )
 
 

@@ -8,15 +8,17 @@ refused. What is never written can't be checked by the write: before a refusal i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from bursar.model.errors import IdempotencyKeyReused, LimitExceeded, OperationAnswered, RecordMoved, Refusal
+from bursar.model.flow_rows import FlowRow, RowKey
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult
 from bursar.store.batch import LoadedRecords, RecordReadSet, RecordWrites
 from bursar.writer.change import Change, Limit, Move, Operation
+from bursar.writer.rows import RowDecision
 
 OperationKey = tuple[str, str, str]
 
@@ -40,7 +42,8 @@ def records_to_read(changes: Iterable[Change]) -> RecordReadSet:
 class RecordDecision:
     """Where records, operations and limits stand, as far as the batch is decided."""
 
-    def __init__(self, loaded: LoadedRecords | None) -> None:
+    def __init__(self, loaded: LoadedRecords | None, rows: Mapping[RowKey, FlowRow] | None = None) -> None:
+        self.rows = RowDecision(rows or {})
         self._versions: dict[int, int] = {} if loaded is None else dict(loaded.versions)
         self._ids: set[tuple[str, str]] = set() if loaded is None else set(loaded.ids)
         self._answered: dict[OperationKey, OperationResult] = {} if loaded is None else dict(loaded.operations)
@@ -80,6 +83,7 @@ class RecordDecision:
         for done in change.inline_operations:
             if done.key in self._answered:
                 raise OperationAnswered(done.scope, done.id, done.op)
+        self.rows.stage(change.moves)  # last: that a record has moved says more than that its rows have
 
     def refuse(self, operation: Operation, refusal: Refusal) -> OperationResult | None:
         """Store a refusal, if it is one that counts as an answer."""
@@ -157,6 +161,7 @@ class RecordDecision:
         if not (writes.operations or writes.counters or writes.new or writes.moves):
             return None
         writes.high_water = [(*key, sequence) for key, sequence in sorted(self._high_water.items())]
+        writes.rows = self.rows.written
         writes.operations.sort()
         writes.new.sort()
         writes.moves.sort()

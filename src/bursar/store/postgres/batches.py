@@ -30,6 +30,7 @@ from bursar.store.batch import (
     WriterCache,
     WriteSet,
 )
+from bursar.store.flow_rows import flow_row_of, flow_row_values
 from bursar.store.postgres.arrays import SQL, columns, numbers_text
 from bursar.store.postgres.columns import (
     READ,
@@ -94,6 +95,9 @@ class PostgresBatchSession:
             loaded = await self._load(read)
         if read.records is not None:
             loaded.records = await self._load_records(read.records)
+        if read.rows:
+            found = map(flow_row_of, await self._fetch("batch_flow_rows", *columns(read.rows, 3)))
+            loaded.rows = {row.row_key: row for row in found}
         return loaded
 
     async def _fresh_numbers(self, cache: WriterCache, count: int) -> list[int]:
@@ -202,6 +206,7 @@ def _records(writes: RecordWrites) -> dict[str, Any]:
         "moves": writes.moves,
         "transitions": writes.transitions,
         "high_water": writes.high_water,
+        "flow_rows": [flow_row_values(*row) for row in writes.rows],
     }
 
 

@@ -99,6 +99,18 @@ ROWS: dict[str, dict[str, str]] = {
         "actor": "text",
         "evidence": "text",
     },
+    "flow_rows": {
+        "expected_version": "bigint",
+        "flow": "text",
+        "kind": "text",
+        "key": "text",
+        "record": "bigint",
+        "state": "text",
+        "amount": "amount",
+        "version": "bigint",
+        "permanent": "boolean",
+        "body": "text",
+    },
     "high_water": {"rail": "text", "worker": "text", "sequence": "bigint"},
     # What a batch reads:
     "keys": {"scope": "text", "key": "text"},

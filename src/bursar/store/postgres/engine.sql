@@ -24,6 +24,7 @@ SELECT nextval('bursar.numbers') FROM generate_series(1, $1::bigint)
 -- after @ stands for all columns of that kind of row (columns.py).
 SELECT bursar.share_rules_1(@generation:bigint),
     bursar.write_records_1(@operations, @counters, @new_records, @moves, @transitions),
+    bursar.write_flow_rows_1(@flow_rows),
     bursar.raise_high_water_1(@high_water),
     ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, @numbers_ahead:bigint))
 
@@ -35,6 +36,7 @@ SELECT bursar.take_turn_1(),
         '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}'),
     bursar.write_holds_1(@holds),
     bursar.write_records_1(@operations, @counters, @new_records, @moves, @transitions),
+    bursar.write_flow_rows_1(@flow_rows),
     bursar.raise_high_water_1(@high_water),
     ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, @numbers_ahead:bigint))
 

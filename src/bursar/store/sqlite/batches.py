@@ -16,6 +16,7 @@ import msgspec
 
 from bursar.model.accounts import Account
 from bursar.model.errors import DatabaseCorrupt
+from bursar.model.flow_rows import FlowRow, RowKey
 from bursar.model.postings import INDEX_BITS, Posting
 from bursar.model.records import ExistingEntry
 from bursar.model.selection import PoolKey
@@ -31,6 +32,7 @@ from bursar.store.batch import (
     WriterCache,
     WriteSet,
 )
+from bursar.store.flow_rows import flow_row_of, flow_row_values
 from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, operation_result_of
 from bursar.store.sqlite.calls import OFFSET, SQL, amount_in, amount_out, rows
 
@@ -92,6 +94,7 @@ class SqliteBatchSession:
             _guarded(self._sqlite, read.guarded) if read.guarded else {},
             None if read.records is None else _load_records(self._sqlite, read.records),
             keys_read=reads_keys,
+            rows=_flow_rows(self._sqlite, read.rows) if read.rows else {},
         )
 
     async def pool(self, key: PoolKey, most: int) -> list[Posting]:
@@ -151,6 +154,11 @@ def _guarded(
     return {(row[0], row[1]): (int(row[2]), row[3]) for row in found}
 
 
+def _flow_rows(connection: sqlite3.Connection, wanted: Sequence[RowKey]) -> dict[RowKey, FlowRow]:
+    found = (connection.execute(SQL["batch_flow_row"], key).fetchone() for key in wanted)
+    return {key: flow_row_of(row) for key, row in zip(wanted, found, strict=True) if row is not None}
+
+
 def _load_records(connection: sqlite3.Connection, read: RecordReadSet) -> LoadedRecords:
     """What a pessimistic batch reads of records, operations and limits."""
     operations = {}
@@ -185,6 +193,10 @@ def _write_records(connection: sqlite3.Connection, writes: RecordWrites, now_us:
     many(SQL["batch_transition"], [(*row, now_us) for row in writes.transitions])
     if writes.high_water:
         many(SQL["batch_high_water"], [(*row, now_us) for row in writes.high_water])
+    for expected, row in writes.rows:
+        name = "batch_changed_flow_row" if expected else "batch_new_flow_row"
+        if connection.execute(SQL[name], (*flow_row_values(expected, row), now_us)).rowcount != 1:
+            raise WriteConflict("a row of a flow has changed")
 
 
 @cache
