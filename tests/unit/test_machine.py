@@ -213,6 +213,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("DUPLICATE_NAME Success", {"events": ("GO", "Success")}),
     ("DUPLICATE_CODE DONE", {"states": tuple(replace(state, code=-5) for state in SMALL)}),
     ("BAD_CODE DONE", put("DONE", code=2**15)),
+    ("BAD_POLL ASKING", put("ASKING", poll_s=0.0)),
+    ("BAD_POLL ASKING", put("ASKING", poll_s=30 * 86_400.0 + 1)),
+    ("STRAY_FIELD DONE", put("DONE", poll_s=5.0)),
     ("TOO_LARGE", {"arrows": SMALL_ARROWS * 134}),
     ("NO_INITIAL ELSEWHERE", {"initial": "ELSEWHERE"}),
     ("NO_INITIAL DONE", {"initial": "DONE"}),
@@ -309,6 +312,11 @@ def test_a_machine_has_at_most_four_hundred_arrows() -> None:
 @pytest.mark.parametrize("code", [-(2**15), -1, 0, 2**15 - 1])
 def test_a_code_is_any_integer_of_sixteen_bits(code: int) -> None:
     assert build(**put("DONE", code=code)).state_of_code(code).name == "DONE"
+
+
+@pytest.mark.parametrize("poll_s", [0.001, 30 * 86_400.0])
+def test_a_poll_within_its_bounds_is_taken(poll_s: float) -> None:
+    assert build(**put("ASKING", poll_s=poll_s)).state("ASKING").poll_s == poll_s
 
 
 @pytest.mark.parametrize("code", [-(2**15) - 1, 2**15])

@@ -4,7 +4,18 @@ from bursar.engine import holds
 from bursar.engine.alerts import Bell, Notice, Sink, to_log
 from bursar.engine.clock import DatabaseClock
 from bursar.engine.engine import Engine, Started
-from bursar.engine.flow import SUCCESS, Answer, Booking, Dispute, Flow, FlowRecord, FlowRefused, InlineCall
+from bursar.engine.flow import (
+    SUCCESS,
+    Answer,
+    Booking,
+    Dispute,
+    Flow,
+    FlowRecord,
+    FlowRefused,
+    InlineCall,
+    NewRecord,
+    RecordSignal,
+)
 from bursar.engine.forced import keep_asking
 from bursar.engine.operators import Operators
 from bursar.engine.pauses import Lift, lift_pause, set_pause, watch_pauses
@@ -25,10 +36,12 @@ __all__ = [
     "FlowRefused",
     "InlineCall",
     "Lift",
+    "NewRecord",
     "NotTold",
     "Notice",
     "Operators",
     "Program",
+    "RecordSignal",
     "Sink",
     "Snowflakes",
     "Started",

@@ -29,18 +29,19 @@ from bursar.engine.arrows import automatic, inline, validate_answer
 from bursar.engine.calling import call
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
 from bursar.engine.moves import Moves
+from bursar.engine.others import Others, gather
 from bursar.engine.pauses import Pauses
 from bursar.model.entries import check_key
 from bursar.model.errors import Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, Kind, State
 from bursar.model.outcome import Outcome
-from bursar.model.records import Record
+from bursar.model.records import OperationResult, Record
 from bursar.model.retry import until_alarm_us
 from bursar.store import Store
-from bursar.writer import Change, ChangeResult, Limit, Move, NewTransition, Operation, Writer
+from bursar.writer import Change, Limit, Move, NewTransition, Operation, Writer
 
-CREATED = "CREATED"
 LEASE_S = 30.0  # how long whoever drives a record has it to himself; an optimisation, not a lock
+TRIES = 8  # to write a change whose other records are being moved
 PARTING_S = 1.0  # how long calls that were given up may take to notice
 
 log = logging.getLogger("bursar.engine")
@@ -72,7 +73,7 @@ class Engine:
         self.worker = worker
         self.lease_us = int(lease_s * 1e6)
         self.pauses = Pauses(store, worker)
-        self._moves = Moves(self.flows, self.ports, worker, self.lease_us)
+        self.moves = Moves(self.flows, self.ports, worker, self.lease_us)
         self.logs_alerts = True  # unless a bell does
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self.ended: dict[int, int] | None = None  # while a worker claims: what was driven here meanwhile, → version
@@ -104,65 +105,37 @@ class Engine:
         driven = self.require(flow)
         name = self.ports.token() if id is None else check_key(id)
         await driven.admit(body, name)
-        now_us = self.ports.now_us()
-        text = msgspec.json.encode(body).decode()
         if operation is not None:
             check_key(operation.id)
             operation = msgspec.structs.replace(operation, refusals=frozenset(), detail=_names(operation.detail, name))
-        record = Record(
-            number=0,
-            flow=flow,
-            id=name,
-            owner=owner and check_key(owner),
-            state=driven.machine.initial,
-            version=0,
-            attempt=0,
-            in_flight_posting=0,
-            due_us=now_us + self.lease_us,
-            worker=self.worker,
-            body=text,
-            error="",
-            since_us=now_us,
-            created_us=now_us,
-            updated_us=now_us,
-        )
-        transitions = (
-            NewTransition("", CREATED, record.state),
-            *automatic(driven, FlowRecord(record, body), record.state),
-        )
-        there = FlowRecord(msgspec.structs.replace(record, state=transitions[-1].target), body)
-        booking = driven.book_start(there)
+        record = self.moves.new_record(flow, name, owner, body)
+        there, booking, move = self.moves.begin(driven, record, body, actor)
+        more = {"operation": operation, "limits": limits, "active": driven.active(body)}
         inlined = await self._inline_call(driven, there, booking)
         if inlined is not None:
-            steps = (*transitions, *inline(driven, there, inlined))
-            move = self._moves.move(record, steps, actor, inlined.booking, body=text)
-            change = Change(
-                inlined.booking.intents, (move,), operation, limits, inlined.operations, driven.active(body)
-            )
+            steps = (*move.transitions, *inline(driven, there, inlined))
+            whole = self.moves.move(record, steps, actor, inlined.booking, body=record.body)
             try:
-                return await self._started(record, move, change)
+                return await self._started(record, whole, inlined.booking, inline_operations=inlined.operations, **more)
             except Refusal:  # whatever it is, it is told again below, or by whoever is called
                 if require_inline:
                     raise
         elif require_inline:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
-        move = self._moves.move(record, transitions, actor, booking, body=text)
         try:
-            change = Change(booking.intents, (move,), operation, limits, active=driven.active(body))
-            return await self._started(record, move, change)
+            return await self._started(record, move, booking, **more)
         except RecordMoved:
             if id is not None:
                 raise
             # Nobody else knows the name: it is ours, and the reply to its COMMIT was lost (L18).
             return Started(await self._written(flow, name))
 
-    async def _started(self, record: Record, move: Move, change: Change) -> Started:
-        done = await self.writer.apply(change)
-        if not done.records:
-            assert done.operation is not None  # the only other way for a change to end
-            first = msgspec.json.decode(done.operation.detail)["record"]
+    async def _started(self, record: Record, move: Move, booking: Booking, **more: Any) -> Started:
+        done = await self._commit(record, move, booking, **more)
+        if isinstance(done, OperationResult):
+            first = msgspec.json.decode(done.detail)["record"]
             return Started(await self._written(record.flow, first), replayed=first != record.id)
-        return Started(self._done(record, move, done))
+        return Started(done)
 
     async def _written(self, flow: str, id: str) -> Record:
         found = await self.get(flow, id)
@@ -259,8 +232,8 @@ class Engine:
             return None
         item = flow.item(record)
         if state.kind is Kind.AUTOMATIC:
-            move = self._moves.apply(item, automatic(flow, item, record.state), NOTHING, None)
-            return await self._write(item, Change(moves=(move,)), move, None)
+            move = self.moves.apply(item, automatic(flow, item, record.state), NOTHING, None)
+            return await self._write(item, move, NOTHING, None, None)
         if await self.pauses.stop(flow, state, item):
             self.pauses.hold(record.number)
             return None
@@ -279,18 +252,10 @@ class Engine:
 
     async def signal(self, record: Record, event: str, actor: str, evidence: dict[str, Any]) -> Record:
         """Somebody for whom the record waits has spoken. Due at once; `RecordMoved` if another word was faster."""
-        flow = self.require(record.flow)
-        item = flow.item(record)
-        target = flow.machine.next(record.state, event).name
-        answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=evidence)
-        answer = msgspec.structs.replace(answer, body=flow.next_body(item, event, answer))
-        body = item.body if answer.body is None else answer.body
-        told = NewTransition(record.state, event, target, answer.as_json())
-        transitions = (told, *automatic(flow, FlowRecord(record, body), target))
-        booking = flow.book(item, event, answer)
-        move = self._moves.apply(item, transitions, booking, answer, actor=actor)
-        done = await self.writer.apply(Change(intents=booking.intents, moves=(move,)))
-        return self._done(record, move, done)
+        booking, move = self.moves.signalled(self.require(record.flow), record, event, evidence, actor)
+        done = await self._commit(record, move, booking)
+        assert isinstance(done, Record)  # it has no operation that could have been answered before
+        return done
 
     # --- settling ----------------------------------------------------------------------------------------------
 
@@ -308,7 +273,8 @@ class Engine:
         event = answer.event or answer.outcome.value
         arrow = flow.machine.arrow(state.name, event)
         if arrow.target == state.name:
-            return await self._stay(flow, item, arrow, answer, actor=actor)
+            stays = self._poll if answer.unchanged and not answer.outcome.is_known else self._stay
+            return await stays(flow, item, arrow, answer, actor=actor)
         booking = flow.book(item, event, answer)
         fact = fact and not booking.refused
         if answer.body is None and (after := flow.next_body(item, event, answer)) is not None:
@@ -322,23 +288,16 @@ class Engine:
         )
         inlined = await self._inline_call(flow, landed, booking)
         if inlined is not None:
-            move = self._moves.apply(
+            move = self.moves.apply(
                 item, (*transitions, *inline(flow, landed, inlined)), inlined.booking, answer, actor=actor
             )
             move = msgspec.structs.replace(move, error=inlined.answer.error)
-            change = Change(
-                inlined.booking.intents,
-                (move,),
-                inline_operations=inlined.operations,
-                high_water=self.relied_on(answer),
-            )
+            heard, done = answer if fact else None, inlined.operations
             with contextlib.suppress(Refusal):  # the call is made later, by itself, and hears it
-                return await self._write(item, change, move, answer if fact else None)
-        move = self._moves.apply(item, transitions, booking, answer, actor=actor)
+                return await self._write(item, move, inlined.booking, answer, heard, inline_operations=done)
+        move = self.moves.apply(item, transitions, booking, answer, actor=actor)
         try:
-            heard = answer if fact else None
-            change = Change(intents=booking.intents, moves=(move,), high_water=self.relied_on(answer))
-            return await self._write(item, change, move, heard)
+            return await self._write(item, move, booking, answer, answer if fact else None)
         except Refusal as refusal:
             said = booking.refused.get(refusal.code)
             if said is not None and said is not answer.outcome:
@@ -358,7 +317,7 @@ class Engine:
         attempt = record.attempt + 1
         now_us = self.ports.now_us()
         age_us, life_us = now_us - record.since_us, now_us - record.created_us
-        delay_us = flow.retry.delay_us(attempt, self.ports.random())
+        delay_us = flow.delay_us(flow.machine.state(record.state), answer, attempt, self.ports.random())
         move = Move(
             flow=record.flow,
             id=record.id,
@@ -376,7 +335,7 @@ class Engine:
         )
         if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
             log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
-        after = await self._write(item, Change(moves=(move,), high_water=self.relied_on(answer)), move, answer)
+        after = await self._write(item, move, NOTHING, answer, answer)
         if after is None:
             return None
         for alarm in flow.alarms:
@@ -386,6 +345,25 @@ class Engine:
                 await self.alert(record, alarm.reason, alarm.severity, message)
         return after
 
+    async def _poll(
+        self, flow: Flow[Any], item: FlowRecord[Any], arrow: Arrow, answer: Answer, *, actor: str = ""
+    ) -> Record | None:
+        """A poll that says nothing new: it is due again after a while, and that is all. Alarms of this state ring."""
+        if answer.rows or answer.body is not None or answer.high_water is not None:
+            return await self._stay(flow, item, arrow, answer, actor=actor)
+        record = item.record
+        now_us = self.ports.now_us()
+        age_us, life_us = now_us - record.since_us, now_us - record.created_us
+        for alarm in flow.alarms:
+            if alarm.state and alarm.rings(record.state, 0, age_us, answer.outcome, life_us):
+                message = f"{record.flow} {record.id} is {record.state} since {age_us // 10**6} s: {answer.error}"
+                await self.alert(record, alarm.reason, alarm.severity, message)
+        own = tuple(alarm for alarm in flow.alarms if alarm.state)
+        delay_us = flow.delay_us(flow.machine.state(record.state), answer, 1, self.ports.random())
+        until_us = until_alarm_us(own, record.state, age_us, life_us) or delay_us
+        await self.store.single().records.look_again(record, min(delay_us, until_us))
+        return None
+
     async def _inline_call(self, flow: Flow[Any], item: FlowRecord[Any], booking: Booking) -> InlineCall | None:
         """What the call of the state it comes to amounts to, if that can be part of the unit."""
         state = flow.machine.state(item.record.state)
@@ -393,18 +371,59 @@ class Engine:
             return None
         return flow.inline_call(item, booking)
 
-    async def _write(self, item: FlowRecord[Any], change: Change, move: Move, answer: Answer | None) -> Record | None:
-        """The compare-and-set. Lost: somebody else moved it, and what we heard must not be forgotten (T34)."""
+    async def _write(
+        self,
+        item: FlowRecord[Any],
+        move: Move,
+        booking: Booking,
+        answer: Answer | None,
+        heard: Answer | None,
+        **more: Any,
+    ) -> Record | None:
+        """The compare-and-set. Lost: another process moved it, and what we heard must not be forgotten (T34)."""
+        if answer is not None:
+            more["high_water"] = self.relied_on(answer)
         try:
-            done = await self.writer.apply(change)
+            done = await self._commit(item.record, move, booking, **more)
         except RecordMoved:
-            if answer is not None and answer.outcome.is_known:
-                await late.record_answer(self, item, answer)
+            if heard is not None and heard.outcome.is_known:
+                await late.record_answer(self, item, heard)
             return await self.store.read.records.by_number(item.record.number)
-        return self._done(item.record, move, done)
+        assert isinstance(done, Record)  # no operation of a caller's goes with it
+        return done
 
-    def _done(self, record: Record, move: Move, done: ChangeResult) -> Record:
-        after = self._moves.after(record, move, done.records[0], done.postings[0])
+    async def _commit(self, record: Record, move: Move, booking: Booking, **more: Any) -> Record | OperationResult:
+        """Write a move with all that its booking names, in one transaction. The answer to an operation, if it has one.
+
+        Raises `RecordMoved` for this record only: another one that has moved meanwhile is read again.
+        """
+        own_active = more.pop("active", ())
+        for _ in range(TRIES):
+            others = Others()
+            if booking.starts or booking.signals:
+                others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
+            intents, moves = (*booking.intents, *others.intents), (move, *others.moves)
+            try:
+                done = await self.writer.apply(Change(intents, moves, active=(*own_active, *others.active), **more))
+            except RecordMoved as moved:
+                if (moved.flow, moved.id) == (record.flow, record.id):
+                    raise
+                continue
+            if not done.records:
+                assert done.operation is not None  # the only other way for a change to end
+                return done.operation
+            after, *moved_too = [
+                self._moved(r, m, *done_)
+                for r, m, *done_ in zip((record, *others.records), moves, done.records, done.postings, strict=True)
+            ]
+            for other in moved_too:
+                if other.worker and self.flows[other.flow].machine.state(other.state).kind is Kind.CALL:
+                    self.drive(other)
+            return after
+        raise Conflict(f"records that {record.flow} {record.id} starts or signals are being moved", TRIES)
+
+    def _moved(self, record: Record, move: Move, number: int, posting: int) -> Record:
+        after = self.moves.after(record, move, number, posting)
         if self.flows[after.flow].machine.state(after.state).kind is Kind.TERMINAL:
             self.settled[after.flow, after.state] += 1
         return after

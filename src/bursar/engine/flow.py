@@ -17,7 +17,7 @@ import msgspec
 
 from bursar.model.entries import Intent
 from bursar.model.flow_rows import RowKind, RowOperation
-from bursar.model.machine import Arrow, Kind, Machine, MachineError
+from bursar.model.machine import Arrow, Kind, Machine, MachineError, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
@@ -51,6 +51,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     body: msgspec.Struct | None = None  # the record's body from now on
     in_flight_posting: int | None = None  # the posting in transit that belongs to the record from now on
     rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with the answer, also if it stays
+    unchanged: bool = False  # a poll that says nothing new: no row of history, no count of calls, no general alarm
+    retry_after_s: float | None = None  # instead of the state's or the flow's delay, if the record stays
     high_water: tuple[str, int] | None = None  # rail, and the sequence in its own log at which it did this (T33)
 
     def as_json(self) -> str:
@@ -94,12 +96,32 @@ class FlowRecord(msgspec.Struct, Generic[B], frozen=True):
         return self.record.id
 
 
+class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Another record that an arrow starts. Its id is the flow's choice, and makes it start once."""
+
+    flow: str
+    id: str
+    body: msgspec.Struct
+    owner: str = ""
+
+
+class RecordSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """An event for another record that waits for it."""
+
+    flow: str
+    id: str
+    event: str
+    evidence: dict[str, Any] = {}
+
+
 class Booking(msgspec.Struct, frozen=True):
     """Entries that accompany an arrow, in the unit of its transition."""
 
     intents: tuple[Intent, ...] = ()
     in_flight_account: str = ""  # the account in which they make the posting that belongs to the record from now on
     rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with the arrow
+    starts: tuple[NewRecord, ...] = ()  # other records, in the same transaction
+    signals: tuple[RecordSignal, ...] = ()  # to other records, which leave their waiting in the same transaction
     clears_in_flight: bool = False  # they consume it: none belongs to it any more
     # Where the entries are not the echo of something that happened outside but the operation itself, a refusal is its
     # answer: by the refusal's code, what that stands for. Any other refusal is a mistake, and people are told.
@@ -218,6 +240,20 @@ class Flow(Generic[B]):
     def name(self) -> str:
         """The machine's name: how records and pauses name the flow."""
         return self.machine.name
+
+    def delay_us(self, state: State, answer: Answer, attempt: int, chance: float) -> int:
+        """How long until a record that stays is called for again: the answer's word, the state's, or the flow's."""
+        asked_s = answer.retry_after_s
+        if asked_s is None and answer.outcome is Outcome.PENDING:
+            asked_s = state.poll_s
+        if asked_s is None:
+            return self.retry.delay_us(attempt, chance)
+        return int(min(max(asked_s, 0.0), self.delay_s_max) * 1e6)
+
+    @property
+    def delay_s_max(self) -> float:
+        """The longest delay until a call: due later than that is a clock that jumped (L24)."""
+        return max([self.retry.cap_s, *(state.poll_s or 0.0 for state in self.machine.states)])
 
     def own_rows(self, rows: tuple[RowOperation, ...]) -> tuple[RowOperation, ...]:
         """The same rows, all of kinds that the flow has declared."""

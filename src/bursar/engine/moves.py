@@ -8,12 +8,17 @@ from typing import Any
 import msgspec
 
 from bursar.engine import waiting
+from bursar.engine.arrows import automatic
 from bursar.engine.flow import Answer, Booking, Flow, FlowRecord
+from bursar.model.entries import check_key
 from bursar.model.flow_rows import RowOperation
 from bursar.model.machine import Kind
+from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.ports import Ports
 from bursar.writer import Move, NewTransition
+
+CREATED = "CREATED"
 
 
 class Moves:
@@ -24,6 +29,51 @@ class Moves:
         self.ports = ports
         self.worker = worker
         self.lease_us = lease_us
+
+    def new_record(self, flow: str, id_: str, owner: str, body: msgspec.Struct) -> Record:
+        """A record that is not written yet."""
+        now_us = self.ports.now_us()
+        return Record(
+            number=0,
+            flow=flow,
+            id=id_,
+            owner=owner and check_key(owner),
+            state=self.flows[flow].machine.initial,
+            version=0,
+            attempt=0,
+            in_flight_posting=0,
+            due_us=now_us + self.lease_us,
+            worker=self.worker,
+            body=msgspec.json.encode(body).decode(),
+            error="",
+            since_us=now_us,
+            created_us=now_us,
+            updated_us=now_us,
+        )
+
+    def begin(
+        self, flow: Flow[Any], record: Record, body: msgspec.Struct, actor: str
+    ) -> tuple[FlowRecord[Any], Booking, Move]:
+        """A new record in the state that it comes to by itself, what accompanies its start, and its move there."""
+        first = NewTransition("", CREATED, record.state)
+        transitions = (first, *automatic(flow, FlowRecord(record, body), record.state))
+        there = FlowRecord(msgspec.structs.replace(record, state=transitions[-1].target), body)
+        booking = flow.book_start(there)
+        return there, booking, self.move(record, transitions, actor, booking, body=record.body)
+
+    def signalled(
+        self, flow: Flow[Any], record: Record, event: str, evidence: dict[str, Any], actor: str
+    ) -> tuple[Booking, Move]:
+        """What accompanies an event that a waiting record gets, and its move."""
+        item = flow.item(record)
+        target = flow.machine.next(record.state, event).name
+        answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=evidence)
+        answer = msgspec.structs.replace(answer, body=flow.next_body(item, event, answer))
+        body = item.body if answer.body is None else answer.body
+        told = NewTransition(record.state, event, target, answer.as_json())
+        booking = flow.book(item, event, answer)
+        transitions = (told, *automatic(flow, FlowRecord(record, body), target))
+        return booking, self.apply(item, transitions, booking, answer, actor=actor)
 
     def apply(
         self,

@@ -102,7 +102,7 @@ class Worker:
         engine.ended = {}
         records = engine.store.single().records
         if self._looked:
-            longest_s = max([CAP_S, *(flow.retry.cap_s for flow in engine.flows.values())])
+            longest_s = max([CAP_S, *(flow.delay_s_max for flow in engine.flows.values())])
             cap_us = int(longest_s * 1e6) + engine.lease_us
             return list(await records.claim_due(self.flows, engine.worker, most, engine.lease_us, cap_us))
         page = list(await records.claim_all(self.flows, engine.worker, most, engine.lease_us, self._after))

@@ -21,6 +21,7 @@ from functools import cached_property
 from bursar.model import drawing
 from bursar.model.errors import BursarError
 from bursar.model.outcome import UNKNOWNS, Outcome
+from bursar.model.retry import CAP_MAX_S
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[ _][A-Za-z0-9]+)*", re.ASCII)
 NAME_LENGTH_MAX = 64
@@ -49,6 +50,7 @@ class State:
     compensating: bool = False  # money is on its way back, or is back, or never left: a success may not lead here
     action: str | None = None  # CALL: the name of what is called
     awaits: str | None = None  # WAIT: who is to speak ("approver", "payout")
+    poll_s: float | None = None  # CALL: after PENDING, call again so long after; None: by the flow's back-off
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))  # a kind that is only text would slip through every check
@@ -81,7 +83,8 @@ class Flaw(StrEnum):
     NO_TERMINAL = "a record must be able to end"
     NO_ACTION = "a call state must name what it calls"
     NOBODY_AWAITED = "a waiting state must name who is to speak"
-    STRAY_FIELD = "only call states have an action, only waiting states await somebody"
+    STRAY_FIELD = "only call states have an action and are polled, only waiting states await somebody"
+    BAD_POLL = "a delay between two polls is longer than nothing, and at most thirty days"
     FUNDS_AT_THE_END = "money in flight in a terminal state is lost"
     LEAVES_THE_END = "terminal states don't move"
     UNKNOWN_STATE = "arrows join states of the machine"
@@ -288,8 +291,11 @@ def _wrong_state(state: State) -> Iterator[Problem]:
         yield Problem(Flaw.NO_ACTION, state=state.name)
     if state.kind is Kind.WAIT and not state.awaits:
         yield Problem(Flaw.NOBODY_AWAITED, state=state.name)
-    if (state.action and state.kind is not Kind.CALL) or (state.awaits and state.kind is not Kind.WAIT):
+    called = bool(state.action) or state.poll_s is not None
+    if (called and state.kind is not Kind.CALL) or (state.awaits and state.kind is not Kind.WAIT):
         yield Problem(Flaw.STRAY_FIELD, state=state.name)
+    if state.poll_s is not None and not 0 < state.poll_s <= CAP_MAX_S:
+        yield Problem(Flaw.BAD_POLL, state=state.name, detail=f"{state.poll_s} s")
     if state.kind is Kind.TERMINAL and state.in_flight:
         yield Problem(Flaw.FUNDS_AT_THE_END, state=state.name)
 

@@ -1,0 +1,85 @@
+"""Other records that a booking starts, or whose waiting it ends: in the same transaction, all of them or none.
+
+Each is moved by a compare-and-set of its own. If one of them has moved since it was read, `RecordMoved` names it, and
+the engine reads them again; the record whose booking it is was not touched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bursar.engine.flow import Booking, FlowRefused
+from bursar.model.entries import Intent, check_key
+from bursar.model.errors import AlreadyExists, NotPossible, UnknownRecord
+from bursar.model.machine import ImpossibleEvent, Kind
+from bursar.model.records import Record
+from bursar.writer import Move
+
+if TYPE_CHECKING:
+    from bursar.engine.engine import Engine
+
+OTHERS_MAX = 16  # records in one change: what a person can still follow
+
+
+class Others(msgspec.Struct):
+    """What goes with a change for the sake of other records."""
+
+    intents: list[Intent] = []
+    moves: list[Move] = []
+    records: list[Record] = []  # as they were before those moves
+    active: list[str] = []  # accounts that must be active for those that are started
+
+
+async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> Others:
+    """The moves of all that a booking starts and signals, and of what those bookings do in turn."""
+    others = Others(intents=[], moves=[], records=[], active=[])
+    source = {"flow": own.flow, "id": own.id}
+    bookings = [booking]
+    while bookings:
+        booking = bookings.pop(0)
+        for new in booking.starts:
+            flow = engine.require(new.flow)
+            await flow.admit(new.body, check_key(new.id))
+            if await engine.get(new.flow, new.id) is not None:
+                raise AlreadyExists(f"record of {new.flow}", new.id, "a record can be started once")
+            record = engine.moves.new_record(new.flow, new.id, new.owner, new.body)
+            _, theirs, move = engine.moves.begin(flow, record, new.body, actor)
+            others.active += flow.active(new.body)
+            bookings.append(_add(own, others, record, theirs, _for_any_worker(move, actor)))
+        for signal in booking.signals:
+            found = await engine.get(signal.flow, signal.id)
+            if found is None:
+                raise UnknownRecord(signal.flow, signal.id)
+            theirs, move = signalled(engine, found, signal.event, signal.evidence | {"from": source}, actor)
+            bookings.append(_add(own, others, found, theirs, move))
+    return others
+
+
+def signalled(engine: Engine, record: Record, event: str, evidence: dict[str, Any], actor: str) -> tuple[Booking, Move]:
+    """What an event does to a record that waits for it, and its booking; `NotPossible` if it does not wait for it."""
+    flow = engine.require(record.flow)
+    if flow.machine.state(record.state).kind is not Kind.WAIT:
+        raise NotPossible(record.flow, record.id, record.state, f"it does not wait for {event}")
+    try:
+        return engine.moves.signalled(flow, record, event, evidence, actor)
+    except ImpossibleEvent as error:
+        raise NotPossible(record.flow, record.id, record.state, str(error)) from None
+
+
+def _for_any_worker(move: Move, actor: str) -> Move:
+    """A person's process may be gone in a moment: what a person's word starts is due at once, for any worker."""
+    return msgspec.structs.replace(move, delay_us=0, worker="") if actor and move.delay_us is not None else move
+
+
+def _add(own: Record, others: Others, record: Record, booking: Booking, move: Move) -> Booking:
+    names = [(own.flow, own.id), *((known.flow, known.id) for known in others.records)]
+    if (record.flow, record.id) in names:
+        raise FlowRefused(own.flow, f"{record.flow} {record.id} would be moved twice in one transaction")
+    if len(names) > OTHERS_MAX:
+        raise FlowRefused(own.flow, f"more than {OTHERS_MAX} records in one transaction")
+    others.records.append(record)
+    others.moves.append(move)
+    others.intents += booking.intents
+    return booking
