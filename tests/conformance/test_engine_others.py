@@ -133,7 +133,8 @@ async def until(engine: Engine, flow: str, id: str, state: str) -> Record:
             found = await engine.get(flow, id)
             if found is not None and found.state == state:
                 return found
-            await asyncio.sleep(0.002)
+            for job in await engine.store.read.records.list("jobs"):  # also one whose driver was cancelled
+                await engine.process_now(job, 5)
 
 
 @MODES
