@@ -15,7 +15,6 @@ from bursar.rails.trading import Reply
 
 TASKS = {
     "bursar-worker",
-    "bursar-waiting",
     "bursar-watch",
     "bursar-prune",
     "bursar-alerts",

@@ -93,15 +93,13 @@ class Here(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Read from the engine and the clients, now."""
-        engines, cores = self._runtime.engines, self._runtime.cores
-        driven = sum(engine.in_progress for engine in engines)
-        yield GaugeMetricFamily("bursar_driven", "Records that are being driven here.", driven)
+        engine, cores = self._runtime.engine, self._runtime.cores
+        yield GaugeMetricFamily("bursar_driven", "Records that are being driven here.", engine.in_progress)
         settled = CounterMetricFamily(
             "bursar_settled_total", "Records that came to an end here.", labels=["flow", "state"]
         )
-        for engine in engines:
-            for (flow, state), count in sorted(engine.settled.items()):
-                settled.add_metric([flow, state], count)
+        for (flow, state), count in sorted(engine.settled.items()):
+            settled.add_metric([flow, state], count)
         yield settled
         floors = GaugeMetricFamily(
             "bursar_core_floor",
@@ -182,7 +180,7 @@ class Database(Collector):
 
     def _waiting(self) -> list[tuple[str, str]]:
         """States in which a record waits for a signal, so that no worker drives it. Few."""
-        machines = [flow.machine for engine in self._runtime.engines for flow in engine.flows.values()]
+        machines = [flow.machine for flow in self._runtime.engine.flows.values()]
         return [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
 
 
