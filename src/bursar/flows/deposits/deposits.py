@@ -51,6 +51,10 @@ from bursar.model.retry import Alarm
 
 USER_MAX = 2**63 - 1
 WAITS_S = 3_600.0  # for a second person, before people are told
+# By one who did not ask for it and repeats what is to be booked, or one operator could mint money (L25).
+CONFIRMED_BY = (
+    "it is confirmed by POST /api/v1/deposits/REFERENCE/confirm, where a second person repeats what is booked"
+)
 log = logging.getLogger("bursar.deposits")
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
@@ -99,7 +103,13 @@ class Deposits:
         self.confirm_above = confirm_above  # asset → smallest units
         alarm = Alarm(reason="waiting", state=ASKED, seconds=waits_s)
         self.flow: Flow[Deposit] = Flow(
-            machine=MACHINE, body=Deposit, actions={}, book=_book, next_body=_next_body, alarms=(alarm,)
+            machine=MACHINE,
+            body=Deposit,
+            actions={},
+            book=_book,
+            next_body=_next_body,
+            reserved_events={CONFIRM: CONFIRMED_BY},
+            alarms=(alarm,),
         )
         store, writer = self.ledger.store, self.ledger.writer
         self.engine = register(engine or Engine(store, writer, (), worker=transfers.engine.worker), self.flow)
