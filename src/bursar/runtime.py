@@ -41,7 +41,6 @@ FIRST_WRITE_S = 10.0  # how long the database may take to commit a row when we s
 NOT_OURS = (OTHER_CORE, OTHER_LEDGER)  # trouble with a core that only people can end
 AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # it is away for everybody, or slow, and comes back
 UNCHECKED_S = 1.0  # between two tries to compare a core with the ledger that did not answer yet
-WAITING_S = 2.0  # between two looks at what waits for people
 
 log = logging.getLogger("bursar.runtime")
 
@@ -53,22 +52,18 @@ class Runtime:
     config: Config
     ports: Ports
     bursar: Bursar
+    engine: Engine  # the only one of the process: it drives every flow
     cores: dict[AccountType, TradingClient]
     transfers: Transfers
     deposits: Deposits
     worker: Worker
     probe: Probe
 
-    @property
-    def engines(self) -> tuple[Engine, ...]:
-        """All that drive records here, for those who watch."""
-        return (self.transfers.engine, self.deposits.engine)
-
     def background(self, name: str, work: Callable[[], Awaitable[object]]) -> asyncio.Task[None]:
         """A task beside the others that does not end in silence: it is run again, and an alert is raised."""
 
         async def alert(message: str) -> None:
-            await self.transfers.engine.alert(None, f"{name} failed", "critical", message)
+            await self.engine.alert(None, f"{name} failed", "critical", message)
 
         return asyncio.create_task(supervise(name, work, self.ports, alert, AWAY), name=name)
 
@@ -112,6 +107,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
         }
         for client in cores.values():
             await stack.enter_async_context(client)
+        engine = Engine(bursar.store, bursar.ledger.writer, (), worker=name)
         transfers = Transfers(
             bursar.ledger,
             cores,
@@ -123,14 +119,16 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
             safety_factor=config.safety_factor,
             retry=Retry(first_s=config.retry_backoff_ms / 1000, cap_s=config.retry_backoff_max_ms / 1000),
             alarms=alarms(config),
-            worker=name,
             horizons=Horizons(room_after_s=config.core_room_after_s, forget_after_s=config.core_forget_after_s),
+            engine=engine,
         )
         transfers.unchecked.update(cores)
         await transfers.prepare()
-        deposits = Deposits(transfers, confirm_above=config.deposit_confirm_above, waits_s=config.alert_waiting_s)
+        deposits = Deposits(
+            transfers, confirm_above=config.deposit_confirm_above, waits_s=config.alert_waiting_s, engine=engine
+        )
         worker = Worker(
-            transfers.engine,
+            engine,
             driven_max=config.driven_max,
             scan_s=config.scan_interval_ms / 1000,
         )
@@ -139,6 +137,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
                 config=config,
                 ports=ports,
                 bursar=bursar,
+                engine=engine,
                 cores=cores,
                 transfers=transfers,
                 deposits=deposits,
@@ -146,9 +145,9 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
                 probe=probe,
             )
         finally:
-            left = await transfers.engine.finish(stopping.left_s(0.5))
+            left = await engine.finish(stopping.left_s(0.5))
             if left:
-                log.warning("%s transfers are left where they are; whoever comes next goes on with them", left)
+                log.warning("%s records are left where they are; the next worker goes on with them", left)
 
 
 async def _check_assets(config: Config, bursar: Bursar) -> None:
@@ -178,31 +177,29 @@ async def running(config: Config, ports: Ports, role: str, stopping: Stopping | 
     told = sinks(config, ports)  # wrong settings are refused before anything is opened
     stopping = stopping or Stopping(ports, config.shutdown_ms / 1000)
     async with opened(config, ports, role, stopping) as runtime:
-        runtime.transfers.engine.logs_alerts = runtime.deposits.engine.logs_alerts = False  # the bell does, once
-        waiting = Worker(runtime.deposits.engine, scan_s=WAITING_S)
-        workers = {"bursar-worker": runtime.worker, "bursar-waiting": waiting}
-        tasks = [runtime.background(name, worker.run) for name, worker in workers.items()]
+        engine = runtime.engine
+        engine.logs_alerts = False  # the bell does, once
+        working = runtime.background("bursar-worker", runtime.worker.run)
         beside = [
             runtime.background("bursar-watch", partial(_watch, runtime)),
             runtime.background("bursar-prune", partial(_prune, runtime)),
             runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
-            runtime.background("bursar-pauses", partial(watch_pauses, runtime.transfers.engine, config.alert_paused_s)),
-            runtime.background("bursar-closings", partial(watch_closings, runtime.transfers.engine)),
-            runtime.background("bursar-forced-calls", partial(keep_asking, runtime.transfers.engine)),
+            runtime.background("bursar-pauses", partial(watch_pauses, engine, config.alert_paused_s)),
+            runtime.background("bursar-closings", partial(watch_closings, engine)),
+            runtime.background("bursar-forced-calls", partial(keep_asking, engine)),
             runtime.background("bursar-holds", partial(_expire_holds, runtime)),
         ]
         try:
             await first_look(runtime)
             yield runtime
         finally:
-            for worker in workers.values():
-                worker.stop()
+            runtime.worker.stop()
             for other in beside:
                 other.cancel()
-            await asyncio.wait([*tasks, *beside], timeout=stopping.left_s(0.3))
-            for task in (*tasks, *beside):  # in the middle of a look, or of what can't be cancelled
+            await asyncio.wait([working, *beside], timeout=stopping.left_s(0.3))
+            for task in (working, *beside):  # in the middle of a look, or of what can't be cancelled
                 task.cancel()
-            await asyncio.wait([*tasks, *beside], timeout=stopping.left_s(0.3))
+            await asyncio.wait([working, *beside], timeout=stopping.left_s(0.3))
 
 
 async def first_look(runtime: Runtime) -> None:
@@ -240,7 +237,7 @@ async def _prune(runtime: Runtime) -> None:
         for result in await prune_cores(runtime):
             log.info("core %s: floors %s, %s kept %s", result.rail, result.floors, result.kept, result.note)
             if result.refused:
-                await runtime.transfers.engine.alert(None, f"core {result.rail} is not pruned", "warning", result.note)
+                await runtime.engine.alert(None, f"core {result.rail} is not pruned", "warning", result.note)
 
 
 async def _expire_holds(runtime: Runtime) -> None:

@@ -15,7 +15,6 @@ from bursar.rails.trading import Reply
 
 TASKS = {
     "bursar-worker",
-    "bursar-waiting",
     "bursar-watch",
     "bursar-prune",
     "bursar-alerts",
@@ -49,7 +48,7 @@ async def _pruned(url: str, folder: Path) -> None:
         assert there.room > there.forget > 1
         assert known is not None
         assert (known.room >= there.room, known.forget >= there.forget) == (True, True), "written here first"
-        assert 'bursar_core_floor{core="SPOT",floor="room"} 1\n' not in (await here.get("/metrics")).text
+        assert 'bursar_core_floor{core="SPOT",floor="room"} 1.0\n' not in (await here.get("/metrics")).text
 
 
 def test_cores_are_pruned_by_themselves(url: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.api.office import ALICE, TRANSFERS, Office, office, refusal, token, until
 from tests.builders import scenario
 
-from bursar.api.health import COUNTED_S
+from bursar.api.metrics import COUNTED_S
 from bursar.flows.transfers import AccountType, CommitUnknown
 from bursar.flows.transfers.link import CoreUnusable
 from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
@@ -206,8 +206,8 @@ async def test_many_who_ask_for_metrics_have_the_database_count_once(url: str, t
         assert all("bursar_database_up 1" in text for text in texts)
         assert calls.count("count_driven") == 1
         assert "count_records" not in calls
-        watched = here.app._app.app.state["watched"]
-        watched._seen = msgspec.structs.replace(watched._seen, at=watched._seen.at - COUNTED_S - 0.001)
+        database = here.app._app.app.state["metrics"].database
+        database._seen = msgspec.structs.replace(database._seen, at=database._seen.at - COUNTED_S - 0.001)
         await here.get("/metrics")
         assert calls.count("count_driven") == 2
 

@@ -138,7 +138,7 @@ def test_recover_sets_aside_what_it_cannot_read_and_says_so(shell: Shell, broken
     audit = shell("audit")
     assert (audit.code, "I3: commit s1 of key 'k' was set aside" in audit.out) == (1, True)
     assert "→ Release what was set aside (`bursar saga list`, `bursar saga release`)" in audit.out
-    assert "critical" in shell("transfer", "alerts").out
+    assert "critical" in shell("alert", "list").out
     assert [(one["id"], one["phase"]) for one in shell("--json", "saga", "list").json] == [("s1", "set aside")]
     assert "set aside" in shell("saga", "list").out
     assert shell("saga", "release", "s1").code == 2
@@ -327,6 +327,8 @@ WRITES_NOTHING = [
     ("recover",),
     ("recover", "--restored"),
     ("transfer", "list"),
+    ("flow", "list"),
+    ("alert", "list"),
     ("transfer", "stop", "--actor", "anna", "--reason", "ticket 17"),
 ]
 

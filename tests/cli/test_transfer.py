@@ -113,44 +113,47 @@ def test_a_stuck_transfer_is_seen_retried_and_forced_by_two(operate: Any, tmp_pa
     req_id = stuck["req_id"]
     assert req_id in operate("transfer", "list", "--user", str(ALICE)).out
     assert operate("--json", "transfer", "list", "--user", "7").json == []
-    assert "no answer" in operate("transfer", "show", req_id).out
-    [alert] = operate("--json", "transfer", "alerts").json
-    assert operate("transfer", "acknowledge", str(alert["record"]), alert["reason"], "--actor", "anna").code == 0
-    assert operate("--json", "transfer", "alerts").json == []
+    assert "no answer" in operate("flow", "show", "transfers", req_id).out
+    [alert] = operate("--json", "alert", "list").json
+    assert (alert["flow"], alert["id"]) == ("transfers", req_id)
+    assert operate("alert", "acknowledge", str(alert["record"]), alert["reason"], "--actor", "anna").code == 0
+    assert operate("--json", "alert", "list").json == []
     why = ("--reason", "ticket 17")
-    assert "due now" in operate("transfer", "retry", req_id, "--actor", "anna", *why).out
+    assert "due now" in operate("flow", "retry", "transfers", req_id, "--actor", "anna", *why).out
+    force = ("flow", "force", "transfers", req_id, "EXPLICIT_FAIL")
     for actor in ("anna", "Anna"):
-        told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", actor, *why)
-        assert f"{req_id} is SOURCE_PENDING: asked for; another person must say the same" in told.out
-    told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", "ben", *why)
-    assert f"{req_id} is SOURCE_PENDING: not decided: the core did not answer" in told.out
+        told = operate(*force, "--actor", actor, *why)
+        assert f"{req_id} is SOURCE_PENDING: asked for by anna; another person must run: bursar flow force" in told.out
+    told = operate(*force, "--actor", "ben", *why)
+    assert f"{req_id} is SOURCE_PENDING: not decided: its rail did not say" in told.out
     with core_is_back(tmp_path):
-        told = operate("transfer", "force", req_id, "EXPLICIT_FAIL", "--actor", "ben", *why)
+        told = operate(*force, "--actor", "ben", *why)
     assert f"{req_id} is FAILED: decided" in told.out
-    history = operate("--json", "transfer", "show", req_id).json["history"]
+    history = operate("--json", "flow", "show", "transfers", req_id).json["history"]
     assert [one["actor"] for one in history][-1] == "ben"
-    assert operate("transfer", "retry", req_id, "--actor", "anna", *why).code == 1
+    assert operate("flow", "retry", "transfers", req_id, "--actor", "anna", *why).code == 1
 
 
-def test_two_people_are_told_that_the_core_did_not_answer(operate_spot: Any) -> None:
+def test_operators_are_told_that_the_core_did_not_answer(operate_spot: Any) -> None:
     [stuck] = operate_spot("--json", "transfer", "list", "--state", "TARGET_PENDING").json
-    force = ("transfer", "force", stuck["req_id"], "EXPLICIT_FAIL", "--reason", "ticket 17", "--actor")
-    assert "another person must say the same" in operate_spot(*force, "anna").out
+    force = ("flow", "force", "transfers", stuck["req_id"], "EXPLICIT_FAIL", "--reason", "ticket 17", "--actor")
+    assert "another person must run" in operate_spot(*force, "anna").out
     for _ in range(2):
         told = operate_spot(*force, "ben")
         assert (told.code, "another person" in told.out) == (0, False)
-        assert "is TARGET_PENDING: not decided: the core did not answer, and will be asked again" in told.out
+        assert "is TARGET_PENDING: not decided: its rail did not say that it never happened" in told.out
 
 
 def test_history_alerts_and_pauses_say_when(operate: Any) -> None:
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
     [stuck] = operate("--json", "transfer", "list").json
-    history = operate("transfer", "show", stuck["req_id"]).out.splitlines()[2:]
-    assert all(re.match(rf"{when}\.\d{{3}} ", line) for line in history), history
+    shown = operate("flow", "show", "transfers", stuck["req_id"]).out
+    history = re.findall(rf"^{when}\.\d{{3}} .*$", shown, re.MULTILINE)
     assert history == sorted(history)
-    assert re.search(rf"\n{when} ", operate("transfer", "alerts").out)
+    assert len(history) == len(operate("--json", "flow", "show", "transfers", stuck["req_id"]).json["history"])
+    assert re.search(rf"\n{when} ", operate("alert", "list").out)
     operate("transfer", "stop", "--actor", "anna", "--reason", "ticket 17")
-    assert re.search(rf"\n{when} +flow +new transfers +anna", operate("transfer", "pauses").out)
+    assert re.search(rf"\n{when} +flow +new transfers +anna", operate("flow", "pauses").out)
 
 
 def test_what_only_needs_the_database_asks_for_no_secret_and_leaves_no_folder(
@@ -163,34 +166,38 @@ def test_what_only_needs_the_database_asks_for_no_secret_and_leaves_no_folder(
     who = ("--actor", "anna")
     why = ("--reason", "ticket 17")
     for words in (
-        ("alerts",),
-        ("pauses",),
-        ("stop", *who, *why),
-        ("allow", *who, *why),
-        ("list",),
-        ("show", stuck["req_id"]),
-        ("retry", stuck["req_id"], *who, *why),
-        ("acknowledge", "17", "stuck", *who),
+        ("alert", "list"),
+        ("alert", "acknowledge", "17", "stuck", *who),
+        ("flow", "list"),
+        ("flow", "pauses"),
+        ("flow", "show", "transfers", stuck["req_id"]),
+        ("flow", "retry", "transfers", stuck["req_id"], *who, *why),
+        ("flow", "pause", "deposits", *who, *why),
+        ("flow", "resume", "deposits", *who, *why),
+        ("transfer", "stop", *who, *why),
+        ("transfer", "allow", *who, *why),
+        ("transfer", "list"),
+        ("transfer", "show", stuck["req_id"]),
     ):
-        assert operate("transfer", *words).code == 0, words
-    ran = operate("transfer", "force", stuck["req_id"], "SUCCESS", *who, *why)
+        assert operate(*words).code == 0, words
+    ran = operate("flow", "force", "transfers", stuck["req_id"], "SUCCESS", *who, *why)
     assert (ran.code, "CONFIG_REFUSED" in ran.err) == (1, True)
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_rail_is_paused_and_resumed(operate: Any) -> None:
     why = ("--actor", "anna", "--reason", "the core moves")
-    assert "rail spot is paused" in operate("transfer", "pause", "rail", "spot", *why).out
-    assert "was paused before" in operate("transfer", "pause", "rail", "spot", *why).out
-    [pause] = operate("--json", "transfer", "pauses").json
+    assert "rail spot is paused" in operate("flow", "pause", "--rail", "spot", *why).out
+    assert "was paused before" in operate("flow", "pause", "--rail", "spot", *why).out
+    [pause] = operate("--json", "flow", "pauses").json
     assert (pause["kind"], pause["name"], pause["actor"], pause["reason"]) == ("rail", "spot", "anna", "the core moves")
     create = ("transfer", "create", "--user", str(ALICE), "--from", "FUNDING", "--to", "SPOT", "USDT", "1")
     assert "no new transfers from or to spot" in operate(*create).err
-    wrong = operate("transfer", "pause", "rail", "spott", *why)
+    wrong = operate("flow", "pause", "--rail", "spott", *why)
     assert (wrong.code, "rails: funding, spot" in wrong.err) == (1, True)
-    assert "is resumed" in operate("transfer", "resume", "rail", "spot", *why).out
-    assert "was not paused" in operate("transfer", "resume", "rail", "spot", *why).out
-    assert operate("transfer", "pause", "flow", "transfers", *why).code == 0
+    assert "is resumed" in operate("flow", "resume", "--rail", "spot", *why).out
+    assert "was not paused" in operate("flow", "resume", "--rail", "spot", *why).out
+    assert operate("flow", "pause", "transfers", *why).code == 0
 
 
 def test_a_core_that_is_away_and_a_transfer_that_is_not_there(operate: Any) -> None:
@@ -221,12 +228,12 @@ def test_new_transfers_are_stopped_and_allowed_again(operate: Any) -> None:
     assert operate("transfer", "allow", "--actor", "\u0430nna", "--reason", "mended").code == 1
     allowed = operate("--json", "transfer", "allow", "--actor", "anna", "--reason", "mended").json
     assert allowed == {"allowed": True, "proposed": False}
-    history = operate("--json", "transfer", "pauses", "--history").json
+    history = operate("--json", "flow", "pauses", "--history").json
     assert [(one["action"], one["actor"], one["reason"]) for one in history] == [
         ("resumed", "anna", "mended"),
         ("paused", "anna", "ticket 17"),
     ]
-    assert "mended" in operate("transfer", "pauses", "--history").out
+    assert "mended" in operate("flow", "pauses", "--history").out
     assert "TRANSFERS_PAUSED" not in operate(*create).err
 
 

@@ -131,7 +131,7 @@ def freeze_between(here: Any, core: int) -> str:
     req_id: str = until(held)
     os.kill(core, signal.SIGSTOP)
     pauses(here, "DELETE FROM pauses")
-    here.run("transfer", "retry", req_id, "--actor", "anna", "--reason", "not to wait for its lease")
+    here.run("flow", "retry", "transfers", req_id, "--actor", "anna", "--reason", "not to wait for its lease")
     return req_id
 
 
@@ -142,5 +142,5 @@ def pauses(here: Any, sql: str) -> None:
 
 
 def attempts(here: Any, req_id: str) -> int:
-    shown = json.loads(here.run("--json", "transfer", "show", req_id))
+    shown = json.loads(here.run("--json", "flow", "show", "transfers", req_id))
     return max(int(transition["attempt"]) for transition in shown["history"])

@@ -100,4 +100,4 @@ def test_one_unreadable_record_ends_neither_the_watch_nor_an_audit(tmp_path: Pat
         orders = itertools.count()
         paused = until(lambda: (r := here.transfer("FUNDING", "SPOT", "0.01", f"b-{next(orders)}")).is_error and r)
         assert paused.json()["code"] == "TRANSFERS_PAUSED"
-        assert "I5 is broken" in here.run("--database", fact["database"], "transfer", "alerts")
+        assert "I5 is broken" in here.run("--database", fact["database"], "alert", "list")

@@ -22,7 +22,8 @@ from litestar.routes import HTTPRoute
 from bursar.api import health, money, transfers
 from bursar.api.answers import answer
 from bursar.api.bound import Bound
-from bursar.api.gate import ALWAYS_OPEN, Gate, Traffic
+from bursar.api.gate import ALWAYS_OPEN, Gate
+from bursar.api.metrics import Metrics
 from bursar.api.strict import QueryNames, StrictRequest, check_request
 from bursar.api.tokens import Keys
 from bursar.runtime import Runtime
@@ -54,12 +55,11 @@ def applications(runtime: Runtime, keys: Keys) -> tuple[Gate, Gate]:
 
     The first has health and metrics too, unless the configuration gives them an address of their own.
     """
-    ports, config, traffic = runtime.ports, runtime.config, Traffic()
+    ports, config, metrics = runtime.ports, runtime.config, Metrics(runtime)
     state = State(
         {
             "runtime": runtime,
-            "traffic": traffic,
-            "watched": health.Watched(runtime),
+            "metrics": metrics,
             "ports": ports,
         }
     )
@@ -68,6 +68,7 @@ def applications(runtime: Runtime, keys: Keys) -> tuple[Gate, Gate]:
     routes = {route.path_format for route in app.routes}
     public = routes - ALWAYS_OPEN if config.health_listen else routes
     bound = Bound(app, config.answer_s)
+    traffic = metrics.traffic
     return Gate(bound, ports, traffic, config, keys, public), Gate(bound, ports, traffic, config, keys, ALWAYS_OPEN)
 
 

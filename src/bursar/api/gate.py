@@ -7,14 +7,11 @@ when it is full.
 
 An address has one spelling here. The router would take `//metrics`, `/%6detrics` and `/metrics/` for `/metrics`, and
 whoever blocks that address in a proxy would have blocked one of four.
-
-Metrics are Prometheus' text format, written by hand: a few lines, against a library with a registry for the whole
-process.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +19,7 @@ import msgspec
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPRequestEvent, HTTPScope, Message, Receive, Scope, Send
 
+from bursar.api.metrics import Traffic
 from bursar.api.problems import MEDIA_TYPE, NOT_FOUND, OVERLOADED, Problem
 from bursar.api.rates import Rate, Turn
 from bursar.api.tokens import Identity, Keys, Role
@@ -35,63 +33,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 AUTHENTICATED = "bursar_identity"  # in a request's state: whose valid token came with it
 UNIDENTIFIED = "bursar_unidentified"  # or why it is not one: said by the routes that ask for one
 TURN = "bursar_turn"  # in a request's state: how it is counted, if it may move money
-BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_ROUTE = "(none)"
-
-
-class Traffic:
-    """What has gone through, in numbers that only grow."""
-
-    def __init__(self) -> None:
-        self.in_progress = 0
-        self.turned_away = 0
-        self.hung_up = 0
-        self.connections = 0
-        self.closed: dict[str, int] = defaultdict(int)  # reason → connections
-        self.requests: dict[tuple[str, str, int], int] = defaultdict(int)  # method, route, status
-        self.slower: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS_S) + 1))  # route → per bucket
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    def count(self, method: str, route: str, status: int, seconds: float) -> None:
-        """One request is over."""
-        self.requests[method, route, status] += 1
-        place = next((i for i, most in enumerate(BUCKETS_S) if seconds <= most), len(BUCKETS_S))
-        self.slower[route][place] += 1
-        self.seconds[route] += seconds
-
-    def lines(self) -> Iterable[str]:
-        """As Prometheus reads it."""
-        yield from family("bursar_http_in_progress", "gauge", "Requests in progress.", [("", self.in_progress)])
-        turned = [("", self.turned_away)]
-        yield from family("bursar_http_turned_away_total", "counter", "Requests refused: too many at once.", turned)
-        gone = [("", self.hung_up)]
-        yield from family("bursar_http_hung_up_total", "counter", "Requests whose body never came.", gone)
-        yield from family("bursar_http_connections", "gauge", "Open connections.", [("", self.connections)])
-        closed = [(f'{{reason="{reason}"}}', count) for reason, count in sorted(self.closed.items())]
-        yield from family("bursar_http_closed_total", "counter", "Connections closed by the server.", closed)
-        counts = [
-            (f'{{method="{method}",route="{route}",status="{status}"}}', count)
-            for (method, route, status), count in sorted(self.requests.items())
-        ]
-        yield from family("bursar_http_requests_total", "counter", "Requests answered.", counts)
-        name = "bursar_http_request_seconds"
-        yield f"# HELP {name} How long they took."
-        yield f"# TYPE {name} histogram"
-        for route, counted in sorted(self.slower.items()):
-            so_far = 0
-            for most, count in zip([*map(str, BUCKETS_S), "+Inf"], counted, strict=True):
-                so_far += count
-                yield f'{name}_bucket{{route="{route}",le="{most}"}} {so_far}'
-            yield f'{name}_sum{{route="{route}"}} {self.seconds[route]:.6f}'
-            yield f'{name}_count{{route="{route}"}} {so_far}'
-
-
-def family(name: str, kind: str, what: str, values: Iterable[tuple[str, float]]) -> Iterable[str]:
-    """One metric with its values, each with its labels."""
-    yield f"# HELP {name} {what}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in values:
-        yield f"{name}{labels} {value}"
 
 
 class Routes:

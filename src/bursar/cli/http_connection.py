@@ -24,7 +24,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as UvicornConnection
 from uvicorn.server import ServerState
 
-from bursar.api.gate import AUTHENTICATED, Traffic
+from bursar.api.gate import AUTHENTICATED
+from bursar.api.metrics import Traffic
 from bursar.api.problems import HEADERS_TOO_LARGE, MEDIA_TYPE, OVERLOADED, PAYLOAD_TOO_LARGE, REQUEST_TIMEOUT, Problem
 from bursar.flows.transfers import Code
 

@@ -210,6 +210,9 @@ class Flow(Generic[B]):
     local_rails: frozenset[str] = frozenset()  # which can always be asked: nobody's word is taken for theirs
     second_person: frozenset[str] = frozenset()  # what only two people together can tell a waiting record
     row_kinds: tuple[RowKind, ...] = ()  # of rows of its own: those that its bookings may name
+    # Events that only the flow's own code may send, which checks more than a machine can → what an operator does
+    # instead. `Operators.signal` refuses them.
+    reserved_events: Mapping[str, str] = field(default_factory=dict)
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS
     call_timeout_s: float = CALL_TIMEOUT_S
@@ -232,6 +235,8 @@ class Flow(Generic[B]):
             raise FlowRefused(self.name, "two kinds of rows have one name; their rows would be mixed up")
         if stray := sorted(self.second_person - set(self.machine.events)):
             raise FlowRefused(self.name, f"{', '.join(stray)} needs two people, but is no event")
+        if stray := sorted(self.reserved_events.keys() - set(self.machine.events)):
+            raise FlowRefused(self.name, f"{', '.join(stray)} is reserved, but is no event")
         states = {state.name for state in self.machine.states}
         if stray := sorted({alarm.state for alarm in self.alarms if alarm.state} - states):
             raise FlowRefused(self.name, f"an alarm watches {', '.join(stray)}, which is no state")

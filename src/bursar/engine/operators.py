@@ -67,6 +67,8 @@ class Operators:
             raise NotPossible(flow, id, record.state, "it waits for nobody who could speak")
         try:
             driven.machine.arrow(record.state, event)
+            if event in driven.reserved_events:
+                raise NotPossible(flow, id, record.state, driven.reserved_events[event])
             if event in driven.second_person and not await self._asked(record, event, actor):
                 return await self._note(record, TELL_ASKED, actor, {"reason": reason, "event": event}, delay_us=-1)
             return await self._engine.signal(record, event, actor, {"reason": reason})

@@ -35,6 +35,7 @@ HEALTH_CONNECTIONS_MAX = 64
 LOCK = "serve.lock"
 LOCK_SUFFIX = "-serve.lock"  # beside the database
 DAY_S = 86_400
+API_LIBRARIES = frozenset({"cryptography", "jwt", "litestar", "prometheus_client", "uvicorn"})
 
 config_option = click.option(
     "--config", "file", metavar="FILE", envvar="BURSAR_CONFIG", show_envvar=True, help="Settings, as TOML."
@@ -48,7 +49,7 @@ def _needs_api() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in ("litestar", "uvicorn", "jwt", "cryptography"):
+        if error.name is None or error.name.split(".")[0] not in API_LIBRARIES:
             raise
         raise click.UsageError(f"{error.name} is missing: pip install 'bursar[api]'") from None
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.cli.commands.transfer import actor_option, on_runtime, reason_option, transfer
+from bursar.cli.commands.transfer import transfer
 from bursar.cli.errors import Unusable
+from bursar.cli.operating import actor_option, on_runtime, reason_option
 from bursar.cli.output import Output, shown, table
 from bursar.model.views import moment
 

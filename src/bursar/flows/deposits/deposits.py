@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord
+from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, register
 from bursar.flows.deposits.machine import ASKED, BOOKED, CONFIRM, MACHINE, REJECT
 from bursar.flows.transfers import Transfers
 from bursar.flows.transfers.incoming import (
@@ -51,6 +51,10 @@ from bursar.model.retry import Alarm
 
 USER_MAX = 2**63 - 1
 WAITS_S = 3_600.0  # for a second person, before people are told
+# By one who did not ask for it and repeats what is to be booked, or one operator could mint money (L25).
+CONFIRMED_BY = (
+    "it is confirmed by POST /api/v1/deposits/REFERENCE/confirm, where a second person repeats what is booked"
+)
 log = logging.getLogger("bursar.deposits")
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
@@ -86,14 +90,29 @@ class DepositView(msgspec.Struct, frozen=True, kw_only=True):
 class Deposits:
     """External deposits."""
 
-    def __init__(self, transfers: Transfers, *, confirm_above: Mapping[str, int], waits_s: float = WAITS_S) -> None:
+    def __init__(
+        self,
+        transfers: Transfers,
+        *,
+        confirm_above: Mapping[str, int],
+        waits_s: float = WAITS_S,
+        engine: Engine | None = None,
+    ) -> None:
+        """`engine`: the one of the process, which drives other flows too; without it deposits get one of their own."""
         self.ledger = transfers.ledger
         self.confirm_above = confirm_above  # asset → smallest units
         alarm = Alarm(reason="waiting", state=ASKED, seconds=waits_s)
         self.flow: Flow[Deposit] = Flow(
-            machine=MACHINE, body=Deposit, actions={}, book=_book, next_body=_next_body, alarms=(alarm,)
+            machine=MACHINE,
+            body=Deposit,
+            actions={},
+            book=_book,
+            next_body=_next_body,
+            reserved_events={CONFIRM: CONFIRMED_BY},
+            alarms=(alarm,),
         )
-        self.engine = Engine(self.ledger.store, self.ledger.writer, [self.flow], worker=transfers.engine.worker)
+        store, writer = self.ledger.store, self.ledger.writer
+        self.engine = register(engine or Engine(store, writer, (), worker=transfers.engine.worker), self.flow)
 
     async def ask(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
         """Book it; or, where it is large, write it down until a second person has confirmed it."""

@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from bursar.engine import Bell, Engine, Flow, Operators, Worker
+from bursar.engine import Bell, Engine, Flow, Operators, Worker, register
 from bursar.flows.sequence.checks import check_ground, define
 from bursar.flows.sequence.flow import SCOPE, entry_key, sequence_flow
 from bursar.flows.sequence.machine import COMPENSATION_FAILED, MACHINE, RETRY, SKIP
@@ -46,7 +46,8 @@ CREATE = "create"
 
 
 class Sequences:
-    """Compositions of steps. As a context it has a worker, which goes on with what a dead process left."""
+    """Compositions of steps. As a context it has a worker, which goes on with what a dead process left; unless it was
+    given an engine, which has a worker already."""
 
     def __init__(
         self,
@@ -59,21 +60,27 @@ class Sequences:
         worker: str = "local",
         lease_s: float = LEASE_S,
         bell: Bell | None = None,  # tells people of alerts while the context is open; without it the rows wait
+        engine: Engine | None = None,
     ) -> None:
+        """`engine`: the one of the process, which drives other flows too; its owner runs its worker, and `worker` and
+        `lease_s` are the engine's. Without it sequences get an engine of their own, and the context runs a worker."""
         self.ledger = ledger
         self.own: dict[str, OwnStep] = dict(own or {})
         self.flow: Flow[Sequence] = sequence_flow(
             ledger.store, self.own, self._alert, retry=retry, alarms=alarms, call_timeout_s=call_timeout_s
         )
-        self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker, lease_s=lease_s)
+        chosen = engine or Engine(ledger.store, ledger.writer, (), worker=worker, lease_s=lease_s)
+        self.engine = register(chosen, self.flow)
+        self._owns_engine = engine is None
         self._bell = bell
         self._worker: Worker | None = None
         self._working: asyncio.Task[None] | None = None
         self._ringing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._worker = Worker(self.engine)
-        self._working = self._background("bursar-sequences", self._worker.run)
+        if self._owns_engine:
+            self._worker = Worker(self.engine)
+            self._working = self._background("bursar-sequences", self._worker.run)
         if self._bell is not None:
             self._ringing = self._background("bursar-alerts", self._bell.run)
         return self
@@ -87,10 +94,10 @@ class Sequences:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._worker is not None and self._working is not None
-        self._worker.stop()
-        await self._working
-        await self.engine.finish(PARTING_S)
+        if self._worker is not None and self._working is not None:
+            self._worker.stop()
+            await self._working
+            await self.engine.finish(PARTING_S)
         if self._ringing is not None:
             self._ringing.cancel()
             await asyncio.gather(self._ringing, return_exceptions=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from bursar.deadlines import Deadline, Deadlines
-from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, set_pause
+from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, register, set_pause
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers.checks import (
     SAFETY_FACTOR,
@@ -100,8 +100,10 @@ class Transfers:
         worker: str = "local",
         rides: bool = True,
         horizons: Horizons | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        """`rides`: the ledger's end happens in the transitions' own units, without a call (ADR 14)."""
+        """`rides`: the ledger's end happens in the transitions' own units, without a call (ADR 14). `engine`: the one
+        of the process, which drives other flows too; without it transfers get an engine of their own for `worker`."""
         self.ledger = ledger
         self.cores = dict(cores)
         self.limits = Limits() if limits is None else limits
@@ -112,7 +114,7 @@ class Transfers:
         self.flow: Flow[Transfer] = transfers_flow(
             self.rails, admit=self._admit, alert=self._alert, retry=retry, alarms=alarms
         )
-        self.engine = Engine(ledger.store, ledger.writer, [self.flow], worker=worker)
+        self.engine = register(engine or Engine(ledger.store, ledger.writer, (), worker=worker), self.flow)
         self._ids = Snowflakes(ledger.store)
         self._clock = DatabaseClock(ledger.store)
         self._assets: Mapping[str, Asset] = {}

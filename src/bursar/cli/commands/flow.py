@@ -1,0 +1,360 @@
+"""`bursar flow`: what operators do to records of any flow, by the flow's name and the record's id.
+
+What is about transfers alone (their cores, their intake) is `bursar transfer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.operating import (
+    TIME,
+    actor_option,
+    on_cores,
+    on_database,
+    operators_group,
+    reason_option,
+    show_lift,
+)
+from bursar.cli.output import Output, plain, table, time_text
+from bursar.model.views import moment
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bursar.flows.catalog import Catalog
+    from bursar.model.records import Alert, Record, Transition
+    from bursar.model.views import EnvelopeView
+
+ALERTS_MAX = 100_000  # open ones, among which those of one record are looked for
+TRANSFERS = "transfers"
+
+flow = operators_group(
+    "flow", "Records of all flows (transfers, deposits, sequence): list, show, pause, resume, retry, force, signal."
+)
+name_argument = click.argument("name", metavar="FLOW")
+id_argument = click.argument("id_", metavar="ID")
+pausable_argument = click.argument("name", metavar="[FLOW]", default="")
+rail_option = click.option("--rail", default="", help="A rail (funding, spot, …) instead of a flow.")
+
+
+@flow.command(
+    "list",
+    examples="""
+    bursar flow list
+    bursar flow list --all
+    """,
+)
+@click.option("--all", "ended", is_flag=True, help="Count records that have ended, too. Reads every record.")
+@click.pass_context
+def list_(ctx: click.Context, ended: bool) -> None:
+    """Each flow: how many records are in each state, since when the oldest is there, and whether it is paused."""
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.model.machine import Kind
+
+        read, flows = catalog.ledger.store.read, catalog.engine.flows
+        machines = [one.machine for one in flows.values()]
+        if ended:
+            counts = await read.records.counts()
+        else:
+            waiting = [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
+            counts = await read.records.open_counts(waiting)
+        terminal = {(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.TERMINAL}
+        pauses = {pause.name: pause for pause in await read.pauses.list() if pause.kind == "flow"}
+        found: list[dict[str, Any]] = []
+        for name in sorted({*flows, *(name for name, _ in counts)}):
+            states = {state: counted for (of, state), counted in sorted(counts.items()) if of == name}
+            since = [since_us for state, (_, since_us) in states.items() if (name, state) not in terminal]
+            found.append(
+                {
+                    "flow": name,
+                    "known": name in flows,
+                    "paused": pauses.get(name),
+                    "oldest_open": moment(min(since)) if since else None,
+                    "states": {state: {"records": n, "oldest": moment(us)} for state, (n, us) in states.items()},
+                }
+            )
+        out.show(found, lambda: _flows_table(found))
+
+    on_database(ctx, work)
+
+
+def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
+    rows: list[tuple[Any, ...]] = []
+    for one in found:
+        pause = one["paused"]
+        paused = "no" if pause is None else f"by {pause.actor}: {pause.reason}"
+        note = paused if one["known"] else f"{paused} (a flow of another program)"
+        states = one["states"] or {"": {"records": 0, "oldest": None}}
+        rows += [(one["flow"], state, fact["records"], fact["oldest"], note) for state, fact in states.items()]
+    oldest = "oldest since (UTC)"
+    return table("flow", "state", "records", oldest, "paused", rows=rows, right=("records",), whole=("flow", oldest))
+
+
+@flow.command(examples="bursar flow show transfers sr-1734912345678901234")
+@name_argument
+@id_argument
+@click.pass_context
+def show(ctx: click.Context, name: str, id_: str) -> None:
+    """One record: where it is, every transition with its evidence, open alerts, and the ledger's entries."""
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.flows.catalog import entries_of
+
+        record = await _record(catalog, name, id_)
+        read = catalog.ledger.store.read
+        history = await read.records.history(record.number)
+        alerts = [one for one in await read.alerts.open(limit=ALERTS_MAX) if one.record == record.number]
+        entries = await entries_of(catalog.ledger, record, history)
+        facts = {"record": record, "history": list(history), "alerts": alerts, "entries": entries}
+
+        def draw() -> RenderableType:
+            from rich.console import Group
+
+            return Group(*_parts(record, history, alerts, entries))
+
+        out.show(facts, draw)
+
+    on_database(ctx, work)
+
+
+def _parts(
+    record: Record, history: Sequence[Transition], alerts: Sequence[Alert], entries: Sequence[EnvelopeView]
+) -> list[RenderableType]:
+    fields = [(name, value) for name, value in plain(record).items() if value not in ("", None)]
+    moves = [(time_text(moment(t.at_us)), t.source, t.event, t.target, t.attempt, t.actor, t.evidence) for t in history]
+    headings = (TIME, "from", "event", "to", "attempt", "by", "evidence")
+    parts: list[RenderableType] = [
+        table("field", "value", rows=fields, whole=("field",)),
+        "",
+        table(*headings, rows=moves, title="history", right=("attempt",), whole=(TIME,)),
+    ]
+    if alerts:
+        rows = [(moment(a.raised_us), a.severity, a.reason, a.message) for a in alerts]
+        parts += ["", table(TIME, "severity", "reason", "message", rows=rows, title="open alerts", whole=(TIME,))]
+    if entries:
+        legs = [
+            (entry.envelope, entry.at, leg.source, leg.target, str(leg.amount), leg.amount.asset)
+            for entry in entries
+            for leg in entry.movements
+        ]
+        names = ("envelope", TIME, "from", "to", "amount", "asset")
+        parts += ["", table(*names, rows=legs, title="ledger", right=("envelope", "amount"), whole=(TIME,))]
+    return parts
+
+
+async def _record(catalog: Catalog, name: str, id_: str) -> Record:
+    """The record; of a flow of another program, too. A refusal names the flows that there are."""
+    from bursar.model.errors import UnknownRecord
+
+    record = await catalog.engine.get(name, id_)
+    if record is None:
+        catalog.engine.require(name)
+        raise UnknownRecord(name, id_)
+    return record
+
+
+@flow.command(examples='bursar flow retry transfers sr-1734912345678901234 --actor anna --reason "the core is back"')
+@name_argument
+@id_argument
+@actor_option
+@reason_option
+@click.pass_context
+def retry(ctx: click.Context, name: str, id_: str, actor: str, reason: str) -> None:
+    """Make a record's next call due now, whatever its back-off says."""
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.engine import Operators
+
+        record = await Operators(catalog.engine).retry_now(name, id_, actor=actor, reason=reason)
+        _show_result(out, record, "due now")
+
+    on_database(ctx, work)
+
+
+@flow.command(
+    examples="""
+    bursar flow force transfers sr-1734912345678901234 EXPLICIT_FAIL --actor anna --reason "ticket 17"
+    bursar flow force transfers sr-1734912345678901234 EXPLICIT_FAIL --actor ben --reason "ticket 17"
+    """
+)
+@name_argument
+@id_argument
+@click.argument("event")
+@actor_option
+@reason_option
+@click.pass_context
+def force(ctx: click.Context, name: str, id_: str, event: str, actor: str, reason: str) -> None:
+    """Say how a call ended whose answer is not known: SUCCESS or EXPLICIT_FAIL. Two people must say the same.
+
+    EXPLICIT_FAIL goes to the rail first, which must promise that it never happened and never will; if it says that it
+    did, that counts.
+    """
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.engine import Operators
+        from bursar.engine.operators import FORCE_ASKED
+
+        before = await _record(catalog, name, id_)
+        record = await Operators(catalog.engine).force(name, id_, event, actor=actor, reason=reason)
+        await _show_said(catalog, out, before, record, FORCE_ASKED, event)
+
+    # Only a transfer's call can be cancelled at a core; for the others the settings of cores are not needed.
+    (on_cores if name == TRANSFERS else on_database)(ctx, work)
+
+
+@flow.command(
+    examples="""
+    bursar flow signal sequence 3f9c RETRY --actor anna --reason "the account is open again"
+    bursar flow signal deposits wire-17 REJECT --actor anna --reason "sent twice"
+    """
+)
+@name_argument
+@id_argument
+@click.argument("event")
+@actor_option
+@reason_option
+@click.pass_context
+def signal(ctx: click.Context, name: str, id_: str, event: str, actor: str, reason: str) -> None:
+    """Send a waiting record the event that it waits for. Where the flow asks for two people, both must say the same."""
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.engine import Operators
+        from bursar.engine.operators import TELL_ASKED
+
+        before = await _record(catalog, name, id_)
+        record = await Operators(catalog.engine).signal(name, id_, event, actor=actor, reason=reason)
+        await _show_said(catalog, out, before, record, TELL_ASKED, event)
+
+    on_database(ctx, work)
+
+
+async def _show_said(catalog: Catalog, out: Output, before: Record, record: Record, asked: str, event: str) -> None:
+    """What became of an operator's word: it decided, it waits for a second person, or the rail did not answer."""
+    history = await catalog.ledger.store.read.records.history(before.number)
+    new = [row for row in history if row.version > before.version]
+    if any(row.source != row.target for row in new):
+        _show_result(out, record, "decided")
+    elif any(row.event == asked for row in new):
+        first = _first_asker(history, asked, event)
+        verb = click.get_current_context().info_name
+        run = f"bursar flow {verb} {record.flow} {record.id} {event} --actor OTHER --reason WHY"
+        what = f"asked for by {first}; another person must run: {run}"
+        _show_result(out, record, what, asked_by=first, run=run)
+    else:
+        why = f" ({record.error})" if record.error else ""
+        what = f"not decided: its rail did not say that it never happened{why}; it is asked again, repeat this then"
+        _show_result(out, record, what)
+
+
+def _first_asker(history: Sequence[Transition], asked: str, event: str) -> str:
+    """Who asked first for this event, since the record came into its state."""
+    import msgspec
+
+    first = ""
+    for row in reversed(history):
+        if row.source != row.target:
+            break
+        if row.event == asked and msgspec.json.decode(row.evidence).get("event") == event:
+            first = row.actor
+    return first
+
+
+def _show_result(out: Output, record: Record, what: str, **more: str) -> None:
+    facts = {"flow": record.flow, "id": record.id, "state": record.state, "what": what, **more}
+    out.show(facts, lambda: f"{record.id} is {record.state}: {what}")
+
+
+def _pausable(ctx: click.Context, name: str, rail: str) -> tuple[str, str]:
+    if bool(name) == bool(rail):
+        raise click.UsageError("name a flow, or a rail with --rail", ctx)
+    return ("flow", name) if name else ("rail", rail)
+
+
+@flow.command(
+    examples="""
+    bursar flow pause transfers --actor anna --reason "ticket 17"
+    bursar flow pause --rail spot --actor anna --reason "the core moves"
+    """
+)
+@pausable_argument
+@rail_option
+@actor_option
+@reason_option
+@click.pass_context
+def pause(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> None:
+    """Make no calls for a flow, or none at a rail, on any host.
+
+    A flow: nothing of it is called, refunds neither; new records are written down and wait. A rail: no new transfers
+    from or to it; those under way wait where they would call it, but for refunds, which go on.
+    """
+    kind, what = _pausable(ctx, name, rail)
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.engine import Operators
+
+        was_on = await Operators(catalog.engine).pause(kind, what, actor=actor, reason=reason)
+        words = f"{kind} {what} is paused" if was_on else f"{kind} {what} was paused before"
+        out.show({"paused": was_on}, lambda: words)
+
+    (on_cores if rail else on_database)(ctx, work)  # the names of rails are in the settings of cores
+
+
+@flow.command(
+    examples="""
+    bursar flow resume transfers --actor anna --reason "ticket 17 is mended"
+    bursar flow resume --rail spot --actor anna --reason "the core is back"
+    """
+)
+@pausable_argument
+@rail_option
+@actor_option
+@reason_option
+@click.pass_context
+def resume(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> None:
+    """Make calls again. What waited goes on within half a minute; `retry` makes one record due at once."""
+    kind, what = _pausable(ctx, name, rail)
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.engine import Operators
+
+        lift = await Operators(catalog.engine).resume(kind, what, actor=actor, reason=reason)
+        run = f"bursar flow resume {f'--rail {rail}' if rail else name} --actor OTHER --reason WHY"
+        show_lift(out, lift, f"{kind} {what}", "is resumed", key="resumed", run=run)
+
+    (on_cores if rail else on_database)(ctx, work)
+
+
+@flow.command(
+    examples="""
+    bursar flow pauses
+    bursar flow pauses --history
+    """
+)
+@click.option("--history", is_flag=True, help="What was paused and resumed, by whom and why; newest first.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many at most.")
+@click.pass_context
+def pauses(ctx: click.Context, history: bool, limit: int) -> None:
+    """What is paused, by whom and why; whether two people must resume it, and who has proposed that."""
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        read = catalog.ledger.store.read
+        if history:
+            did = await read.actions.list(limit=limit)
+            lines = [(moment(a.at_us), a.action, a.kind, a.name, a.actor, a.proposed_by, a.reason) for a in did]
+            headings = (TIME, "action", "kind", "name", "by", "proposed by", "reason")
+            out.show(did, lambda: table(*headings, rows=lines, whole=(TIME,)))
+            return
+        found = await read.pauses.list()
+        rows = [
+            (moment(p.at_us), p.kind, p.name, p.actor, p.reason, "two" if p.two_people else "one", p.proposed_by)
+            for p in found
+        ]
+        names = (TIME, "kind", "name", "by", "reason", "people to resume", "proposed by")
+        out.show(found, lambda: table(*names, rows=rows, whole=(TIME,)))
+
+    on_database(ctx, work)

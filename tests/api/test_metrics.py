@@ -1,0 +1,91 @@
+"""`/metrics` as Prometheus reads it: parsed by the library's own parser, not searched for strings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from tests.api.office import ALICE, TRANSFERS, office
+from tests.builders import scenario
+
+from bursar.api.metrics import BUCKETS_S, Traffic
+
+TYPES = {
+    "bursar_http_in_progress": "gauge",
+    "bursar_http_turned_away": "counter",
+    "bursar_http_hung_up": "counter",
+    "bursar_http_connections": "gauge",
+    "bursar_http_closed": "counter",
+    "bursar_http_requests": "counter",
+    "bursar_http_request_seconds": "histogram",
+    "bursar_database_up": "gauge",
+    "bursar_records": "gauge",
+    "bursar_record_oldest_seconds": "gauge",
+    "bursar_alerts": "gauge",
+    "bursar_driven": "gauge",
+    "bursar_settled": "counter",
+    "bursar_core_floor": "gauge",
+    "bursar_core_up": "gauge",
+}
+
+
+def parsed(text: str) -> dict[str, Metric]:
+    """By name, without the `_total` of counters, which the parser takes off."""
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def value(family: Metric, name: str, **labels: str) -> float:
+    """The one sample of a family that has this name and these labels."""
+    (found,) = [sample.value for sample in family.samples if (sample.name, sample.labels) == (name, labels)]
+    return float(found)
+
+
+@scenario
+async def test_metrics_have_their_names_types_help_and_values(url: str, tmp_path: Path) -> None:
+    async with office(url, tmp_path, deposit_confirm_above={"LIM": 0}) as here:
+        await here.fund(ALICE, "100")
+        await here.fund(ALICE, "100", "LIM")
+        assert (await here.transfer(ALICE, "FUNDING", "SPOT", "1")).json()["state"] == "COMMITTED"
+        answer = await here.get("/metrics")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        found = parsed(answer.text)
+        assert {name: family.type for name, family in found.items()} == TYPES
+        assert all(family.documentation for family in found.values())
+        assert answer.text.count("# TYPE ") == answer.text.count("# HELP ") == len(TYPES)
+        request = {"method": "POST", "route": TRANSFERS, "status": "200"}
+        assert value(found["bursar_http_requests"], "bursar_http_requests_total", **request) == 1
+        seconds = found["bursar_http_request_seconds"]
+        assert value(seconds, "bursar_http_request_seconds_count", route=TRANSFERS) == 1
+        assert value(seconds, "bursar_http_request_seconds_bucket", route=TRANSFERS, le="+Inf") == 1
+        assert 0 < value(seconds, "bursar_http_request_seconds_sum", route=TRANSFERS) < 60
+        settled = {"flow": "transfers", "state": "COMMITTED"}
+        assert value(found["bursar_settled"], "bursar_settled_total", **settled) == 1
+        assert value(found["bursar_records"], "bursar_records", flow="deposits", state="ASKED") == 1
+        assert value(found["bursar_database_up"], "bursar_database_up") == 1
+        assert value(found["bursar_core_up"], "bursar_core_up", core="SPOT") == 1
+        assert "bursar" not in generate_latest(REGISTRY).decode()  # the library's global registry is not ours
+
+
+@pytest.mark.parametrize("reason", ['say "no"', "two\nlines", "back\\slash", '\\"\n', "naïve ≥ 1", "{a=1},b"])
+def test_a_label_value_survives_whatever_is_in_it(reason: str) -> None:
+    traffic, registry = Traffic(), CollectorRegistry()
+    registry.register(traffic)
+    traffic.closed[reason] = 3
+    found = parsed(generate_latest(registry).decode())
+    assert value(found["bursar_http_closed"], "bursar_http_closed_total", reason=reason) == 3
+
+
+def test_a_histogram_counts_each_request_in_every_bucket_it_fits() -> None:
+    traffic, registry = Traffic(), CollectorRegistry()
+    registry.register(traffic)
+    for seconds in (0.001, 0.05, 0.2, 99.0):
+        traffic.count("GET", "/x", 200, seconds)
+    family = parsed(generate_latest(registry).decode())["bursar_http_request_seconds"]
+    bounds = [*map(str, BUCKETS_S), "+Inf"]
+    counts = [value(family, "bursar_http_request_seconds_bucket", route="/x", le=bound) for bound in bounds]
+    assert counts == [1, 1, 1, 2, 2, 3, 3, 3, 3, 3, 3, 4]
+    assert value(family, "bursar_http_request_seconds_count", route="/x") == 4
+    assert value(family, "bursar_http_request_seconds_sum", route="/x") == pytest.approx(99.251)
