@@ -97,16 +97,19 @@ async def test_versions_count_from_one_and_are_kept(store: Store) -> None:
     assert await docs.list(NOTES, after="btc") == [second]
     assert await docs.list(LIMITS) == []
     assert NOTES.read(second) == Limits(6)
-    for version in (None, 4):
+    assert await docs.history(NOTES, "usdt", before=2**40) == [second, first]
+    for version in (3, 0, -1, 2**40):
         with pytest.raises(UnknownDocument):
-            await docs.get(LIMITS if version is None else NOTES, "usdt", version)
+            await docs.get(NOTES, "usdt", version)
+    with pytest.raises(UnknownDocument, match="there is no limits usdt"):
+        await docs.get(LIMITS, "usdt")
 
 
 @scenario
 async def test_a_change_names_the_version_it_is_based_on(store: Store) -> None:
     docs = documents(store)
     await put(docs, 5)
-    for base in (0, 2, -1):
+    for base in (0, 2, -1, 2**40):
         with pytest.raises(DocumentMoved) as caught:
             await put(docs, 6, base)
         assert (caught.value.base, caught.value.current) == (base, 1)
@@ -226,6 +229,17 @@ async def test_the_database_refuses_to_change_a_version(bare_place: Place, chang
                 await intruder.execute("TRUNCATE documents")
         assert await intruder.count("documents WHERE author = 'ann' AND number = 1") == 1
         assert await intruder.count("documents") == 1
+
+
+@scenario
+async def test_any_text_is_kept_to_the_letter(store: Store) -> None:
+    docs = documents(store)
+    body = Limits(1, note='\x00\x1f\n "\\ \u00e9 \u2028 \U0001f600')
+    await docs.put(NOTES, "usdt", body, base=0, author="ann", reason="\u00e9 \U0001f600")
+    found = await docs.current(NOTES, "usdt")
+    assert found is not None
+    assert found.body == body
+    assert found.document.reason == "\u00e9 \U0001f600"
 
 
 # --- two people ------------------------------------------------------------------------------------------------------
@@ -518,7 +532,7 @@ async def test_a_citation_is_verified_against_the_database(store: Store) -> None
     for version, hash_ in ((1, second.hash), (2, first.hash)):
         cited = Citation(kind="notes", name="usdt", version=version, hash=hash_)
         assert await docs.verify(cited) is Standing.ALTERED
-    for name, version in (("usdt", 3), ("usdt", 0), ("btc", 1)):
+    for name, version in (("usdt", 3), ("usdt", 0), ("usdt", 2**40), ("usdt", -(2**40)), ("btc", 1)):
         cited = Citation(kind="notes", name=name, version=version, hash=first.hash)
         assert await docs.verify(cited) is Standing.UNKNOWN
 

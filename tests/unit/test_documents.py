@@ -152,7 +152,7 @@ def test_a_sound_history_has_no_flaws() -> None:
         (stored(made(), body="{}"), None, ["hashes to"]),
         (stored(made(), hash=bytes(32)), None, ["hashes to"]),
         (stored(made(), approved_by="a.nn"), None, ["approved by its author"]),
-        (stored(made(stored(made()))), None, ["versions between are missing"]),
+        (stored(made(stored(made()))), None, ["follows version 0: versions between are missing"]),
         (stored(made()), stored(made()), ["versions between are missing"]),
         (stored(made(stored(made()))), stored(made(), author="eve"), ["does not follow"]),
         (stored(made(), previous=b"x"), None, ["does not follow", "hashes to"]),
@@ -186,6 +186,13 @@ def nested(depth: int) -> Any:
     return value
 
 
+def nested_keys(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("value", "why"),
     [
@@ -201,12 +208,21 @@ def nested(depth: int) -> Any:
         ({"a": b"x"}, "is bytes"),
         ({"a": datetime(2020, 1, 1)}, "is datetime"),  # noqa: DTZ001 (any will do)
         (nested(DEPTH_MAX + 1), "nested deeper"),
+        (nested_keys(DEPTH_MAX + 1), "nested deeper"),
     ],
 )
 def test_what_can_not_be_represented_exactly_is_refused(value: object, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         check_plain(value)
     check_plain(nested(DEPTH_MAX))
+    check_plain(nested_keys(DEPTH_MAX))
+
+
+def test_a_malformed_name_is_quoted_as_it_can_be_printed() -> None:
+    for check in (check_kind, check_name):
+        with pytest.raises(InvalidName) as caught:
+            check("B\u00e4")
+        assert caught.value.value == "B\\xe4"
 
 
 def test_a_body_is_stored_with_its_defaults_and_read_again() -> None:

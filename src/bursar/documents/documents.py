@@ -31,6 +31,7 @@ from bursar.model.documents import (
     UnknownDocument,
     UnknownKind,
     UnknownProposal,
+    check_kind,
     check_name,
     draft,
     hash_of,
@@ -96,7 +97,7 @@ class Documents:
                 head = await _head(unit, kind.name, name)
                 current = head.version if head else 0
                 if current != base:
-                    done = await unit.documents.version(kind.name, name, base + 1)
+                    done = await unit.documents.version(kind.name, name, base + 1) if 0 <= base < current else None
                     if done is not None and repeats(done, body=text, retired=retired, author=person):
                         return intact(done)
                     raise DocumentMoved(kind.name, name, base, current)
@@ -162,6 +163,8 @@ class Documents:
         self._declared(kind)
         if version is None:
             found = await tables.head(kind.name, check_name(name))
+        elif not 1 <= version <= VERSION_MAX:  # which PostgreSQL could not compare
+            found = None
         else:
             found = await tables.version(kind.name, check_name(name), version)
         if found is None:
@@ -171,13 +174,15 @@ class Documents:
     async def history(self, kind: Kind[T], name: str, *, before: int = VERSION_MAX, limit: int = 100) -> list[Document]:
         """The versions of a document, newest first."""
         self._declared(kind)
-        found = await self._store.read.documents.history(kind.name, check_name(name), before=before, limit=limit)
+        found = await self._store.read.documents.history(
+            kind.name, check_name(name), before=min(before, VERSION_MAX), limit=limit
+        )
         return [intact(document) for document in found]
 
     async def list(self, kind: Kind[T], *, after: str = "", limit: int = 1_000) -> list[Document]:
         """The newest version of each document of a kind, retired or not, by name."""
         self._declared(kind)
-        found = await self._store.read.documents.list(kind.name, after=after, limit=limit)
+        found = await self._store.read.documents.list(kind.name, after=after and check_name(after), limit=limit)
         return [intact(document) for document in found]
 
     async def proposals(self, kind: Kind[T] | None = None) -> tuple[Proposal, ...]:
@@ -187,8 +192,8 @@ class Documents:
     async def verify(self, citation: Citation) -> Standing:
         """What a version that a record or an approval cites is now. Reads the database, not the cache."""
         tables = self._store.read.documents
-        head = await tables.head(citation.kind, citation.name)
-        if head is None or citation.version > head.version:
+        head = await tables.head(check_kind(citation.kind), check_name(citation.name))
+        if head is None or not 1 <= citation.version <= head.version:
             return Standing.UNKNOWN
         cited = head
         if citation.version != head.version:
