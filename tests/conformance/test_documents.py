@@ -135,6 +135,19 @@ async def test_of_many_writers_at_once_exactly_one_wins(place: Place) -> None:
 
 
 @scenario
+async def test_writers_of_different_documents_at_once_all_succeed(place: Place) -> None:
+    """One after the other, with numbers in the order of the commits: a cache that compares them misses none."""
+    async with place.bursar() as one, place.bursar() as two:
+        work = [
+            documents(bursar.store).put(NOTES, f"n{n}", Limits(n), base=0, **ANN)
+            for n, bursar in enumerate([one, two] * 4)
+        ]
+        found = await asyncio.gather(*work)
+        assert sorted(made.number for made in found if isinstance(made, Document)) == list(range(1, 9))
+        assert len(await documents(two.store).all(NOTES)) == 8
+
+
+@scenario
 async def test_the_key_of_the_table_has_the_last_word(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that read an old version in spite of the lock writes nothing."""
     docs = documents(store)
