@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from bursar.audit.documents import check_documents
 from bursar.audit.finding import EVIDENCE_MAX, Evidence, Progress
 from bursar.audit.walk import PAGE_MAX, UNREADABLE, Page, Walk
 from bursar.model.accounts import HELD, Account, Book
@@ -231,7 +232,10 @@ class Liveness(Check):
 
 
 class Content(Check):
-    """I8: an envelope, rebuilt from rows, hashes to its id; and it moves what it says, and nothing else."""
+    """I8: an envelope, rebuilt from rows, hashes to its id; and it moves what it says, and nothing else.
+
+    The same of documents: each version hashes to what its row says, and follows from the one before it.
+    """
 
     invariant = "I8"
     walks = True
@@ -327,3 +331,4 @@ class Content(Check):
         if self.scene.settled:
             for number in await checks.ids("stray_postings", EVIDENCE_MAX + 1):
                 self.evidence.add(f"{await self.scene.posting(number)} belongs to no envelope")
+        self.checked += await check_documents(self.scene.tables, self.evidence)

@@ -17,7 +17,7 @@ INVARIANTS: dict[str, str] = {
     "I3": "live = postings - spends; every kept balance is a sum of these",
     "I4": "what is in transit belongs to an open record, and what records own in transit is there",
     "I7": "an operation has one effect if it was answered with success, and none if it was refused",
-    "I8": "envelopes hash to their ids, and each conserves every asset",
+    "I8": "envelopes and documents hash to their ids, and each envelope conserves every asset",
 }
 
 # Checked by those who know the other side, and reported alike.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bursar.store.cores import Cores
+from bursar.store.documents import Documents
 from bursar.store.engine import Alerts, Clock, Heartbeats, Nodes, Outcomes, Records
 from bursar.store.flow_rows import FlowRows
 from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
@@ -32,6 +33,7 @@ class Tables:
         self.actions = Actions(session)
         self.forced_calls = ForcedCalls(session)
         self.closings = Closings(session)
+        self.documents = Documents(session)
         self.nodes = Nodes(session)
         self.cores = Cores(session)
         self.clock = Clock(session)

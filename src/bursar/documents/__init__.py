@@ -1,0 +1,39 @@
+"""Versioned documents: what chains, wallets and policies say, with four eyes where a change could move money."""
+
+from bursar.documents.cache import DOCUMENTS_S, Current
+from bursar.documents.documents import Documents
+from bursar.model.document_kinds import Kind, KindRefused
+from bursar.model.documents import (
+    Citation,
+    Document,
+    DocumentMoved,
+    InvalidDocument,
+    Proposal,
+    ProposalOpen,
+    SecondPersonNeeded,
+    Standing,
+    UnknownDocument,
+    UnknownKind,
+    UnknownProposal,
+    UnreadableDocument,
+)
+
+__all__ = [
+    "DOCUMENTS_S",
+    "Citation",
+    "Current",
+    "Document",
+    "DocumentMoved",
+    "Documents",
+    "InvalidDocument",
+    "Kind",
+    "KindRefused",
+    "Proposal",
+    "ProposalOpen",
+    "SecondPersonNeeded",
+    "Standing",
+    "UnknownDocument",
+    "UnknownKind",
+    "UnknownProposal",
+    "UnreadableDocument",
+]

@@ -1,0 +1,100 @@
+"""The current versions as one process knows them: at most `DOCUMENTS_S` seconds old, or the caller gets an error.
+
+A number in the database moves with every change of any document. The cache compares it, and reads what has changed
+since. If the database does not answer, what is known is not used past its age: a policy that was tightened meanwhile
+would be ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from bursar.model.document_kinds import Kind
+from bursar.model.documents import Document, hash_of
+from bursar.model.errors import DatabaseCorrupt
+from bursar.store import Store
+
+DOCUMENTS_S = 2.0  # how old what a process knows may be when it is used
+PAGE_MAX = 500  # documents read at once
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Current(msgspec.Struct, Generic[T], frozen=True):
+    """The current version of a document that is in use, and its body as its kind's type."""
+
+    document: Document
+    body: T
+
+
+class Cache:
+    """The newest versions of all documents, and the bodies of those that were asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._heads: dict[str, dict[str, Document]] = {}  # by kind and name
+        self._bodies: dict[tuple[str, str], Current[msgspec.Struct]] = {}
+        self._number = 0  # everything up to this change is known
+        self._read_s = float("-inf")
+
+    def expire(self) -> None:
+        """This process has changed something: look before the next use."""
+        self._read_s = float("-inf")
+
+    async def names(self, kind: Kind[T], *, fresh: bool) -> list[str]:
+        """Documents of a kind that are in use."""
+        await self._look(fresh)
+        return sorted(name for name, head in self._heads.get(kind.name, {}).items() if not head.retired)
+
+    async def current(self, kind: Kind[T], name: str, *, fresh: bool) -> Current[T] | None:
+        """The current version; None if there is none, or it is retired."""
+        await self._look(fresh)
+        return self.known(kind, name)
+
+    def known(self, kind: Kind[T], name: str) -> Current[T] | None:
+        """The current version as it was read last. Its body is decoded once per version."""
+        head = self._heads.get(kind.name, {}).get(name)
+        if head is None or head.retired:
+            return None
+        kept = self._bodies.get((kind.name, name))
+        if kept is not None and kept.document is head and isinstance(kept.body, kind.body):
+            return Current(head, kept.body)
+        body = kind.read(head)
+        self._bodies[kind.name, name] = Current(head, body)
+        return Current(head, body)
+
+    async def _look(self, fresh: bool) -> None:
+        asked_s = self._store.ports.monotonic()  # before the read: what is committed after it may not be in the answer
+        if not fresh and asked_s - self._read_s < DOCUMENTS_S:
+            return
+        tables = self._store.read.documents
+        number = await tables.number()
+        if number < self._number:  # the database was restored from a backup
+            self._heads, self._bodies, self._number = {}, {}, 0
+        known = self._number
+        while known < number:
+            page = await tables.heads_after(known, PAGE_MAX)
+            for head in page:
+                self._keep(intact(head))
+            if not page:
+                raise DatabaseCorrupt("the table of documents", f"there is no version of number {number}")
+            known = page[-1].number
+        self._number = max(self._number, known)
+        self._read_s = max(self._read_s, asked_s)
+
+    def _keep(self, head: Document) -> None:
+        """Two callers may read at once, and the slower one must not bring an older version back."""
+        heads = self._heads.setdefault(head.kind, {})
+        kept = heads.get(head.name)
+        if kept is None or kept.version < head.version:
+            heads[head.name] = head
+
+
+def intact(document: Document) -> Document:
+    """A version that hashes to what its row says. No other is ever used."""
+    if hash_of(document) != document.hash:
+        what = f"{document.kind} {document.name} version {document.version}"
+        raise DatabaseCorrupt(what, "its content does not hash to what its row says")
+    return document
