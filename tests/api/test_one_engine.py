@@ -12,7 +12,7 @@ import pytest
 from tests.api.office import ALICE, config_for, furnish, office, until
 from tests.builders import scenario
 
-from bursar.engine import Engine, FlowRefused, Operators, Worker, register
+from bursar.engine import Engine, FlowRefused, Operators, Worker
 from bursar.engine.pauses import Pauses
 from bursar.flows.sequence import Pay, Sequences
 from bursar.instance import Bursar
@@ -97,4 +97,4 @@ async def test_sequences_with_a_given_engine_are_driven_by_its_worker(tmp_path: 
                     await asyncio.sleep(0.01)
         await engine.finish(10)
         with pytest.raises(FlowRefused):
-            register(engine, sequences.flow)
+            engine.register(sequences.flow)

@@ -19,7 +19,6 @@ from bursar.engine.flow import (
 from bursar.engine.forced import keep_asking
 from bursar.engine.operators import Operators
 from bursar.engine.pauses import Lift, lift_pause, set_pause, watch_pauses
-from bursar.engine.registry import register
 from bursar.engine.sinks import NotTold, Program, Webhook
 from bursar.engine.snowflake import Snowflakes
 from bursar.engine.worker import Worker
@@ -51,7 +50,6 @@ __all__ = [
     "holds",
     "keep_asking",
     "lift_pause",
-    "register",
     "set_pause",
     "to_log",
     "watch_pauses",

@@ -17,9 +17,9 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -69,7 +69,7 @@ class Engine:
         self.store = store
         self.writer = writer
         self.ports = store.ports
-        self.flows: Mapping[str, Flow[Any]] = by_name(flows)
+        self.flows: dict[str, Flow[Any]] = by_name(flows)
         self.worker = worker
         self.lease_us = int(lease_s * 1e6)
         self.pauses = Pauses(store, worker)
@@ -80,6 +80,15 @@ class Engine:
         self._driving: dict[int, asyncio.Task[Record]] = {}
         self._newest: dict[int, Record] = {}  # of those: as they were seen last
         self._deadlines = Deadlines()
+
+    def register(self, flow: Flow[Any]) -> Self:
+        """Drive one more flow: one engine, one worker and one cache of pauses for all flows of a process.
+
+        Register before a worker runs on it: its first look, which takes over what a dead process left, covers the flows
+        that are there by then.
+        """
+        self.flows.update(by_name([*self.flows.values(), flow]))  # the same dict: moves are built by it too
+        return self
 
     # --- starting ----------------------------------------------------------------------------------------------
 

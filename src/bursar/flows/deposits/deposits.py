@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, register
+from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord
 from bursar.flows.deposits.machine import ASKED, BOOKED, CONFIRM, MACHINE, REJECT
 from bursar.flows.transfers import Transfers
 from bursar.flows.transfers.incoming import (
@@ -112,7 +112,7 @@ class Deposits:
             alarms=(alarm,),
         )
         store, writer = self.ledger.store, self.ledger.writer
-        self.engine = register(engine or Engine(store, writer, (), worker=transfers.engine.worker), self.flow)
+        self.engine = (engine or Engine(store, writer, (), worker=transfers.engine.worker)).register(self.flow)
 
     async def ask(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
         """Book it; or, where it is large, write it down until a second person has confirmed it."""

@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from bursar.engine import Bell, Engine, Flow, Operators, Worker, register
+from bursar.engine import Bell, Engine, Flow, Operators, Worker
 from bursar.flows.sequence.checks import check_ground, define
 from bursar.flows.sequence.flow import SCOPE, entry_key, sequence_flow
 from bursar.flows.sequence.machine import COMPENSATION_FAILED, MACHINE, RETRY, SKIP
@@ -70,7 +70,7 @@ class Sequences:
             ledger.store, self.own, self._alert, retry=retry, alarms=alarms, call_timeout_s=call_timeout_s
         )
         chosen = engine or Engine(ledger.store, ledger.writer, (), worker=worker, lease_s=lease_s)
-        self.engine = register(chosen, self.flow)
+        self.engine = chosen.register(self.flow)
         self._owns_engine = engine is None
         self._bell = bell
         self._worker: Worker | None = None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from bursar.deadlines import Deadline, Deadlines
-from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, register, set_pause
+from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, set_pause
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers.checks import (
     SAFETY_FACTOR,
@@ -114,7 +114,7 @@ class Transfers:
         self.flow: Flow[Transfer] = transfers_flow(
             self.rails, admit=self._admit, alert=self._alert, retry=retry, alarms=alarms
         )
-        self.engine = register(engine or Engine(ledger.store, ledger.writer, (), worker=worker), self.flow)
+        self.engine = (engine or Engine(ledger.store, ledger.writer, (), worker=worker)).register(self.flow)
         self._ids = Snowflakes(ledger.store)
         self._clock = DatabaseClock(ledger.store)
         self._assets: Mapping[str, Asset] = {}
