@@ -1,23 +1,24 @@
 """Durable state machines: any flow, driven, recovered, watched."""
 
 from bursar.engine import holds
-from bursar.engine.alerts import Bell, Notice, Sink, to_log
+from bursar.engine.alerts import AlertDispatcher, Notice, Sink, to_log
 from bursar.engine.clock import DatabaseClock
 from bursar.engine.engine import Engine, Started
 from bursar.engine.flow import SUCCESS, Answer, Booking, Dispute, Flow, FlowRecord, FlowRefused, InlineCall
 from bursar.engine.forced import keep_asking
 from bursar.engine.operators import Operators
 from bursar.engine.pauses import Lift, lift_pause, set_pause, watch_pauses
-from bursar.engine.sinks import NotTold, Program, Webhook
+from bursar.engine.sinks import DeliveryFailed, Program, Webhook
 from bursar.engine.snowflake import Snowflakes
 from bursar.engine.worker import Worker
 
 __all__ = [
     "SUCCESS",
+    "AlertDispatcher",
     "Answer",
-    "Bell",
     "Booking",
     "DatabaseClock",
+    "DeliveryFailed",
     "Dispute",
     "Engine",
     "Flow",
@@ -25,7 +26,6 @@ __all__ = [
     "FlowRefused",
     "InlineCall",
     "Lift",
-    "NotTold",
     "Notice",
     "Operators",
     "Program",

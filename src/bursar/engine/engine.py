@@ -71,7 +71,7 @@ class Engine:
         self.worker = worker
         self.lease_us = int(lease_s * 1e6)
         self.pauses = Pauses(store, worker)
-        self.logs_alerts = True  # unless a bell does
+        self.logs_alerts = True  # unless a dispatcher does
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self.ended: dict[int, int] | None = None  # while a worker claims: what was driven here meanwhile, → version
         self._driving: dict[int, asyncio.Task[Record]] = {}
