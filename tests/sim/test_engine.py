@@ -14,12 +14,11 @@ import msgspec
 import pytest
 
 from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
-from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker
-from bursar.engine import engine as engine_module
+from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker, calling
 from bursar.ledger.holds import Holds
 from bursar.model.entries import HoldChange
 from bursar.model.outcome import Outcome
-from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, orders
+from bursar.sim import CrashAt, Moment, SimDisk, engine, orders, two_process
 from bursar.sim.oracle import Violation
 from bursar.writer import decision
 
@@ -89,7 +88,7 @@ def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     def surprised(*_: Any) -> Answer:
         return Answer(outcome=Outcome.EXPLICIT_FAIL)
 
-    monkeypatch.setattr(engine_module, "_surprised", surprised)
+    monkeypatch.setattr(calling, "_surprised", surprised)
     assert any("the rail said" in error for error in broken())
 
 
@@ -155,7 +154,7 @@ def test_a_worker_that_finds_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
         return 0
 
     monkeypatch.setattr(Worker, "look", look)
-    monkeypatch.setattr(duo, "HEALED_S", 10.0)
+    monkeypatch.setattr(two_process, "HEALED_S", 10.0)
     assert any("not at its end in time" in error for error in broken(3))
 
 
@@ -185,8 +184,8 @@ TAMPERING = {
 def test_the_oracle_notices(what: str) -> None:
     """Given a sound database, when a row is changed behind the oracle's back, then it says so."""
     disk = SimDisk()
-    disk.install(duo.PATH, engine.beginning()[0])
-    connection = disk.open(duo.PATH)
+    disk.install(two_process.PATH, engine.beginning()[0])
+    connection = disk.open(two_process.PATH)
     for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
     connection.execute(

@@ -74,7 +74,7 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     process and over HTTP. half-rate: beside the p99 allowed. overload-http: settled beside accepted. recovery: of
     transfers left in flight by a crash, beside what is allowed.
     """
-    garbage.rarely()  # as in `bursar serve`
+    garbage.relax_gc()  # as in `bursar serve`
     if name == "trading":
         with _progress(trading.steps()) as say:
             rows = asyncio.run(trading.run(trading.QUICK if quick else trading.FULL, say))

@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
 async def main(socket: str, path: str) -> None:
     """Serve until killed."""
     floor = Floor(path)
-    garbage.rarely(YOUNG)
+    garbage.relax_gc(YOUNG)
     server = await asyncio.get_running_loop().create_unix_server(lambda: Connection(floor), socket)
     print("ready", flush=True)
     await server.serve_forever()

@@ -21,12 +21,12 @@ from bursar.model.accounts import ExternalAccount, SystemAccount
 from bursar.model.entries import deposit
 from bursar.model.errors import Conflict, HoldOwned, LimitExceeded, Refusal
 from bursar.sim.disk import SimDisk
-from bursar.sim.duo import LEASE_S, PATH, SCAN_S, Client, Duo, WatchedStore, play_out
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.ledger import Size
 from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.orders import MACHINE, SHOP, TRANSIT, Order, OrderOracle, Rail
 from bursar.sim.process import Process
+from bursar.sim.two_process import LEASE_S, PATH, SCAN_S, Client, TwoProcessRun, WatchedStore, play_out
 from bursar.store import connect
 from bursar.writer import Limit, Operation
 
@@ -52,7 +52,7 @@ class Outcome:
 OPEN: Final = "SELECT id, state, attempt, worker, error FROM records WHERE state NOT IN ('DONE', 'FAILED')"
 
 
-class Scenario(Duo[Outcome]):
+class Scenario(TwoProcessRun[Outcome]):
     """One run."""
 
     processes = PROCESSES

@@ -65,7 +65,7 @@ class WatchedStore(SqliteStore):
         return result
 
 
-class Duo(ABC, Generic[T]):
+class TwoProcessRun(ABC, Generic[T]):
     """One run."""
 
     processes: ClassVar[tuple[str, str]]
@@ -162,7 +162,7 @@ class Duo(ABC, Generic[T]):
 
 
 def play_out(
-    scenario: Callable[[Kernel, SimDisk, Size], Duo[T]],
+    scenario: Callable[[Kernel, SimDisk, Size], TwoProcessRun[T]],
     image: bytes,
     size: Size,
     seed: int,

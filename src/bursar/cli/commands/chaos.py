@@ -1,4 +1,4 @@
-"""`bursar torture`: kill everything at random under load, and see whether anything is lost."""
+"""`bursar chaos`: kill everything at random under load, and see whether anything is lost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bursar.cli.output import Output, table
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
+    from bursar.chaos import Outage, Report
     from bursar.cli.tables import Rows
-    from bursar.torture import Outage, Report
 
 BOTH = ("sqlite", "postgres")
 LINE_EVERY_S = 5.0  # where there is no bar
@@ -26,9 +26,9 @@ Watch = Callable[["Report"], None]
 @click.command(
     cls=Command,
     examples="""
-    bursar torture --seconds 600
-    bursar torture --store postgres --seconds 3600 --seed 7
-    bursar torture --store cluster --seconds 120
+    bursar chaos --seconds 600
+    bursar chaos --store postgres --seconds 3600 --seed 7
+    bursar chaos --store cluster --seconds 120
     """,
 )
 @click.option(
@@ -43,7 +43,7 @@ Watch = Callable[["Report"], None]
 )
 @click.option("--seed", type=int, help="Who is hit when, and what is asked for. Default: the time.")
 @click.pass_obj
-def torture(state: State, seconds: float, store: str, seed: int | None) -> int:
+def chaos(state: State, seconds: float, store: str, seed: int | None) -> int:
     """The whole system as real processes under load, killed at random; then healed, and judged from outside.
 
     SQLite: `bursar serve` and its core. PostgreSQL: two `bursar serve`, a worker, two cores, and a throw-away database.
@@ -54,8 +54,8 @@ def torture(state: State, seconds: float, store: str, seed: int | None) -> int:
 
     Exit code 0 only then. If not, the folder with all logs and files is kept.
     """
-    from bursar.torture import ClusterUnavailable
-    from bursar.torture import torture as run
+    from bursar.chaos import ClusterUnavailable
+    from bursar.chaos import chaos as run
 
     out = Output(as_json=state.json)
     seed = int(time.time()) if seed is None else seed

@@ -75,7 +75,7 @@ class Outage:
 
     fault: Fault
     node: str  # whom it hit
-    at_s: float  # since the torture began
+    at_s: float  # since the run began
     promoted_s: float | None  # until a new leader was promoted, by Patroni's own history; None: there was none
     database_s: float  # the longest time in which no node of the database took a write
     bursar_s: float  # and in which a server of ours acknowledged none, the slowest of them

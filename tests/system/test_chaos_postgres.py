@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.system.tortured import tortured
+from tests.system.chaos_run import run_chaos
 
 
 @pytest.mark.timeout(600)
 def test_a_minute_of_kills_on_postgres() -> None:
     """Each of the six dies again and again, sometimes all at once; clients repeat until they know."""
-    report = tortured("postgres")
+    report = run_chaos("postgres")
     assert set(report.kills) == {"api-a", "api-b", "worker", "core-spot", "core-future", "postgres"}

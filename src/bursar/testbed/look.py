@@ -19,7 +19,7 @@ from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome
 from bursar.ports import SystemPorts
 from bursar.runtime import opened
-from bursar.staging.promises import ENDS, FUNDING, Found, Place, Row
+from bursar.testbed.promises import ENDS, FUNDING, Found, Place, Row
 
 ACCOUNTS = {1: "FUNDING", 2: "SPOT", 3: "FUTURE", 4: "MARGIN"}
 STATES = {

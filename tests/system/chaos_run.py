@@ -1,18 +1,18 @@
-"""One torture for `make test`: what has to be true of it on either store. `make torture` is the same, for longer."""
+"""One chaos run for `make test`: what has to be true of it on either store. `make chaos` is the same, for longer."""
 
 from __future__ import annotations
 
 import pytest
 
-from bursar.torture import Report, torture
+from bursar.chaos import Report, chaos
 
 SECONDS = 60
 SEED = 33  # by its second blow everything has been killed once, also on a machine that has time for few
 
 
-def tortured(store: str) -> Report:
+def run_chaos(store: str) -> Report:
     """All is well, and enough has happened for that to mean something."""
-    report = torture(store, seconds=SECONDS, seed=SEED, say=lambda _report: None)
+    report = chaos(store, seconds=SECONDS, seed=SEED, say=lambda _report: None)
     if not report.ok:
         found = [*report.wrong, *(f"{f.invariant}: {f.note}" for f in report.findings if not f.judged)]
         pytest.fail("\n".join([*found, f"logs: {report.folder}", str(report)]))

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from bursar.api.tokens import make_token
 from bursar.config import Config
-from bursar.staging.caller import Answered, Caller, NoAnswer
-from bursar.staging.promises import ENDS, FUNDING, Ask, Kind, Place, Said
+from bursar.testbed.caller import Answered, Caller, NoAnswer
+from bursar.testbed.promises import ENDS, FUNDING, Ask, Kind, Place, Said
 
 TRANSFERS = "/api/v1/internal_transfer"
 OPERATOR = "olga"

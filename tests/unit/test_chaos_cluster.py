@@ -1,4 +1,4 @@
-"""What is pure about the torture of a cluster: which faults, how long an outage was, what Patroni's answers mean."""
+"""The pure parts of the chaos tests of a cluster: which faults, how long an outage was, what Patroni answers mean."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from bursar.torture.cluster import NODES, Promotion, Secrets, View, configuration, promotions_of, view_of
-from bursar.torture.network import Place, Relays
-from bursar.torture.outages import FAILOVERS, Fault, Gap, Outage, longest_gap, plan
+from bursar.chaos.cluster import NODES, Promotion, Secrets, View, configuration, promotions_of, view_of
+from bursar.chaos.network import Place, Relays
+from bursar.chaos.outages import FAILOVERS, Fault, Gap, Outage, longest_gap, plan
 
 HISTORY_TIME = 1_794_974_378.0
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "cluster.md"
@@ -130,7 +130,7 @@ def test_nodes_are_synchronous_and_strict() -> None:
     assert found["etcd3"]["hosts"] == ["10.0.0.3:5"]
 
 
-def test_documented_patroni_file_is_the_one_that_is_tortured() -> None:
+def test_documented_patroni_file_is_the_one_under_test() -> None:
     assert f"```yaml\n{DOCUMENTED}```" in HOW_TO.read_text(encoding="utf-8")
 
 

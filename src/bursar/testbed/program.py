@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bursar.staging.guard import Guard
+from bursar.testbed.guard import Guard
 
 # -P: a file of the current folder that happens to be called json.py is none of our business.
 COMMAND = (sys.executable, "-P", "-c", "from bursar.cli import main; main()", "--json")

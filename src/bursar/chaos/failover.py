@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from bursar.torture.cluster import POLL_S, Cluster, Node, View
-from bursar.torture.outages import FAILOVERS, Fault, Outage, longest_gap
-from bursar.torture.probe import DatabaseProbe, Pulses
+from bursar.chaos.cluster import POLL_S, Cluster, Node, View
+from bursar.chaos.outages import FAILOVERS, Fault, Outage, longest_gap
+from bursar.chaos.probe import DatabaseProbe, Pulses
 
 if TYPE_CHECKING:
-    from bursar.torture.run import Report
-    from bursar.torture.scene import Hired
+    from bursar.chaos.run import Report
+    from bursar.chaos.scene import Hired
 
 WHOLE_S = 120.0  # for a node to come back: it may have to be copied anew
 FAILOVER_S = 60.0
@@ -33,7 +33,7 @@ Say = Callable[[str, str], None]
 
 
 class Faults:
-    """The faults of one torture."""
+    """The faults of one chaos run."""
 
     def __init__(
         self, cluster: Cluster, probe: DatabaseProbe, pulses: Pulses, hired: list[Hired], report: Report, say: Say

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from bursar.staging.caller import Caller
-from bursar.staging.load import Load
-from bursar.staging.promises import FUNDING, Ask, Kind
-from bursar.torture.cluster import Cluster, Node
+from bursar.chaos.cluster import Cluster, Node
+from bursar.testbed.caller import Caller
+from bursar.testbed.load import Load
+from bursar.testbed.promises import FUNDING, Ask, Kind
 
 EVERY_S = 0.1
 PATIENCE_S = 1.0

@@ -1,4 +1,4 @@
-"""The network between the nodes of a cluster under torture, and how one node is cut off from it.
+"""The network between the nodes of a cluster under chaos tests, and how one node is cut off from it.
 
 With root's rights each node lives in a network namespace of its own, joined to the others and to us by a bridge in one
 more namespace. Cutting a node off takes its port from the bridge: packets vanish, nobody is told, and connections stand
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bursar.staging import Guard
+from bursar.testbed import Guard
 
 TOOLS = ("ip", "nsenter", "unshare")
 TOOL_S = 10.0

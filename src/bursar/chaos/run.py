@@ -1,4 +1,4 @@
-"""One torture from beginning to end: start, load, strike, heal, wait, judge."""
+"""One chaos run from beginning to end: start, load, strike, heal, wait, judge."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bursar.audit import Finding
-from bursar.staging import Guard
-from bursar.staging.load import Habits, Load
-from bursar.staging.look import audited, create_assets, look, open_transfers, trouble
-from bursar.staging.promises import Kind, judge
-from bursar.torture.cluster import Cluster
-from bursar.torture.failover import Faults
-from bursar.torture.outages import Fault, Outage, plan
-from bursar.torture.people import People
-from bursar.torture.probe import DatabaseProbe, Pulses
-from bursar.torture.scene import DATABASE_AWAY, Scene, Victim, until
+from bursar.chaos.cluster import Cluster
+from bursar.chaos.failover import Faults
+from bursar.chaos.outages import Fault, Outage, plan
+from bursar.chaos.people import People
+from bursar.chaos.probe import DatabaseProbe, Pulses
+from bursar.chaos.scene import DATABASE_AWAY, Scene, Victim, until
+from bursar.testbed import Guard
+from bursar.testbed.load import Habits, Load
+from bursar.testbed.look import audited, create_assets, look, open_transfers, trouble
+from bursar.testbed.promises import Kind, judge
 
 USERS = range(1_001, 1_013)
 ASSETS = {"USDT": 6, "BTC": 8}
@@ -71,15 +71,15 @@ class Report:
         return not self.wrong and bool(self.findings) and all(f.ok and f.judged for f in self.findings)
 
 
-def torture(store: str, *, seconds: float, seed: int, say: Say, faults: Iterable[Fault] | None = None) -> Report:
-    """Torture the system on one store. The folder with its logs is kept if something is wrong.
+def chaos(store: str, *, seconds: float, seed: int, say: Say, faults: Iterable[Fault] | None = None) -> Report:
+    """Run chaos tests on one store. The folder with its logs is kept if something is wrong.
 
     A cluster gets `faults`, in this order; without them, those of the seed, each kind before any comes again.
     """
     report = Report(store, seed, seconds)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)  # that the database is away is no news here
     parent = next((path for path in FOLDERS if path.is_dir()), None)  # short: a socket lies in it
-    folder = Path(tempfile.mkdtemp(prefix="bursar-torture-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix="bursar-chaos-", dir=parent))
     guard = Guard("")
     try:
         scene = Scene(store, folder, guard)
@@ -95,7 +95,7 @@ def torture(store: str, *, seconds: float, seed: int, say: Say, faults: Iterable
 
 
 class _Session:
-    """One torture, while everything runs."""
+    """One chaos run, while everything runs."""
 
     def __init__(self, scene: Scene, report: Report, say: Say) -> None:
         self.scene = scene
@@ -190,7 +190,7 @@ class _Session:
 
     def _wait(self, seconds: float, phase: str, last: str = "") -> None:
         self.say(phase, last)
-        time.sleep(seconds)  # the time between two blows is part of the torture
+        time.sleep(seconds)  # the time between two blows is part of the test
 
     def _heal(self) -> None:
         self.say("healing")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.system.tortured import tortured
+from tests.system.chaos_run import run_chaos
 
 
 @pytest.mark.timeout(600)
 def test_a_minute_of_kills_on_sqlite() -> None:
     """`bursar serve` and its child core die again and again; clients repeat until they know."""
-    report = tortured("sqlite")
+    report = run_chaos("sqlite")
     assert set(report.kills) == {"server", "core"}

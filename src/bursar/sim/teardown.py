@@ -1,4 +1,4 @@
-"""Where a run's unfinished coroutines go: closed quietly, once nothing they do can matter.
+"""End a run: close its unfinished coroutines quietly, once nothing they do can matter.
 
 A crash leaves coroutines suspended for ever, and the end of a run leaves those of the processes still alive. Python
 cannot free a suspended coroutine without resuming it once, with GeneratorExit, through its `except` and `finally`
@@ -24,7 +24,7 @@ from bursar.sim.loop import SimLoop
 CLOSES_MAX: Final = 64
 
 
-def bury(loop: SimLoop) -> list[str]:
+def close_all(loop: SimLoop) -> list[str]:
     """Close every unfinished task's coroutine, then the loop. Returns the names of those that would not end."""
     loop.closing = True
     unfinished = [task for task in loop.tasks if not task.done()]
