@@ -88,7 +88,7 @@ async def test_a_ledger_and_its_core_are_bound_to_each_other(place: Place, tmp_p
         assert (await until_refused(other)).startswith("OTHER_CORE")
         as_future = await second.client(link=StoreLink(bursar.store, "future"))
         assert (await as_future.totals()).outcome is Outcome.SUCCESS, "each rail has a core of its own"
-        assert second.core.book.sequence >= 1
+        assert second.core.state.sequence >= 1
 
 
 @scenario

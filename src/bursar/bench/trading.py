@@ -28,10 +28,10 @@ from bursar.bench.places import DISKS
 from bursar.bench.processes import started
 from bursar.ports import Stream, SystemPorts
 from bursar.rails.trading import Core, FixedLink, Known, protocol, snapshots
-from bursar.rails.trading.book import Book
 from bursar.rails.trading.connection import Target, connect
 from bursar.rails.trading.frames import encode
 from bursar.rails.trading.history import Item
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log
 
 SIZES = (1, 64, 1_024)
@@ -185,10 +185,10 @@ async def _floor(folder: Path) -> AsyncIterator[str]:
 
 async def _restarts(folder: Path, count: int) -> list[Row]:
     data = str(folder / "restart")
-    book = _write_log(data, count)
+    state = _write_log(data, count)
     log_s = await _restart_s(data)
-    snapshots.write(SystemPorts().files(), data, snapshots.capture(book, NAME, IDENTITY))
-    del book
+    snapshots.write(SystemPorts().files(), data, snapshots.capture(state, NAME, IDENTITY))
+    del state
     snapshot_s = await _restart_s(data)
     return [
         _restart_row("restart-snapshot", count, snapshot_s, ALLOWED_SNAPSHOT_S),
@@ -209,20 +209,20 @@ async def _restart_s(data: str) -> float:
     return core.recovery.seconds
 
 
-def _write_log(data: str, count: int) -> Book:
+def _write_log(data: str, count: int) -> CoreState:
     """A log of so many operations, in frames of a thousand, written without waiting for the disk each time."""
     files = SystemPorts().files()
     files.make_folder(data)
     log = Log(files, data, NAME)
     list(log.read_all())
     log.open(1, IDENTITY)
-    book = Book()
+    state = CoreState()
     for start in range(0, count, 1_000):
-        first = book.sequence + 1
-        book.execute(["USDT"], [(1, FIRST_ID + n, n * 7919 % USERS, 0, 5, 0) for n in range(start, start + 1_000)])
-        log.append(encode(book.seal(), first, book.sequence - first + 1), first)
+        first = state.sequence + 1
+        state.execute(["USDT"], [(1, FIRST_ID + n, n * 7919 % USERS, 0, 5, 0) for n in range(start, start + 1_000)])
+        log.append(encode(state.drain(), first, state.sequence - first + 1), first)
     log.close()
-    return book
+    return state
 
 
 # --- snapshots

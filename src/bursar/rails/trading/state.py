@@ -1,16 +1,16 @@
 """The heart of the core: balances, remembered answers, and the one place that decides an operation. No IO.
 
-`execute` decides operations in order, each on what its predecessors left, and notes what has to be on disk before
-anybody hears of it. Whoever owns the book takes those notes (`seal`), writes them, and only then lets the answers go;
-`replay` does to a book what such notes say, without deciding anything again. A note that cannot be written ends the
-process, so nobody ever sees a decision that is not on disk, and the order in which one person could observe things is
-decide, append, apply, answer.
+`execute` decides operations in order, each on what its predecessors left, and collects journal records of what has to
+be on disk before the answers leave. The core takes those records (`drain`), writes them, and only then answers;
+`replay` applies such records without deciding anything again. A record that cannot be written ends the process, so no
+caller ever sees a decision that is not on disk, and the order that a caller could observe is decide, append, apply,
+answer.
 
-Everything is checked again here, whoever checked it before: this is the last line (specification 000 §1.5).
+Everything is checked again here, also what was checked before: this is the last line (specification 000 §1.5).
 
 The same (id, operation) again gives the first answer again, refusals too (T7, T8). With other parameters it gives
-`MISMATCH` and nothing happens: a refusal would be false for whoever asked first and could give money back that is
-well spent, an `OK` would be false for whoever asks now, so it is neither, and a person looks.
+`MISMATCH` and nothing happens: a refusal would be false for the first caller and could give money back that is well
+spent, an `OK` would be false for this caller, so it is neither, and an operator looks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from bursar.rails.trading.accounts import AVAILABLE, FROZEN, SPOKEN, Accounts
+from bursar.rails.trading.accounts import AVAILABLE, COMMITTED, FROZEN, Accounts
 from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.history import Block, History, Item, Row, blocks_of
-from bursar.rails.trading.notes import Bound, FloorsRaised, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
 from bursar.rails.trading.words import ASSETS_MAX, CANCELLABLE, U64_MAX, UNSURE, Code, Op, Status, is_asset
 
 # Operations come off the wire as `history.Item`: operation, id, user, asset, amount, other. The asset is a place in the
@@ -32,16 +32,16 @@ ASSETS_IN_FRAME_MAX: Final = 256
 OK: Final = int(Code.OK)
 DEPOSIT: Final = int(Op.DEPOSIT)
 WITHDRAW: Final = int(Op.WITHDRAW)
-NO_BOOKS: Final[list[dict[int, list[int]]]] = [{}] * ASSETS_IN_FRAME_MAX  # nobody has an account in no asset
+NO_ACCOUNTS: Final[list[dict[int, list[int]]]] = [{}] * ASSETS_IN_FRAME_MAX  # there are no accounts in what is no asset
 NO_METAS: Final = [0] * ASSETS_IN_FRAME_MAX
 STATUS_REFUSAL: Final = {Status.FROZEN: Code.ACCOUNT_FROZEN, Status.DISABLED: Code.ACCOUNT_DISABLED}
 
 
-class Book:
+class CoreState:
     """All that the core knows."""
 
     def __init__(self) -> None:
-        self.sequence = 0  # of the last note
+        self.sequence = 0  # of the last journal record
         self.ledger = ""  # whom this core works for; "": not bound yet
         self.floors = CoreFloors()
         self.highest = 0  # id of a deposit or withdraw, executed or refused, forgotten or not
@@ -49,10 +49,10 @@ class Book:
         self.assets: dict[str, Accounts] = {}
         self.statuses: dict[int, int] = {}  # of users who are not active
         self._by_number: list[Accounts] = [Accounts("", 0)]  # number 0 stands for what is no asset
-        self._fresh: list[Item] = []  # operations that go on record with the next note,
+        self._fresh: list[Item] = []  # operations that the next journal record will hold,
         self._metas: list[int] = []  # and what became of each
-        self._notes: list[Note] = []
-        self.freed_bytes = 0  # of blocks that were forgotten; whoever writes snapshots looks at it
+        self._records: list[JournalRecord] = []
+        self.freed_bytes = 0  # of blocks that were forgotten; it decides when the next snapshot is due
 
     # --- deciding
 
@@ -64,33 +64,39 @@ class Book:
         first time come in runs, which are taken whole when something else comes between (`_Frame`).
         """
         frame = _Frame(self, names, items)
-        books, statuses, floor, room = frame.books, self.statuses, self.floors.forget, self.floors.room
+        by_asset, statuses, floor, room = frame.by_asset, self.statuses, self.floors.forget, self.floors.room
         where, metas = self.history.where, self._metas
         deposits, withdraws = where[DEPOSIT], where[WITHDRAW]
         deposited, withdrawn = frame.metas[DEPOSIT], frame.metas[WITHDRAW]
         number, most = frame.number, U64_MAX
-        noted, free = metas.append, not statuses
+        record, free = metas.append, not statuses
         for op, id_, user, asset, amount, other in items:
             try:
                 if op == DEPOSIT:
                     if id_ not in deposits:
-                        account = books[asset][user]
-                        spoken = account[2] + amount
-                        if amount and id_ >= floor and spoken <= most and not other and (free or user not in statuses):
-                            account[2] = spoken
+                        account = by_asset[asset][user]
+                        committed = account[2] + amount
+                        if (
+                            amount
+                            and id_ >= floor
+                            and committed <= most
+                            and not other
+                            and (free or user not in statuses)
+                        ):
+                            account[2] = committed
                             account[0] += amount
                             deposits[id_] = number
                             number += 1
-                            noted(deposited[asset])
+                            record(deposited[asset])
                             continue
                 elif op == WITHDRAW and id_ not in withdraws:
-                    account = books[asset][user]
+                    account = by_asset[asset][user]
                     left = account[0] - amount
                     if amount and id_ >= room and left >= 0 and not other and (free or user not in statuses):
                         account[0] = left
                         withdraws[id_] = number
                         number += 1
-                        noted(withdrawn[asset])
+                        record(withdrawn[asset])
                         continue
             except KeyError:
                 pass  # the user has no account yet
@@ -111,9 +117,9 @@ class Book:
             return STATUS_REFUSAL[Status(self.statuses[user])]
         if op == Op.DEPOSIT:
             account = accounts.open(user)
-            if account[SPOKEN] + amount > U64_MAX:
+            if account[COMMITTED] + amount > U64_MAX:
                 return Code.OVERFLOW
-            account[SPOKEN] += amount
+            account[COMMITTED] += amount
             account[AVAILABLE] += amount
             return Code.OK
         found = accounts.by_user.get(user)
@@ -124,7 +130,7 @@ class Book:
             if op == Op.LOCK:
                 found[FROZEN] += amount
             elif not self.floors.reserves(id_):
-                found[SPOKEN] -= amount
+                found[COMMITTED] -= amount
             return Code.OK
         # Releasing what is frozen, and paying for a trade that has taken place, are facts: no status stops them (T35).
         if found is None or amount > found[FROZEN]:
@@ -140,12 +146,12 @@ class Book:
         if other == user:
             return Code.SAME_ACCOUNT
         payee = accounts.open(other)
-        if payee[SPOKEN] + amount > U64_MAX:
+        if payee[COMMITTED] + amount > U64_MAX:
             return Code.OVERFLOW
         payer[FROZEN] -= amount
-        payer[SPOKEN] -= amount
+        payer[COMMITTED] -= amount
         payee[AVAILABLE] += amount
-        payee[SPOKEN] += amount
+        payee[COMMITTED] += amount
         return Code.OK
 
     def _refund(self, id_: int, user: int, accounts: Accounts, amount: int, other: int) -> int:
@@ -160,11 +166,11 @@ class Book:
             return Code.MISMATCH
         account = accounts.by_user[user]
         if not self.floors.reserves(id_):
-            # Its room was given away when nobody was expected to ask for it any more. A restored database may ask all
-            # the same: that is never refused for good, only until there is room (T31).
-            if account[SPOKEN] + amount > U64_MAX:
+            # Its room was given away when no caller was expected to ask for it any more. A restored database may
+            # ask all the same: that is never refused for good, only until there is room (T31).
+            if account[COMMITTED] + amount > U64_MAX:
                 return Code.NO_ROOM
-            account[SPOKEN] += amount
+            account[COMMITTED] += amount
         account[AVAILABLE] += amount
         return Code.OK
 
@@ -211,7 +217,7 @@ class Book:
         """Give an asset a number, if it can be an asset; whether it has got one."""
         if not self._may_be_asset(accounts):
             return False
-        self._notes.append(NewAsset(len(self._by_number), accounts.code))
+        self._records.append(NewAsset(len(self._by_number), accounts.code))
         self._new_asset(accounts)
         return True
 
@@ -229,7 +235,7 @@ class Book:
         """Freeze, disable or free an account; returns the sequence."""
         self._close_rows()
         self.sequence += 1
-        self._notes.append(StatusChange(self.sequence, user, int(status)))
+        self._records.append(StatusChange(self.sequence, user, int(status)))
         self._apply_status(user, int(status))
         return self.sequence
 
@@ -238,7 +244,7 @@ class Book:
         if not self.ledger:
             self._close_rows()
             self.sequence += 1
-            self._notes.append(Bound(self.sequence, ledger))
+            self._records.append(Bound(self.sequence, ledger))
             self.ledger = ledger
         return self.ledger
 
@@ -254,12 +260,12 @@ class Book:
 
     def raise_floors(self, room: int, forget: int, keep: Collection[int]) -> int:
         """Raise the floors (they never sink): release room and forget, but for `keep`; returns the sequence."""
-        note = self.floors.note(self.sequence + 1, room, forget, keep)
-        if note is not None:
+        record = self.floors.record(self.sequence + 1, room, forget, keep)
+        if record is not None:
             self._close_rows()
             self.sequence += 1
-            self._notes.append(note)
-            self._apply_floors(note)
+            self._records.append(record)
+            self._apply_floors(record)
         return self.sequence
 
     def _apply_status(self, user: int, status: int) -> None:
@@ -268,10 +274,10 @@ class Book:
         else:
             self.statuses[user] = status
 
-    def _apply_floors(self, note: FloorsRaised) -> None:
-        free, forgotten = self.floors.apply(note, self.history)
+    def _apply_floors(self, record: FloorsRaised) -> None:
+        free, forgotten = self.floors.apply(record, self.history)
         for row in free:
-            self._by_number[row.asset].by_user[row.user][SPOKEN] -= row.amount
+            self._by_number[row.asset].by_user[row.user][COMMITTED] -= row.amount
         self.freed_bytes += forgotten
 
     # --- looking
@@ -320,32 +326,32 @@ class Book:
         """An asset by its number."""
         return self._by_number[number].code
 
-    # --- notes
+    # --- the journal
 
     @property
     def pending(self) -> int:
-        """How many rows are noted and not yet taken."""
+        """How many rows are recorded and not yet taken."""
         return len(self._fresh)
 
-    def seal(self) -> list[Note]:
-        """Take the notes since the last time: what must be on disk before any answer given since then may leave."""
+    def drain(self) -> list[JournalRecord]:
+        """Take the journal records since the last time: they must be on disk before any answer since then may leave."""
         self._close_rows()
-        notes, self._notes = self._notes, []
-        return notes
+        records, self._records = self._records, []
+        return records
 
     def _close_rows(self) -> None:
         if self._fresh:
-            # What was noted in the meantime has a sequence of its own, so the last of these is the book's last.
+            # What was recorded in the meantime has a sequence of its own, so the last of these is the state's last.
             blocks = blocks_of(self.sequence - len(self._fresh) + 1, self._fresh, self._metas)
             self._fresh, self._metas = [], []
             self.history.extend(blocks)
             self.highest = max(self.highest, *(block.moved_high for block in blocks))
-            self._notes.append(Rows(blocks))
+            self._records.append(Rows(blocks))
 
-    def replay(self, notes: Iterable[Note]) -> None:
-        """Do what notes say. They were decided once; here they are only believed if they fit."""
-        for note in notes:
-            match note:
+    def replay(self, records: Iterable[JournalRecord]) -> None:
+        """Apply journal records. They were decided once; here they are only checked for whether they fit."""
+        for record in records:
+            match record:
                 case NewAsset(number, code):
                     if number != len(self._by_number) or code in self.assets:
                         raise ValueError(f"asset {code} comes as number {number}, out of order")
@@ -361,7 +367,7 @@ class Book:
                     self._apply_status(user, status)
                 case FloorsRaised(sequence):
                     self.sequence = sequence
-                    self._apply_floors(note)
+                    self._apply_floors(record)
                 case Bound(sequence, ledger):
                     if self.ledger not in ("", ledger):
                         raise ValueError(f"bound to ledger {ledger!r} after {self.ledger!r}")
@@ -378,14 +384,14 @@ class Book:
             if account is None:
                 account = accounts.open(user)
             if op == DEPOSIT:
-                account[SPOKEN] += amount
+                account[COMMITTED] += amount
                 account[AVAILABLE] += amount
             elif op == WITHDRAW:
                 account[AVAILABLE] -= amount
-                account[SPOKEN] -= 0 if self.floors.reserves(id_) else amount
+                account[COMMITTED] -= 0 if self.floors.reserves(id_) else amount
             elif op == Op.REFUND:
                 account[AVAILABLE] += amount
-                account[SPOKEN] += 0 if self.floors.reserves(id_) else amount
+                account[COMMITTED] += 0 if self.floors.reserves(id_) else amount
             elif op == Op.LOCK:
                 account[AVAILABLE] -= amount
                 account[FROZEN] += amount
@@ -406,29 +412,29 @@ class _Frame:
 
     __slots__ = (
         "_accounts",
-        "_book",
         "_codes",
         "_items",
         "_run",
         "_run_number",
         "_sequences",
-        "books",
+        "_state",
+        "by_asset",
         "metas",
         "number",
     )
 
-    def __init__(self, book: Book, names: Sequence[str], items: Sequence[Item]) -> None:
-        self._book = book
+    def __init__(self, state: CoreState, names: Sequence[str], items: Sequence[Item]) -> None:
+        self._state = state
         self._items = items
         # An asset that nothing on record is about has no number yet, and gets one only if something goes on record:
         # a number that no frame tells of would be given twice.
-        strangers = {name: Accounts(name, 0) for name in names if name not in book.assets}
-        self._accounts = [book.assets.get(name) or strangers[name] for name in names]
+        strangers = {name: Accounts(name, 0) for name in names if name not in state.assets}
+        self._accounts = [state.assets.get(name) or strangers[name] for name in names]
         # By asset: the accounts, and what a row says about an operation that succeeded. Filled up with nothing, so that
         # a place in the list that has no name needs no check.
-        self.books = [accounts.by_user for accounts in self._accounts] + NO_BOOKS
+        self.by_asset = [accounts.by_user for accounts in self._accounts] + NO_ACCOUNTS
         self.metas = {op: self._metas_of(op) for op in (DEPOSIT, WITHDRAW)}
-        self.number = book.history.end + len(book._fresh)  # of the next row
+        self.number = state.history.end + len(state._fresh)  # of the next row
         self._run, self._run_number = 0, self.number  # where the run began that is not taken yet
         self._codes = bytearray(len(items))
         self._sequences: list[int] = []
@@ -439,42 +445,42 @@ class _Frame:
     def decide(self, number: int, op: int, id_: int, user: int, asset: int, amount: int, other: int) -> int:
         """Decide one that is not on the short way; returns the number of the next row."""
         self._take(number)
-        book, place = self._book, self._run
-        accounts = self._accounts[asset] if asset < len(self._accounts) else book._by_number[0]
-        seen = book.history.where.get(op)
+        state, place = self._state, self._run
+        accounts = self._accounts[asset] if asset < len(self._accounts) else state._by_number[0]
+        seen = state.history.where.get(op)
         at = 0
         if seen is None:
-            code, at = book._cancel(id_, other) if op == Op.CANCEL else (int(Code.BAD_OPERATION), 0)
+            code, at = state._cancel(id_, other) if op == Op.CANCEL else (int(Code.BAD_OPERATION), 0)
         elif (remembered := seen.get(id_)) is not None:
-            code, at = book._again(remembered, user, accounts, amount, other)
-        elif book.floors.forgets(book.history, op, id_):
+            code, at = state._again(remembered, user, accounts, amount, other)
+        elif state.floors.forgets(state.history, op, id_):
             code = int(Code.BELOW_FLOOR)
         else:
-            code = book._decide(op, id_, user, accounts, amount, other)
+            code = state._decide(op, id_, user, accounts, amount, other)
             if code < UNSURE:
                 seen[id_] = number
                 self._codes[place] = code
-                book._metas.append(self._number(accounts) << 16 | op << 8 | code)
+                state._metas.append(self._number(accounts) << 16 | op << 8 | code)
                 return number + 1
         self._codes[place] = code
         self._sequences.append(at)
-        self._run, self._run_number = place + 1, book.history.end + len(book._fresh)
+        self._run, self._run_number = place + 1, state.history.end + len(state._fresh)
         return self._run_number
 
     def _number(self, accounts: Accounts) -> int:
         """The number of an asset that is on record from now on."""
-        if not accounts.number and self._book._record_asset(accounts):
+        if not accounts.number and self._state._record_asset(accounts):
             for op, metas in self.metas.items():
                 metas[:] = self._metas_of(op)
         return accounts.number
 
     def _take(self, number: int) -> None:
         """Put the run so far on the list of what goes on record."""
-        book, count = self._book, number - self._run_number
+        state, count = self._state, number - self._run_number
         if count:
-            book._fresh.extend(self._items[self._run : self._run + count])
-            self._sequences.extend(range(book.sequence + 1, book.sequence + count + 1))
-            book.sequence += count
+            state._fresh.extend(self._items[self._run : self._run + count])
+            self._sequences.extend(range(state.sequence + 1, state.sequence + count + 1))
+            state.sequence += count
             self._run += count
             self._run_number = number
 

@@ -1,7 +1,7 @@
-"""Notes: what the core decided and has to have on disk before anybody hears of it.
+"""Journal records: what the core decided and has to have on disk before it answers (write-ahead log).
 
-The book makes them, `frames` writes and reads their bytes, and `Book.replay` does to a book what they say. Each has a
-sequence of its own, or one for each of its rows, without a gap; only a new asset has none.
+`CoreState` makes them, `frames` writes and reads their bytes, and `CoreState.replay` applies them. Each has a sequence
+of its own, or one for each of its rows, without a gap; only a new asset has none.
 """
 
 from __future__ import annotations
@@ -52,4 +52,4 @@ class Bound(NamedTuple):
     ledger: str
 
 
-Note = NewAsset | Rows | StatusChange | FloorsRaised | Bound
+JournalRecord = NewAsset | Rows | StatusChange | FloorsRaised | Bound
