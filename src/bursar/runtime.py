@@ -131,7 +131,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
         deposits = Deposits(transfers, confirm_above=config.deposit_confirm_above, waits_s=config.alert_waiting_s)
         worker = Worker(
             transfers.engine,
-            driven_max=config.driven_max,
+            driven_max=config.worker_concurrency,
             scan_s=config.scan_interval_ms / 1000,
         )
         try:

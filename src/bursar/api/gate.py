@@ -44,7 +44,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.in_progress = 0
-        self.turned_away = 0
+        self.rejected = 0
         self.hung_up = 0
         self.connections = 0
         self.closed: dict[str, int] = defaultdict(int)  # reason → connections
@@ -62,8 +62,8 @@ class Traffic:
     def lines(self) -> Iterable[str]:
         """As Prometheus reads it."""
         yield from family("bursar_http_in_progress", "gauge", "Requests in progress.", [("", self.in_progress)])
-        turned = [("", self.turned_away)]
-        yield from family("bursar_http_turned_away_total", "counter", "Requests refused: too many at once.", turned)
+        rejected = [("", self.rejected)]
+        yield from family("bursar_http_rejected_total", "counter", "Requests refused: too many at once.", rejected)
         gone = [("", self.hung_up)]
         yield from family("bursar_http_hung_up_total", "counter", "Requests whose body never came.", gone)
         yield from family("bursar_http_connections", "gauge", "Open connections.", [("", self.connections)])
@@ -234,7 +234,7 @@ class Gate:
 
     async def _refuse(self, problem: Problem, send: Send) -> None:
         if problem.code == OVERLOADED:
-            self.traffic.turned_away += 1
+            self.traffic.rejected += 1
         else:
             self.traffic.count(NO_ROUTE, NO_ROUTE, problem.status, 0.0)
         body = msgspec.json.encode(problem.body())

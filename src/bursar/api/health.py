@@ -140,8 +140,8 @@ def _here(runtime: Runtime) -> Iterable[str]:
         for name, height in (("room", client.floors.room), ("forget", client.floors.forget))
     ]
     return [
-        *family("bursar_driven", "gauge", "Records that are being driven here.", [("", driven)]),
-        *family("bursar_settled_total", "counter", "Records that came to an end here.", settled),
+        *family("bursar_records_in_progress", "gauge", "Records that are being driven here.", [("", driven)]),
+        *family("bursar_records_completed_total", "counter", "Records that came to an end here.", settled),
         *family("bursar_core_floor", "gauge", "Ids below which a core has no room for refunds, or forgets.", floors),
         *family("bursar_core_up", "gauge", "Whether there is a connection.", up),
     ]
