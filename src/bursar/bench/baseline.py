@@ -1,4 +1,4 @@
-"""The floor: what the same durable rows cost by plain hand-written SQL, without any of the ledger's work.
+"""The baseline: what the same durable rows cost by plain hand-written SQL, without any of the ledger's work.
 
 What it is: the same tables with the same indexes and triggers (the schema comes from the same migration), and for
 every payment the same rows in them: an envelope, the spend of the posting that pays, two postings, their live rows and
@@ -12,9 +12,9 @@ ids, movements and pins are constant bytes of the right length. It has no caller
 into rows, and those into what the driver takes, happens on the clock, because no program could write them otherwise.
 
 The distance to a ratio of 1 is what keys, selection, validation, hashing and callers cost; less what the ledger saves
-by handing rows over in ways that the drivers take faster. The floor uses the usual ones, an array per column on
+by handing rows over in ways that the drivers take faster. The baseline uses the usual ones, an array per column on
 PostgreSQL and `executemany` on SQLite; the ledger writes texts (decision 17), and on SQLite many rows by one statement,
-copying those of live postings and events from the rows just written. With those ways, the floor would cost less, too.
+copying those of live postings and events from the rows just written. With those ways, the baseline would cost less.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Rows:
         self.events = [s.seq for s in steps]
 
 
-class Floor(Protocol):
+class Baseline(Protocol):
     """A database written to by hand."""
 
     picture: Picture
@@ -128,27 +128,27 @@ class Floor(Protocol):
         ...
 
 
-async def window(floor: Floor, workload: Workload, size: int, seconds: float, rate: float) -> Window:
+async def window(baseline: Baseline, workload: Workload, size: int, seconds: float, rate: float) -> Window:
     """A window of so many seconds, at a rate of about what was seen before. Planning is off the clock."""
-    planned = floor.picture.plan(workload, max(2, round(seconds * rate * 1.5 / size)), size)
+    planned = baseline.picture.plan(workload, max(2, round(seconds * rate * 1.5 / size)), size)
     started = time.perf_counter()
-    written = await floor.write(planned, started + seconds)
+    written = await baseline.write(planned, started + seconds)
     window = Window(written * size, time.perf_counter() - started, written)
-    floor.picture.accept(planned[:written])
+    baseline.picture.accept(planned[:written])
     return window
 
 
-async def settle(floor: Floor, workload: Workload, size: int, groups: int) -> None:
-    """Before measuring at a group size: let the floor find its fastest way."""
-    planned = floor.picture.plan(workload, groups, size)
-    await floor.settle(planned)
-    floor.picture.accept(planned)
+async def settle(baseline: Baseline, workload: Workload, size: int, groups: int) -> None:
+    """Before measuring at a group size: let the baseline find its fastest way."""
+    planned = baseline.picture.plan(workload, groups, size)
+    await baseline.settle(planned)
+    baseline.picture.accept(planned)
 
 
 # ------------------------------------------------------------------------------------------------------------ SQLite
 
 
-class SqliteFloor:
+class SqliteBaseline:
     """Bare sqlite3: executemany between BEGIN IMMEDIATE and COMMIT, with the write-ahead log and synchronous=FULL."""
 
     def __init__(self, path: str, picture: Picture) -> None:
@@ -218,7 +218,7 @@ def _one_statement() -> str:
 ONE_STATEMENT = _one_statement()
 
 
-class PostgresFloor:
+class PostgresBaseline:
     """Bare asyncpg with one array per column.
 
     Two ways, each under the plans that suit it: one statement for all tables, or a transaction of one statement per

@@ -1,4 +1,4 @@
-"""The trading core's floor: the least a durable server of the same frames must do.
+"""The trading core's baseline: the least a durable server of the same frames must do.
 
 It decodes each frame as the core does, makes one look-up and one store in a dictionary per operation, appends the
 frame's bytes to a file, syncs it once for all frames that are waiting, and answers in the core's own form. It checks
@@ -17,8 +17,8 @@ from bursar.rails.trading import protocol
 YOUNG = 200_000  # as in the core
 
 
-class Floor:
-    """All connections of the floor; one dictionary, one file."""
+class Baseline:
+    """All connections of the baseline; one dictionary, one file."""
 
     def __init__(self, path: str) -> None:
         self.fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -56,9 +56,9 @@ class Floor:
 class Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, floor: Floor) -> None:
-        """Of which floor."""
-        self.floor = floor
+    def __init__(self, baseline: Baseline) -> None:
+        """Of which baseline."""
+        self.baseline = baseline
         self.splitter = protocol.Splitter(protocol.REQUEST_BYTES_MAX)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,14 +69,14 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take every frame that is complete."""
         for payload in self.splitter.feed(data):
-            self.floor.take(self.transport, payload)
+            self.baseline.take(self.transport, payload)
 
 
 async def main(socket: str, path: str) -> None:
     """Serve until killed."""
-    floor = Floor(path)
+    baseline = Baseline(path)
     garbage.relax_gc(YOUNG)
-    server = await asyncio.get_running_loop().create_unix_server(lambda: Connection(floor), socket)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: Connection(baseline), socket)
     print("ready", flush=True)
     await server.serve_forever()
 
