@@ -17,7 +17,7 @@ export PYTHONHASHSEED := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test mutants torture lint format bench clean
+.PHONY: help setup demo test mutants chaos lint format bench clean
 
 help: ## this table
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,11 +47,11 @@ test: setup ## every test
 mutants: setup ## change the model one operator at a time and see whether its unit tests notice (MUTANTS=--all: every one)
 	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
-TORTURE_SECONDS ?= 600
-TORTURE_STORE ?= both
+CHAOS_SECONDS ?= 600
+CHAOS_STORE ?= both
 
-torture: setup $(if $(filter cluster,$(TORTURE_STORE)),$(CLUSTER_STAMP)) ## kill -9 of everything at random under load (TORTURE_SECONDS=600 TORTURE_STORE=both|cluster TORTURE_SEED=)
-	@$(BIN)/bursar torture --seconds $(TORTURE_SECONDS) --store $(TORTURE_STORE) $(if $(TORTURE_SEED),--seed $(TORTURE_SEED))
+chaos: setup $(if $(filter cluster,$(CHAOS_STORE)),$(CLUSTER_STAMP)) ## kill -9 of everything at random under load (CHAOS_SECONDS=600 CHAOS_STORE=both|cluster CHAOS_SEED=)
+	@$(BIN)/bursar chaos --seconds $(CHAOS_SECONDS) --store $(CHAOS_STORE) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 $(CLUSTER_STAMP): requirements-cluster.lock $(STAMP)
 	@echo "Installing Patroni and etcd into $(VENV) ..."

@@ -33,7 +33,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _numbers = count(1)
 
 # Begun first: they last a minute each however fast the machine is, and at the end would have it for themselves.
-LASTING = ("test_torture_postgres.py", "test_torture_sqlite.py")
+LASTING = ("test_chaos_postgres.py", "test_chaos_sqlite.py")
 
 # Runs only if it is named: it lasts for minutes, and needs requirements-cluster.lock, which `make setup` leaves out.
 CLUSTER = Path(__file__).parent / "system" / "test_cluster.py"

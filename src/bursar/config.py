@@ -331,7 +331,7 @@ class Config:
     hold_expiry_interval_ms: int = setting(
         5_000, _whole(10, 60 * MINUTE_MS), "Between two looks for holds whose time is up; they are given back."
     )
-    driven_max: int = setting(512, _whole(1, 100_000), "Transfers that the worker drives at once.")
+    worker_concurrency: int = setting(512, _whole(1, 100_000), "Transfers that the worker drives at once.")
 
     @property
     def database_url(self) -> str:

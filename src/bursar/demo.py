@@ -26,10 +26,10 @@ from bursar.audit import Finding
 from bursar.config import Config, read
 from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import split_address
-from bursar.staging import Caller, Guard, NoAnswer, Program, children_of, environment
-from bursar.staging.load import OPERATOR, Habits, Load, make_tokens
-from bursar.staging.look import STATES, audited, create_assets, look, select
-from bursar.staging.promises import ENDS, Found, Kind, judge
+from bursar.testbed import Caller, Guard, NoAnswer, Program, children_of, environment
+from bursar.testbed.load import OPERATOR, Habits, Load, make_tokens
+from bursar.testbed.look import STATES, audited, create_assets, look, select
+from bursar.testbed.promises import ENDS, Found, Kind, judge
 
 ASSET, PRECISION = "USDT", 6
 UNIT = 10**PRECISION

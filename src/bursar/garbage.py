@@ -18,7 +18,7 @@ def while_loading() -> None:
     gc.set_threshold(*THRESHOLDS)
 
 
-def rarely(young: int = THRESHOLDS[0]) -> None:
+def relax_gc(young: int = THRESHOLDS[0]) -> None:
     """Look for garbage rarely, and never among what is there now: call it when everything is loaded."""
     gc.collect()
     gc.freeze()

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
-from bursar.engine import Bell, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log, watch_pauses
+from bursar.engine import AlertDispatcher, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log, watch_pauses
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.closing import watch_closings
@@ -129,7 +129,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
         )
         worker = Worker(
             engine,
-            driven_max=config.driven_max,
+            concurrency=config.worker_concurrency,
             scan_s=config.scan_interval_ms / 1000,
         )
         try:
@@ -173,17 +173,17 @@ async def _require_writes(probe: Probe) -> None:
 
 @asynccontextmanager
 async def running(config: Config, ports: Ports, role: str, stopping: Stopping | None = None) -> AsyncIterator[Runtime]:
-    """The same, and a worker that drives whatever is due, and a bell that tells people."""
-    told = sinks(config, ports)  # wrong settings are refused before anything is opened
+    """The same, and a worker that drives whatever is due, and an alert dispatcher."""
+    receivers = sinks(config, ports)  # wrong settings are refused before anything is opened
     stopping = stopping or Stopping(ports, config.shutdown_ms / 1000)
     async with opened(config, ports, role, stopping) as runtime:
         engine = runtime.engine
-        engine.logs_alerts = False  # the bell does, once
+        engine.logs_alerts = False  # the dispatcher does, once
         working = runtime.background("bursar-worker", runtime.worker.run)
         beside = [
             runtime.background("bursar-watch", partial(_watch, runtime)),
             runtime.background("bursar-prune", partial(_prune, runtime)),
-            runtime.background("bursar-alerts", Bell(runtime.bursar.store, told).run),
+            runtime.background("bursar-alerts", AlertDispatcher(runtime.bursar.store, receivers).run),
             runtime.background("bursar-pauses", partial(watch_pauses, engine, config.alert_paused_s)),
             runtime.background("bursar-closings", partial(watch_closings, engine)),
             runtime.background("bursar-forced-calls", partial(keep_asking, engine)),
@@ -263,7 +263,7 @@ def client_of(config: Config, ports: Ports, kind: str, link: CoreLink | None = N
 
 
 def sinks(config: Config, ports: Ports) -> dict[str, Sink]:
-    """Who is told of alerts: the log, and whoever the configuration names."""
+    """Where alerts are delivered: the log, and the sinks that the configuration names."""
     found: dict[str, Sink] = {"log": to_log}
     timeout_s = config.alert_timeout_ms / 1000
     if config.alert_webhook:
@@ -283,6 +283,6 @@ def sinks(config: Config, ports: Ports) -> dict[str, Sink]:
 
 
 def alarms(config: Config) -> tuple[Alarm, ...]:
-    """When people are told: the configured thresholds, and those of the flow itself."""
+    """When an alert is raised: the configured thresholds, and those of the flow itself."""
     usual = Alarm(reason="stuck", tries=config.alert_threshold, seconds=config.alert_after_s, whole_life=True)
     return (usual, *(alarm for alarm in ALARMS if alarm.reason != usual.reason))

@@ -15,7 +15,7 @@ from bursar.api.metrics import BUCKETS_S, Traffic
 
 TYPES = {
     "bursar_http_in_progress": "gauge",
-    "bursar_http_turned_away": "counter",
+    "bursar_http_rejected": "counter",
     "bursar_http_hung_up": "counter",
     "bursar_http_connections": "gauge",
     "bursar_http_closed": "counter",
@@ -25,8 +25,8 @@ TYPES = {
     "bursar_records": "gauge",
     "bursar_record_oldest_seconds": "gauge",
     "bursar_alerts": "gauge",
-    "bursar_driven": "gauge",
-    "bursar_settled": "counter",
+    "bursar_records_in_progress": "gauge",
+    "bursar_records_completed": "counter",
     "bursar_core_floor": "gauge",
     "bursar_core_up": "gauge",
 }
@@ -62,7 +62,7 @@ async def test_metrics_have_their_names_types_help_and_values(url: str, tmp_path
         assert value(seconds, "bursar_http_request_seconds_bucket", route=TRANSFERS, le="+Inf") == 1
         assert 0 < value(seconds, "bursar_http_request_seconds_sum", route=TRANSFERS) < 60
         settled = {"flow": "transfers", "state": "COMMITTED"}
-        assert value(found["bursar_settled"], "bursar_settled_total", **settled) == 1
+        assert value(found["bursar_records_completed"], "bursar_records_completed_total", **settled) == 1
         assert value(found["bursar_records"], "bursar_records", flow="deposits", state="ASKED") == 1
         assert value(found["bursar_database_up"], "bursar_database_up") == 1
         assert value(found["bursar_core_up"], "bursar_core_up", core="SPOT") == 1

@@ -11,7 +11,7 @@ from tests.builders import scenario
 @scenario
 async def test_a_forgotten_pause_raises_an_alert_by_itself(either: str, tmp_path: Path) -> None:
     async with office(either, tmp_path, alert_paused_s=1) as here:
-        await here.runtime.transfers.stop_new("anna", "a drill")
+        await here.runtime.transfers.pause_intake("anna", "a drill")
 
         async def reasons() -> list[str]:
             return [alert.reason for alert in await here.runtime.bursar.store.read.alerts.open()]

@@ -68,7 +68,7 @@ async def test_beyond_the_limit_it_is_503_at_once_and_health_still_answers(url: 
         assert [answer.json()["state"] for answer in await asyncio.gather(*held)] == ["COMMITTED"] * 5
         assert (await here.transfer(ALICE, F, S, "1")).status_code == 200
         assert await here.balances(ALICE) == {F: "94.000000", S: "6.000000"}
-        assert "bursar_http_turned_away_total 20" in (await here.get("/metrics")).text
+        assert "bursar_http_rejected_total 20" in (await here.get("/metrics")).text
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ async def test_metrics_count_what_is_on_its_way_and_what_has_ended(either: str, 
         oldest = metric(answer.text, 'bursar_record_oldest_seconds{flow="transfers",state="TARGET_PENDING"}')
         assert oldest is not None
         assert 0 < oldest < 60
-        assert metric(answer.text, 'bursar_settled_total{flow="transfers",state="COMMITTED"}') == 1
+        assert metric(answer.text, 'bursar_records_completed_total{flow="transfers",state="COMMITTED"}') == 1
         assert metric(answer.text, "bursar_database_up") == 1
         assert f'bursar_http_requests_total{{method="POST",route="{TRANSFERS}",status="200"}} 1' in answer.text
         assert f'bursar_http_request_seconds_count{{route="{TRANSFERS}"}} 2' in answer.text

@@ -47,7 +47,7 @@ COMMANDS = [
     "recover",
     "rebuild",
     "migrate",
-    "torture",
+    "chaos",
     "demo",
     "bench",
 ]

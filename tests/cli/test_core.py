@@ -22,8 +22,8 @@ def fill(folder: Path, first: int = 1, count: int = 5) -> None:
         core = await Core.open(SystemPorts(), str(folder), "spot")
         running = asyncio.create_task(core.run())
         items = [(int(Op.DEPOSIT), first + n, 7, "USDT", 10, 0) for n in range(count)]
-        core.book.execute(*indexed([*items, (int(Op.WITHDRAW), first + 90, 7, "BTC", 1, 0)]))
-        core.book.set_status(8, Status.FROZEN)
+        core.state.execute(*indexed([*items, (int(Op.WITHDRAW), first + 90, 7, "BTC", 1, 0)]))
+        core.state.set_status(8, Status.FROZEN)
         answered = asyncio.Event()
         core.when_durable(answered.set)
         await answered.wait()

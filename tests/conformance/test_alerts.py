@@ -11,7 +11,7 @@ import pytest
 from tests.builders import Place, scenario
 from tests.toy import Program, World, program
 
-from bursar.engine import Bell, Notice
+from bursar.engine import AlertDispatcher, Notice
 from bursar.engine.alerts import FAILURES_MAX, LEASE_S
 from bursar.model.retry import Retry
 from bursar.store import Store
@@ -57,14 +57,14 @@ async def raised(p: Program, *reasons: str) -> None:
 async def test_an_alert_is_told_once_and_again_after_it_was_acknowledged(place: Place) -> None:
     async with program(place, World()) as p:
         pager = Pager()
-        bell = Bell(p.engine.store, {"pager": pager})
+        dispatcher = AlertDispatcher(p.engine.store, {"pager": pager})
         record = await p.order("o-1")
         for _ in range(3):
             await p.engine.alert(record, "stuck", "warning", "look")
-            await bell.ring()
+            await dispatcher.dispatch()
         await p.engine.alert(None, "disk", "critical", "full")
         await p.engine.alert(record, "other", "critical", "look")
-        assert await bell.ring() == 2
+        assert await dispatcher.dispatch() == 2
         assert sorted(pager.reasons) == ["disk", "other", "stuck"]
         first = pager.told[0]
         assert (first.record, first.flow, first.record_id, first.severity, first.message, first.attempt) == (
@@ -76,9 +76,9 @@ async def test_an_alert_is_told_once_and_again_after_it_was_acknowledged(place: 
             1,
         )
         assert await p.people.acknowledge(record.number, "stuck", actor="ann")
-        assert await bell.ring() == 0
+        assert await dispatcher.dispatch() == 0
         await p.engine.alert(record, "stuck", "warning", "look again")
-        assert await bell.ring() == 1
+        assert await dispatcher.dispatch() == 1
         assert pager.told[-1].message == "look again"
         assert len({notice.id for notice in pager.told}) == 4
 
@@ -89,18 +89,18 @@ async def test_a_sink_that_is_down_repeats_none_of_the_others(place: Place, monk
     monkeypatch.setattr("bursar.engine.alerts.LEASE_S", 0.0)  # what keeps it from being told again is that it was told
     async with program(place, World()) as p:
         broken, fine = Pager("all"), Pager()
-        bell = Bell(p.engine.store, {"broken": broken, "fine": fine}, back_off=AT_ONCE)
+        dispatcher = AlertDispatcher(p.engine.store, {"broken": broken, "fine": fine}, back_off=AT_ONCE)
         await raised(p, "one", "two")
-        assert await bell.ring() == 2
+        assert await dispatcher.dispatch() == 2
         for _ in range(3):
-            assert await bell.ring() == 0
+            assert await dispatcher.dispatch() == 0
         assert (fine.reasons, broken.told) == (["one", "two"], [])
         assert broken.tried.count("one") == 4
         broken.broken.clear()
-        assert await bell.ring() == 2
+        assert await dispatcher.dispatch() == 2
         assert broken.reasons == ["one", "two"]
         assert {notice.attempt for notice in broken.told} == {5}
-        assert await bell.ring() == 0
+        assert await dispatcher.dispatch() == 0
         assert fine.reasons == ["one", "two"]
 
 
@@ -108,10 +108,10 @@ async def test_a_sink_that_is_down_repeats_none_of_the_others(place: Place, monk
 async def test_what_was_not_told_is_told_after_a_restart_and_the_rest_is_not(place: Place) -> None:
     async with program(place, World()) as p:
         await raised(p, "one", "two")
-        await Bell(p.engine.store, {"fine": Pager(), "picky": Pager("two")}, back_off=AT_ONCE).ring()
+        await AlertDispatcher(p.engine.store, {"fine": Pager(), "picky": Pager("two")}, back_off=AT_ONCE).dispatch()
     async with program(place, World()) as p:
         fine, picky, new = Pager(), Pager(), Pager()
-        await Bell(p.engine.store, {"fine": fine, "picky": picky, "new": new}).ring()
+        await AlertDispatcher(p.engine.store, {"fine": fine, "picky": picky, "new": new}).dispatch()
         assert (fine.reasons, picky.reasons, new.reasons) == ([], ["two"], ["one", "two"])
 
 
@@ -119,10 +119,10 @@ async def test_what_was_not_told_is_told_after_a_restart_and_the_rest_is_not(pla
 async def test_between_two_attempts_it_backs_off(place: Place) -> None:
     async with program(place, World()) as p:
         pager = Pager("all")
-        bell = Bell(p.engine.store, {"pager": pager}, back_off=LATER)
+        dispatcher = AlertDispatcher(p.engine.store, {"pager": pager}, back_off=LATER)
         await raised(p, "one")
         for _ in range(3):
-            await bell.ring()
+            await dispatcher.dispatch()
         assert pager.tried == ["one"]
         assert await rows(p.engine.store, place) == [
             ("one", "pager", 1, "ConnectionError: nobody\ufffd answers", False)
@@ -135,11 +135,11 @@ async def test_an_alert_that_nobody_can_take_does_not_hold_up_the_others(place: 
     async with program(place, World()) as p:
         bad = [f"bad-{n}" for n in range(FAILURES_MAX + 2)]
         pager = Pager(*bad)
-        bell = Bell(p.engine.store, {"pager": pager}, back_off=AT_ONCE)
+        dispatcher = AlertDispatcher(p.engine.store, {"pager": pager}, back_off=AT_ONCE)
         await raised(p, *bad, "good")
-        await bell.ring()
+        await dispatcher.dispatch()
         assert pager.tried == bad[:FAILURES_MAX]  # it may be down: it is not asked a hundred times in a row
-        await bell.ring()
+        await dispatcher.dispatch()
         assert pager.reasons == ["good"]
 
 
@@ -153,8 +153,8 @@ async def test_a_sink_that_hangs_holds_up_nobody(place: Place) -> None:
             reached.append(notice.reason)
             await hanging.wait()
 
-        bell = Bell(p.engine.store, {"hangs": hangs, "fine": fine}, ring_s=0.01)
-        running = asyncio.create_task(bell.run())
+        dispatcher = AlertDispatcher(p.engine.store, {"hangs": hangs, "fine": fine}, poll_s=0.01)
+        running = asyncio.create_task(dispatcher.run())
         await raised(p, "one")
         await until(lambda: fine.reasons == ["one"] and reached == ["one"])
         await raised(p, "two")
@@ -170,17 +170,17 @@ async def test_a_sink_that_hangs_holds_up_nobody(place: Place) -> None:
 async def test_a_store_that_fails_ends_no_bell(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async with program(place, World()) as p:
         pager, failures = Pager(), 0
-        real = Bell._round
+        real = AlertDispatcher._round
 
-        async def shaky(self: Bell, name: str) -> tuple[int, float]:
+        async def shaky(self: AlertDispatcher, name: str) -> tuple[int, float]:
             nonlocal failures
             if failures < 3:
                 failures += 1
                 raise OSError("the disk is gone")
             return await real(self, name)
 
-        monkeypatch.setattr(Bell, "_round", shaky)
-        running = asyncio.create_task(Bell(p.engine.store, {"pager": pager}, ring_s=0.01).run())
+        monkeypatch.setattr(AlertDispatcher, "_round", shaky)
+        running = asyncio.create_task(AlertDispatcher(p.engine.store, {"pager": pager}, poll_s=0.01).run())
         await raised(p, "one")
         await until(lambda: pager.reasons == ["one"])
         running.cancel()
@@ -198,8 +198,8 @@ async def test_of_several_processes_one_tells(place: Place) -> None:
 
         reasons = [f"r-{n:02}" for n in range(10)]
         await raised(p, *reasons)
-        bells = [Bell(one.engine.store, {"pager": slow}) for one in (p, q, p, q)]
-        assert sum(await asyncio.gather(*[bell.ring() for bell in bells])) == 10
+        dispatchers = [AlertDispatcher(one.engine.store, {"pager": slow}) for one in (p, q, p, q)]
+        assert sum(await asyncio.gather(*[dispatcher.dispatch() for dispatcher in dispatchers])) == 10
         assert sorted(told) == reasons
 
 
@@ -215,15 +215,15 @@ async def test_whoever_dies_while_telling_leaves_it_to_others(place: Place, monk
             await asyncio.Event().wait()
 
         await raised(p, "one")
-        dying = asyncio.create_task(Bell(p.engine.store, {"pager": dies}).ring())
+        dying = asyncio.create_task(AlertDispatcher(p.engine.store, {"pager": dies}).dispatch())
         await reached.wait()
         pager = Pager()
-        bell = Bell(p.engine.store, {"pager": pager})
-        assert await bell.ring() == 0  # it is being told
+        dispatcher = AlertDispatcher(p.engine.store, {"pager": pager})
+        assert await dispatcher.dispatch() == 0  # it is being told
         dying.cancel()
         await asyncio.gather(dying, return_exceptions=True)
         async with asyncio.timeout(WAIT_S):
-            while not await bell.ring():  # noqa: ASYNC110
+            while not await dispatcher.dispatch():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert [(n.reason, n.attempt) for n in pager.told] == [("one", 2)]
         assert LEASE_S > 60
@@ -241,11 +241,11 @@ async def test_an_alert_raised_anew_while_the_old_one_is_told_is_told_too(place:
                 await p.people.acknowledge(record.number, "stuck", actor="ann")
                 await p.engine.alert(record, "stuck", "warning", "again")
 
-        bell = Bell(p.engine.store, {"slow": slow})
+        dispatcher = AlertDispatcher(p.engine.store, {"slow": slow})
         await p.engine.alert(record, "stuck", "warning", "first")
-        await bell.ring()
-        await bell.ring()
-        await bell.ring()
+        await dispatcher.dispatch()
+        await dispatcher.dispatch()
+        await dispatcher.dispatch()
         assert told == ["first", "again"]
 
 

@@ -15,7 +15,7 @@ from tests.builders import MovablePorts, Place, scenario
 from tests.conformance.test_transfers import FUNDING, SPOT, behind, exchange
 from tests.toy import Program, World, program
 
-from bursar.engine import Bell, Notice, Worker
+from bursar.engine import AlertDispatcher, Notice, Worker
 from bursar.engine.clock import SET_BACK_MIN_US, DatabaseClock
 from bursar.engine.snowflake import Snowflakes
 from bursar.flows.transfers import Limits, TransferRefused
@@ -113,15 +113,15 @@ async def test_an_alert_is_told_again_after_its_back_off(place: Place, monkeypat
         seen(p, machine, monkeypatch)
         worker = Worker(p.engine)
         await worker.look()
-        bell = Bell(p.engine.store, {"phone": sink}, back_off=SHORT)
+        dispatcher = AlertDispatcher(p.engine.store, {"phone": sink}, back_off=SHORT)
         await p.engine.alert(None, "test", "critical", "look at this")
-        assert await bell.ring() == 0
+        assert await dispatcher.dispatch() == 0
         machine.set_back(300)
         await later(p, 300)
         async with asyncio.timeout(PATIENCE_S):
             while len(told) < 2:
                 await worker.look()
-                await bell.ring()
+                await dispatcher.dispatch()
                 await asyncio.sleep(0.01)
 
 

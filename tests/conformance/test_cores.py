@@ -88,7 +88,7 @@ async def test_a_ledger_and_its_core_are_bound_to_each_other(place: Place, tmp_p
         assert (await until_refused(other)).startswith("OTHER_CORE")
         as_future = await second.client(link=StoreLink(bursar.store, "future"))
         assert (await as_future.totals()).outcome is Outcome.SUCCESS, "each rail has a core of its own"
-        assert second.core.book.sequence >= 1
+        assert second.core.state.sequence >= 1
 
 
 @scenario
@@ -211,14 +211,17 @@ async def test_a_core_is_open_only_after_what_it_shows_has_paused_the_intake(
         transfers.unchecked.add(AccountType.SPOT)
         forgotten = first_id_at(bursar.store.ports.now_us())
         assert (await client.deposit(forgotten, ALICE, "USDT", 5)).outcome is Outcome.SUCCESS
-        request, pause = Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"), transfers.stop_new
+        request, pause = (
+            Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"),
+            transfers.pause_intake,
+        )
 
         async def asked_meanwhile(actor: str, reason: str, *, two_people: bool = False) -> bool:
             with pytest.raises(ConnectionError, match="not compared"):
                 await transfers.create(request)
             return await pause(actor, reason, two_people=two_people)
 
-        monkeypatch.setattr(transfers, "stop_new", asked_meanwhile)
+        monkeypatch.setattr(transfers, "pause_intake", asked_meanwhile)
         [finding] = await look_at_cores(transfers, {AccountType.SPOT: client})
         assert not finding.ok
         with pytest.raises(TransferRefused) as refusal:

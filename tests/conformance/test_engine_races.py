@@ -53,7 +53,7 @@ async def test_two_workers_share_the_work(place: Place) -> None:
         await seed(p.ledger, "alice", *["1"] * 60)
         records = [await p.order(f"o-{n}", minor=1_000_000) for n in range(60)]
         world.loses = {(record.id, "charge") for record in records[::4]}
-        workers = [Worker(who.engine, scan_s=0.02, queue_max=16, driven_max=4) for who in (p, q)]
+        workers = [Worker(who.engine, scan_s=0.02, queue_max=16, concurrency=4) for who in (p, q)]
         running = [asyncio.create_task(worker.run()) for worker in workers]
         for record in records:
             await p.until(record, "DONE")

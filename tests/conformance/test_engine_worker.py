@@ -52,7 +52,7 @@ async def test_what_a_dead_process_left_is_finished_by_the_next(place: Place) ->
     async with program(place, world) as p:
         left = [await p.order(f"o-{n}") for n in range(50)]
     async with program(place, world) as p:
-        worker = Worker(p.engine, queue_max=10, driven_max=4, scan_s=0.01)
+        worker = Worker(p.engine, queue_max=10, concurrency=4, scan_s=0.01)
         running = asyncio.create_task(worker.run())
         for record in left:
             await p.until(record, "DONE")
@@ -112,12 +112,12 @@ async def test_a_clock_that_had_jumped(place: Place) -> None:
         await p.until(record, "DONE")
 
 
-@pytest.mark.parametrize(("queue_max", "driven_max"), [(1, 1), (2, 1), (7, 3), (1000, 2)])
+@pytest.mark.parametrize(("queue_max", "concurrency"), [(1, 1), (2, 1), (7, 3), (1000, 2)])
 @scenario
-async def test_a_full_queue_loses_nothing(place: Place, queue_max: int, driven_max: int) -> None:
+async def test_a_full_queue_loses_nothing(place: Place, queue_max: int, concurrency: int) -> None:
     world = World()
     async with program(place, world, lease_s=0.2) as p:
-        worker = Worker(p.engine, queue_max=queue_max, driven_max=driven_max, scan_s=0.01)
+        worker = Worker(p.engine, queue_max=queue_max, concurrency=concurrency, scan_s=0.01)
         running = asyncio.create_task(worker.run())
         records = list(await asyncio.gather(*[p.order(f"o-{n}") for n in range(40)]))
         for record in records:
@@ -134,7 +134,7 @@ async def test_one_that_hangs_does_not_delay_the_others(place: Place) -> None:
         hanging = await p.order("hangs")
         world.hangs["hangs"] = asyncio.Event()
         others = [await p.order(f"o-{n}") for n in range(20)]
-        worker = Worker(p.engine, driven_max=3, scan_s=0.01)
+        worker = Worker(p.engine, concurrency=3, scan_s=0.01)
         running = asyncio.create_task(worker.run())
         for record in others:
             await p.until(record, "DONE")
@@ -199,7 +199,7 @@ async def test_a_worker_stops_when_told(place: Place) -> None:
         for n in range(5):
             world.hangs[f"o-{n}"] = asyncio.Event()
             await p.order(f"o-{n}")
-        worker = Worker(p.engine, scan_s=500, driven_max=2)
+        worker = Worker(p.engine, scan_s=500, concurrency=2)
         running = asyncio.create_task(worker.run())
         async with asyncio.timeout(PATIENCE_S):
             while world.calls["charge"] < 2:
@@ -216,7 +216,7 @@ async def test_a_stop_during_a_look_is_not_slept_through(place: Place, monkeypat
         for n in range(5):
             world.hangs[f"o-{n}"] = asyncio.Event()
             await p.order(f"o-{n}")
-        worker = Worker(p.engine, scan_s=500, driven_max=2)
+        worker = Worker(p.engine, scan_s=500, concurrency=2)
         real = worker.look
 
         async def look() -> int:
@@ -429,13 +429,13 @@ async def test_a_note_beside_a_call_does_not_make_it_wait_for_its_lease(place: P
 async def test_a_record_that_is_claimed_again_in_the_queue_is_driven_as_it_is_now(place: Place) -> None:
     world = World()
     async with program(place, world) as p:
-        worker = Worker(p.engine, driven_max=0)
+        worker = Worker(p.engine, concurrency=0)
         record = await p.order()
         assert await worker.look() == 1
         await p.engine.step(record)  # somebody moves it, and it is due again
         await behind(place, "UPDATE records SET due = due - 60000000", "UPDATE bursar.records SET due = now()")
         assert await worker.look() == 1
-        worker.driven_max = 1
+        worker.concurrency = 1
         await look_until(worker, p, [record], "DONE")
     assert world.calls == {"charge": 1, "ship": 1}
 

@@ -22,12 +22,12 @@ async def test_what_a_transition_relies_on_is_written_with_it(place: Place, tmp_
         cores = here.bursar.store.read.cores
         assert await cores.high_water("spot") == 0
         await here.move(FUNDING, SPOT, "40")
-        assert await cores.high_water("spot") == here.core.core.book.sequence == 1
+        assert await cores.high_water("spot") == here.core.core.state.sequence == 1
         await asyncio.gather(*[here.move(SPOT, FUNDING, "1") for _ in range(20)])
-        assert await cores.high_water("spot") == here.core.core.book.sequence == 21
+        assert await cores.high_water("spot") == here.core.core.state.sequence == 21
         client = await here.core.client()
         await client.lock(77, 1001, "USDT", 5)  # not ours: nothing here relies on it
-        assert (await cores.high_water("spot"), here.core.core.book.sequence) == (21, 22)
+        assert (await cores.high_water("spot"), here.core.core.state.sequence) == (21, 22)
 
 
 @scenario

@@ -100,12 +100,12 @@ async def test_after_broken_conservation_two_people_allow_new_transfers(place: P
     async with exchange(place, tmp_path, works=False) as here:
         client = await here.core.client()
         await here.move(FUNDING, SPOT, "10")
-        await here.transfers.stop_new("ann", "ticket 17")
+        await here.transfers.pause_intake("ann", "ticket 17")
         await client.deposit(1, ALICE, "USDT", 7)
         await watch(here.transfers, {AccountType.SPOT: client})
-        assert await here.transfers.allow_new("ann", "it is fine") is Lift.PROPOSED
+        assert await here.transfers.resume_intake("ann", "it is fine") is Lift.PROPOSED
         here.transfers._assets_read = float("-inf")
         assert await here.refused(FUNDING, SPOT, "1") is Code.TRANSFERS_PAUSED
-        assert await here.transfers.allow_new("bob", "seen") is Lift.LIFTED
+        assert await here.transfers.resume_intake("bob", "seen") is Lift.LIFTED
         here.transfers._assets_read = float("-inf")
         assert (await here.move(FUNDING, SPOT, "1")).state == "COMMITTED"

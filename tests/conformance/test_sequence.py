@@ -12,7 +12,7 @@ from tests.shop import LATER, PATIENCE_S, THREE, Program, Shop, program, states
 
 from bursar import pay
 from bursar.audit import audit
-from bursar.engine import Answer, Bell, FlowRefused, Notice, Worker
+from bursar.engine import AlertDispatcher, Answer, FlowRefused, Notice, Worker
 from bursar.flows.sequence import Deposit, Own, Pair, Pay, Result, Sequences, Withdraw
 from bursar.flows.sequence.steps import Step
 from bursar.model.errors import IdempotencyKeyReused, NotPossible, UnknownRecord
@@ -407,8 +407,8 @@ async def test_people_are_told_by_a_bell(place: Place) -> None:
     async with program(place, shop) as p:
         id = await refused_midway(p, shop)
     async with place.bursar() as bursar:
-        bell = Bell(bursar.store, {"test": sink})
-        async with Sequences(bursar.ledger, own=shop.own(), bell=bell), asyncio.timeout(PATIENCE_S):
+        dispatcher = AlertDispatcher(bursar.store, {"test": sink})
+        async with Sequences(bursar.ledger, own=shop.own(), dispatcher=dispatcher), asyncio.timeout(PATIENCE_S):
             notice = await told
     assert (notice.reason, notice.severity, notice.record_id) == ("CompensationFailed", "critical", id)
 

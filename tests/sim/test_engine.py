@@ -19,7 +19,7 @@ from bursar.ledger.holds import Holds
 from bursar.model import flow_rows
 from bursar.model.entries import HoldChange
 from bursar.model.outcome import Outcome
-from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, orders
+from bursar.sim import CrashAt, Moment, SimDisk, engine, orders, two_process
 from bursar.sim.oracle import Violation
 from bursar.writer import decision
 
@@ -155,7 +155,7 @@ def test_a_worker_that_finds_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
         return 0
 
     monkeypatch.setattr(Worker, "look", look)
-    monkeypatch.setattr(duo, "HEALED_S", 10.0)
+    monkeypatch.setattr(two_process, "HEALED_S", 10.0)
     assert any("not at its end in time" in error for error in broken(3))
 
 
@@ -185,8 +185,8 @@ TAMPERING = {
 def test_the_oracle_notices(what: str) -> None:
     """Given a sound database, when a row is changed behind the oracle's back, then it says so."""
     disk = SimDisk()
-    disk.install(duo.PATH, engine.beginning()[0])
-    connection = disk.open(duo.PATH)
+    disk.install(two_process.PATH, engine.beginning()[0])
+    connection = disk.open(two_process.PATH)
     for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
     connection.execute(

@@ -22,7 +22,7 @@ from bursar.flows.sequence.machine import COMPENSATING, COMPENSATION_FAILED, RUN
 from bursar.flows.sequence.steps import Sequence
 from bursar.model.entries import Kind
 from bursar.model.outcome import Outcome
-from bursar.sim import CrashAt, Moment, SimDisk, duo, engine, parcels, sequence
+from bursar.sim import CrashAt, Moment, SimDisk, engine, sequence, sequence_model, two_process
 from bursar.sim.oracle import Violation
 
 SEEDS = int(os.environ.get("BURSAR_SEQUENCE_SEEDS", "60"))
@@ -79,7 +79,7 @@ def test_seeds_do_what_they_are_for() -> None:
     """Every end is reached, steps are undone and skipped, starts refused; both processes crash; some wait for ever."""
     runs = [sequence.play(seed) for seed in range(24)]
     ends: Counter[str] = sum((done.value.states for done in runs), Counter())
-    assert min(ends[state] for state in (*parcels.ENDS, COMPENSATION_FAILED)) > 0, ends
+    assert min(ends[state] for state in (*sequence_model.ENDS, COMPENSATION_FAILED)) > 0, ends
     assert sum(done.value.undone for done in runs) > 40
     assert sum(done.value.skipped for done in runs) > 3
     assert all(done.value.refused == 1 for done in runs)
@@ -213,17 +213,17 @@ def test_a_compensation_that_fails_in_silence_is_noticed(monkeypatch: pytest.Mon
 
 def test_a_refusal_that_is_not_taken_for_an_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with_book(monkeypatch, lambda _, found: msgspec.structs.replace(found, refused={}))
-    monkeypatch.setattr(duo, "HEALED_S", 10.0)
+    monkeypatch.setattr(two_process, "HEALED_S", 10.0)
     assert any("not at its end in time" in error and "the booking of SUCCESS" in error for error in broken())
 
 
 def test_a_step_that_does_things_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def execute(self: parcels.Depot, id: str, op: str) -> Outcome:
+    def execute(self: sequence_model.Depot, id: str, op: str) -> Outcome:
         self.effects.append((id, op))
         self.answers[id, op] = Outcome.SUCCESS
         return Outcome.SUCCESS
 
-    monkeypatch.setattr(parcels.Depot, "execute", execute)
+    monkeypatch.setattr(sequence_model.Depot, "execute", execute)
     assert any("I7" in error for error in broken())
 
 
@@ -232,7 +232,7 @@ def test_a_worker_that_finds_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
         return 0
 
     monkeypatch.setattr(Worker, "look", look)
-    monkeypatch.setattr(duo, "HEALED_S", 10.0)
+    monkeypatch.setattr(two_process, "HEALED_S", 10.0)
     assert any("not at its end in time" in error for error in broken(3))
 
 
@@ -251,7 +251,7 @@ def test_people_who_are_not_heard_are_noticed(monkeypatch: pytest.MonkeyPatch) -
         return await _self._engine.get(flow, id)
 
     monkeypatch.setattr(Operators, "signal", signal)
-    monkeypatch.setattr(duo, "HEALED_S", 10.0)
+    monkeypatch.setattr(two_process, "HEALED_S", 10.0)
     assert any("not at its end in time" in error for error in broken())
 
 
@@ -282,8 +282,8 @@ BODY = (
 def test_the_oracle_notices(what: str) -> None:
     """Given a sound database, when a row is changed behind the oracle's back, then it says so."""
     disk = SimDisk()
-    disk.install(duo.PATH, engine.beginning()[0])
-    connection = disk.open(duo.PATH)
+    disk.install(two_process.PATH, engine.beginning()[0])
+    connection = disk.open(two_process.PATH)
     for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
     connection.execute(
@@ -293,8 +293,8 @@ def test_the_oracle_notices(what: str) -> None:
     )
     for step in ((1, "", "CREATED", "RUNNING"), (2, "RUNNING", "TIMEOUT", "RUNNING")):
         connection.execute("INSERT INTO transitions VALUES (1000, ?, ?, ?, ?, 0, '', '{}', 0)", step)
-    depot = parcels.Depot.__new__(parcels.Depot)
-    oracle = parcels.SequenceOracle(connection, depot, engine.beginning()[1])
+    depot = sequence_model.Depot.__new__(sequence_model.Depot)
+    oracle = sequence_model.SequenceOracle(connection, depot, engine.beginning()[1])
     oracle.look()
     for statement in TAMPERING[what].split("; "):
         connection.execute(statement)

@@ -221,8 +221,8 @@ class Scene:
     def check_room(self, held: dict[tuple[int, str], tuple[int, int]], known: list[tuple[int, Op]], room: int) -> None:
         """Room is reserved for what is held, and for withdraws that may be refunded and are not below the floor."""
         assert self.core is not None
-        book = self.core.book
-        assert (book.ledger, book.floors.room) == (LEDGER, room)
+        state = self.core.state
+        assert (state.ledger, state.floors.room) == (LEDGER, room)
         wanted = {key: sum(pair) for key, pair in held.items()}
         for id_, op in known:
             if op is Op.WITHDRAW and self.told[id_, op].outcome is Outcome.SUCCESS:
@@ -231,9 +231,9 @@ class Scene:
                     _, _, user, asset, amount, _ = self.asked[id_, op]
                     wanted[user, asset] += amount
         for asset in ASSETS:
-            accounts = book.assets.get(asset, ())
-            for user, _, _, spoken in accounts:
-                assert spoken == wanted.get((user, asset), 0), f"user {user} has {spoken} of {asset} reserved"
+            accounts = state.assets.get(asset, ())
+            for user, _, _, committed in accounts:
+                assert committed == wanted.get((user, asset), 0), f"user {user} has {committed} of {asset} reserved"
 
 
 A = TypeVar("A", Reply, BalancesReply, TotalsReply, LookupReply)

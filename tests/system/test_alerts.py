@@ -106,10 +106,10 @@ def test_a_stuck_transfer_is_told_once(tmp_path: Path) -> None:
             here.start()
             until(lambda: here.pending() == [])
             assert sum(here.balances().values()) == 100
-            time.sleep(1.5)  # three looks of the bell: whatever was to be told again would have been
+            time.sleep(1.5)  # three polls of the dispatcher: a second delivery would have happened by now
             assert here.stop() == 0
         log = (tmp_path / "serve.log").read_text()
-        assert log.count(f": stuck: transfers {moved} is") == 1  # by the bell, and not by the engine as well
+        assert log.count(f": stuck: transfers {moved} is") == 1  # by the dispatcher, and not by the engine as well
         [accepted], refused = hook.stuck(200), hook.stuck(503)
         assert (accepted["record_id"], accepted["flow"], accepted["attempt"]) == (moved, "transfers", len(refused) + 1)
         assert {alert["id"] for alert in refused} == {accepted["id"]}

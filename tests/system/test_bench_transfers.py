@@ -17,7 +17,7 @@ from bursar.bench.transfers_load import AMOUNT, ASSET, SEED, Load
 from bursar.bench.transfers_plain import SqlitePlain
 
 INSTANT = transfers.TransfersPace(1, 0.05, 0.01, 30, (1, 64))
-KEYS = {"case", "store", "callers", "ours_per_s", "floor_per_s", "ratio", "p50_ms", "p99_ms"}
+KEYS = {"case", "store", "callers", "ours_per_s", "baseline_per_s", "ratio", "p50_ms", "p99_ms"}
 EVERYWHERE = [("plain", 1), ("plain", 64), ("half-rate", 0), ("http", 1), ("http", 64), ("overload-http", 1024)]
 
 
@@ -32,7 +32,7 @@ def test_the_rows_are_the_promised_ones(monkeypatch: pytest.MonkeyPatch, tmp_pat
     wanted = [(store, *case) for store in ("sqlite", "postgres") for case in [*EVERYWHERE, ("recovery", 1)]]
     wanted += [("postgres", case, callers) for case, callers in (("dbos", 1), ("dbos", 64), ("http-dbos", 64))]
     assert sorted(found) == sorted(wanted)
-    assert all(row["ours_per_s"] > 0 and row["floor_per_s"] > 0 for row in rows)
+    assert all(row["ours_per_s"] > 0 and row["baseline_per_s"] > 0 for row in rows)
     for store in ("sqlite", "postgres"):
         assert found[store, "overload-http", 1024]["ratio"] == 1.0  # all that was accepted has settled
         assert found[store, "recovery", 1]["note"].startswith("30 in flight")

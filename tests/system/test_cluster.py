@@ -1,14 +1,14 @@
 """A cluster loses its leader in three ways: killed, silent, and in good order.
 
 Not in `make test`: it runs only if it is named (tests/conftest.py), and needs requirements-cluster.lock.
-`make torture TORTURE_STORE=cluster` is the same with every fault, for longer, in an order that the seed decides.
+`make chaos CHAOS_STORE=cluster` is the same with every fault, for longer, in an order that the seed decides.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from bursar.torture import Fault, torture
+from bursar.chaos import Fault, chaos
 
 FAULTS = (Fault.KILL_LEADER, Fault.SWITCH_OVER, Fault.STOP_LEADER)
 SECONDS = 600  # more than they take
@@ -17,7 +17,7 @@ SEED = 1
 
 @pytest.mark.timeout(SECONDS)
 def test_transfers_are_back_two_seconds_after_every_failover_and_nothing_is_lost() -> None:
-    report = torture("cluster", seconds=SECONDS, seed=SEED, say=lambda _report: None, faults=FAULTS)
+    report = chaos("cluster", seconds=SECONDS, seed=SEED, say=lambda _report: None, faults=FAULTS)
 
     if not report.ok:
         found = [*report.wrong, *(f"{f.invariant}: {f.note}" for f in report.findings if not f.judged)]

@@ -28,9 +28,9 @@ from bursar import demo
 from bursar.cli.commands import demo as command
 from bursar.config import read
 from bursar.demo import Blow, Report, Story
-from bursar.staging import Guard, program
-from bursar.staging.load import Habits, Load
-from bursar.staging.promises import Ask, Found, Kind, Row, Said
+from bursar.testbed import Guard, program
+from bursar.testbed.load import Habits, Load
+from bursar.testbed.promises import Ask, Found, Kind, Row, Said
 
 COMMAND = [sys.executable, "-c", "from bursar.cli import main; main()"]
 DEMO = [*COMMAND, "demo"]
@@ -255,7 +255,7 @@ def test_ctrl_c_in_the_moment_of_starting_a_process_leaves_nobody(
     monkeypatch.setattr(program, "COMMAND", ("sleep",))
     sleeper = program.Program("sleep", [str(WAIT_S)], {}, tmp_path / "log", guard)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("bursar.staging.program.subprocess.Popen", Interrupted)
+        patched.setattr("bursar.testbed.program.subprocess.Popen", Interrupted)
         sleeper.start()
     assert sleeper.pid == pids[0]
     guard.close()

@@ -24,8 +24,8 @@ from tests.system.crew import until
 from tests.system.proxy import Proxy, proxied
 from tests.system.test_serve import ALICE, TRANSFERS, CoreProcess, Serve, alive, on_postgres, serve
 
-from bursar.staging.program import COMMAND
 from bursar.store.sqlite.calls import BUSY_MS
+from bursar.testbed.program import COMMAND
 
 TIMEOUT_MS = 500  # of the database and of cores
 BOUND_S = TIMEOUT_MS / 1000 + 1.5

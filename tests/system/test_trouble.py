@@ -21,10 +21,10 @@ from bursar import Bursar, BursarError, Receipt, deposit
 from bursar import open as open_bursar
 from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import Conflict, DatabaseNewer, DatabaseOlder, DatabaseUnavailable, OutcomeUnknown
-from bursar.staging.program import COMMAND
 from bursar.store.batch import Lane
 from bursar.store.postgres import schema
 from bursar.store.postgres.store import PostgresStore
+from bursar.testbed.program import COMMAND
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import bursar
-from bursar.bench import floor as floors
+from bursar.bench import baseline as baselines
 from bursar.bench import ledger, report
+from bursar.bench.baseline import ONE_STATEMENT
 from bursar.bench.command import command
-from bursar.bench.floor import ONE_STATEMENT
 from bursar.bench.load import BASE
 from bursar.bench.measure import Pace, Row, ours, row_of
 from bursar.bench.places import SqlitePlace
@@ -37,17 +37,17 @@ def counts(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("shape", ["uniform", "hot-source", "hot-target", "hot"])
-def test_the_floor_writes_as_many_rows_into_every_table_as_the_ledger(tmp_path: Path, shape: str) -> None:
+def test_the_baseline_writes_as_many_rows_into_every_table_as_the_ledger(tmp_path: Path, shape: str) -> None:
     async def both() -> int:
         place = SqlitePlace(tmp_path)
         base = await place.make("mine", BASE)
         bare = await place.copy(base, "bare")
-        async with bursar.open(base) as b, place.floor(bare, BASE) as floor:
+        async with bursar.open(base) as b, place.baseline(bare, BASE) as baseline:
             line = Workload(shape)
             entries = [line.entry() for _ in range(300)]
             await asyncio.gather(*[b.ledger.commit(entry) for entry in entries])
             groups = b.ledger.writer.batches
-            window = await floors.window(floor, Workload(shape), 300, 60.0, 1.0)
+            window = await baselines.window(baseline, Workload(shape), 300, 60.0, 1.0)
             assert window.done >= 300
             return groups * 1000 + window.groups
 
@@ -114,14 +114,14 @@ def test_a_workload_never_pays_itself_and_never_repeats_a_key() -> None:
     assert len({s for _, (s, _, _) in Workload("uniform").take(20_000)}) > ACCOUNTS * 0.9
 
 
-def test_the_floor_s_one_statement_numbers_every_argument_once() -> None:
+def test_the_baseline_s_one_statement_numbers_every_argument_once() -> None:
     numbers = [int(piece.partition("::")[0]) for piece in ONE_STATEMENT.split("$")[1:]]
     assert numbers == list(range(1, 26))
 
 
 def rows() -> list[Row]:
     made = [
-        row_of(shape, store, callers, [(10.0, 20.0), (30.0, 40.0), (20.0, 25.0)], against="floor", group=callers)
+        row_of(shape, store, callers, [(10.0, 20.0), (30.0, 40.0), (20.0, 25.0)], against="baseline", group=callers)
         for store in ("sqlite", "postgres")
         for shape in ledger.SHAPES
         for callers in ledger.CALLERS
@@ -132,7 +132,7 @@ def rows() -> list[Row]:
 
 def test_a_row_is_the_median_of_its_windows() -> None:
     row = rows()[0]
-    assert (row.ours_per_s, row.floor_per_s, row.ratio) == (20.0, 25.0, 0.8)
+    assert (row.ours_per_s, row.baseline_per_s, row.ratio) == (20.0, 25.0, 0.8)
 
 
 def test_the_three_files_are_written_and_can_be_read(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_command_prints_rows_with_the_keys_that_others_rely_on(monkeypatch: 
     result = CliRunner().invoke(command, ["ledger", "--quick", "--json", "--store", "sqlite"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert all({"case", "store", "callers", "ours_per_s", "floor_per_s", "ratio"} <= row.keys() for row in found)
+    assert all({"case", "store", "callers", "ours_per_s", "baseline_per_s", "ratio"} <= row.keys() for row in found)
     cases = {(row["case"], row["callers"]) for row in found}
     assert cases >= {(shape, callers) for shape in ledger.SHAPES for callers in (1, 16, 256)}
     assert cases >= {("plain-uniform", 256), ("growth-uniform-20000", 256), ("growth-hot-20000", 256), ("memory", 256)}

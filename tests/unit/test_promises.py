@@ -1,4 +1,4 @@
-"""The torturer's judgement: every way to lose, double or misreport money is found in what it is given."""
+"""The judgement of a chaos run: every way to lose, double or misreport money is found in what it is given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bursar.staging.promises import Ask, Found, Kind, Row, Said, judge
+from bursar.testbed.promises import Ask, Found, Kind, Row, Said, judge
 
 USER = 1001
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from bursar.config import ConfigRefused, read
-from bursar.engine import Notice, NotTold, Program, Webhook
+from bursar.engine import DeliveryFailed, Notice, Program, Webhook
 from bursar.http import post
 from bursar.ports import SystemPorts, run_program
 from bursar.runtime import sinks
@@ -144,7 +144,7 @@ def test_only_a_success_counts_as_told(status: str, told: bool) -> None:
                 await webhook(server.url)(NOTICE)
             else:
                 error = await failure(webhook(server.url)(NOTICE))
-                assert isinstance(error, NotTold)
+                assert isinstance(error, DeliveryFailed)
                 assert status[:3] in str(error)
             assert len(server.requests) == 1, "a redirect is not followed, a failure not repeated here"
 
@@ -212,7 +212,7 @@ def test_a_program_gets_the_alert_on_its_stdin_and_its_words_unsplit(tmp_path: P
 )
 def test_a_program_that_fails_has_told_nobody(tmp_path: Path, text: str) -> None:
     error = asyncio.run(failure(program(tmp_path, text)(NOTICE)))
-    assert isinstance(error, NotTold)
+    assert isinstance(error, DeliveryFailed)
     assert "ended with" in str(error)
 
 

@@ -21,7 +21,7 @@ MODULE_LINES_MAX = 500
 HEADER_WORDS_MIN = 4
 
 # Programs around the library. They own their process, so they may speak to a terminal and open files.
-PROGRAMS = ("bench", "cli", "demo.py", "staging", "torture")
+PROGRAMS = ("bench", "cli", "demo.py", "testbed", "chaos")
 MAY_PRINT = PROGRAMS
 MAY_OPEN = (*PROGRAMS, "devdb.py", "ports")
 

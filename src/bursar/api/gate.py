@@ -176,7 +176,7 @@ class Gate:
 
     async def _refuse(self, problem: Problem, send: Send) -> None:
         if problem.code == OVERLOADED:
-            self.traffic.turned_away += 1
+            self.traffic.rejected += 1
         else:
             self.traffic.count(NO_ROUTE, NO_ROUTE, problem.status, 0.0)
         body = msgspec.json.encode(problem.body())

@@ -37,7 +37,7 @@ class Traffic(Collector):
 
     def __init__(self) -> None:
         self.in_progress = 0
-        self.turned_away = 0
+        self.rejected = 0
         self.hung_up = 0
         self.connections = 0
         self.closed: dict[str, int] = defaultdict(int)  # reason → connections
@@ -55,9 +55,7 @@ class Traffic(Collector):
     def collect(self) -> Iterable[Metric]:
         """The numbers as they are now."""
         yield GaugeMetricFamily("bursar_http_in_progress", "Requests in progress.", self.in_progress)
-        yield CounterMetricFamily(
-            "bursar_http_turned_away_total", "Requests refused: too many at once.", self.turned_away
-        )
+        yield CounterMetricFamily("bursar_http_rejected_total", "Requests refused: too many at once.", self.rejected)
         yield CounterMetricFamily("bursar_http_hung_up_total", "Requests whose body never came.", self.hung_up)
         yield GaugeMetricFamily("bursar_http_connections", "Open connections.", self.connections)
         closed = CounterMetricFamily("bursar_http_closed_total", "Connections closed by the server.", labels=["reason"])
@@ -94,9 +92,9 @@ class Here(Collector):
     def collect(self) -> Iterable[Metric]:
         """Read from the engine and the clients, now."""
         engine, cores = self._runtime.engine, self._runtime.cores
-        yield GaugeMetricFamily("bursar_driven", "Records that are being driven here.", engine.in_progress)
+        yield GaugeMetricFamily("bursar_records_in_progress", "Records that are being driven here.", engine.in_progress)
         settled = CounterMetricFamily(
-            "bursar_settled_total", "Records that came to an end here.", labels=["flow", "state"]
+            "bursar_records_completed_total", "Records that came to an end here.", labels=["flow", "state"]
         )
         for (flow, state), count in sorted(engine.settled.items()):
             settled.add_metric([flow, state], count)

@@ -63,18 +63,18 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     Both are measured in the same run, in turn, on throw-away databases that are durable while they last. Read the
     ratios, not the rates: those are this machine's.
 
-    The floor of uniform and hot cases writes the same rows by bare SQL, in groups of the same size, and checks nothing.
+    The baseline of uniform and hot cases writes the same rows by bare SQL, in groups of the same size, without checks.
     plain: beside a table of balances, one transaction per payment. growth: beside the same at 10^4 postings.
     memory: resident bytes half-way, over those at the end.
 
-    The trading core's floor decodes the same frames, makes one look-up and one store per operation, appends, syncs and
-    answers. restart: beside what is allowed for 10^6 remembered operations. snapshot: beside the same without any.
+    The trading core's baseline decodes the same frames, makes one look-up and one store per operation, appends, syncs
+    and answers. restart: beside what is allowed for 10^6 remembered operations. snapshot: beside the same without any.
 
     Transfers stand beside plain (by hand, one statement per transaction) and dbos (the same as a DBOS workflow), in
     process and over HTTP. half-rate: beside the p99 allowed. overload-http: settled beside accepted. recovery: of
     transfers left in flight by a crash, beside what is allowed.
     """
-    garbage.rarely()  # as in `bursar serve`
+    garbage.relax_gc()  # as in `bursar serve`
     if name == "trading":
         with _progress(trading.steps()) as say:
             rows = asyncio.run(trading.run(trading.QUICK if quick else trading.FULL, say))

@@ -1,6 +1,6 @@
 """The ledger's cases.
 
-- `uniform`, `hot-source`, `hot-target` at 1, 16 and 256 callers: the ledger beside its floor (`floor`), which writes
+- `uniform`, `hot-source`, `hot-target` at 1, 16 and 256 callers: the ledger beside its `baseline`, which writes
   the same rows in groups of the size that the ledger itself reached. One database for each, on the same server.
 - `plain-uniform`: the ledger beside a table of balances (`plain`), one transaction per payment.
 - `growth-uniform-N`, `growth-hot-N`: the ledger on a database of N postings beside the same on 10^4, with the
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import bursar
-from bursar.bench import floor as floors
+from bursar.bench import baseline as baselines
 from bursar.bench import plain as plains
-from bursar.bench.floor import Floor
+from bursar.bench.baseline import Baseline
 from bursar.bench.load import BASE
 from bursar.bench.measure import Pace, Row, ours, row_of
 from bursar.bench.places import Place, place_of
@@ -31,7 +31,7 @@ SHAPES = ("uniform", "hot-source", "hot-target")
 MANY = CALLERS[-1]
 GROWTH = ("uniform", "hot")
 PAGE = 4096
-SETTLE_GROUPS = 9  # to find the floor's fastest way at a group size
+SETTLE_GROUPS = 9  # to find the baseline's fastest way at a group size
 SETTLE_PAYMENTS = 60
 
 Say = Callable[[str], None]
@@ -56,15 +56,15 @@ async def _on(place: Place, pace: Pace, say: Say) -> list[Row]:
     rows: list[Row] = []
     base = await place.make("base", BASE)
     mine, bare = await place.copy(base, "mine"), await place.copy(base, "bare")
-    async with bursar.open(mine) as b, place.floor(bare, BASE) as floor:
+    async with bursar.open(mine) as b, place.baseline(bare, BASE) as baseline:
         lines = {shape: (Workload(shape), Workload(shape)) for shape in SHAPES}
         say(f"{place.store}: warming up")
-        await _warm_up(b.ledger, floor, lines["uniform"], pace)
+        await _warm_up(b.ledger, baseline, lines["uniform"], pace)
         await place.settle()
         for shape in SHAPES:
             for callers in CALLERS:
                 say(f"{place.store}: {shape}, {callers} callers")
-                rows.append(await _beside_floor(place, b.ledger, floor, lines[shape], callers, pace))
+                rows.append(await _beside_baseline(place, b.ledger, baseline, lines[shape], callers, pace))
         say(f"{place.store}: beside a table of balances")
         rows.append(await _beside_plain(place, b.ledger, lines["uniform"][0], pace))
         say(f"{place.store}: memory")
@@ -73,35 +73,35 @@ async def _on(place: Place, pace: Pace, say: Say) -> list[Row]:
     return [*rows, *await _growth(place, base, pace, say), memory]
 
 
-async def _warm_up(ledger: Ledger, floor: Floor, lines: tuple[Workload, Workload], pace: Pace) -> None:
+async def _warm_up(ledger: Ledger, baseline: Baseline, lines: tuple[Workload, Workload], pace: Pace) -> None:
     """Load on both, until both have their caches full and have been round their write-ahead log.
 
     A log that is still growing makes every sync dearer. Whoever is faster is through with that sooner, and would be
     measured without it beside one who is not.
     """
-    ours_line, floor_line = lines
+    ours_line, baseline_line = lines
     rate = (await ours(ledger, ours_line, MANY, pace.first_seconds)).rate
-    await floors.window(floor, floor_line, MANY, pace.first_seconds, 2 * rate)
+    await baselines.window(baseline, baseline_line, MANY, pace.first_seconds, 2 * rate)
 
 
-async def _beside_floor(
-    place: Place, ledger: Ledger, floor: Floor, lines: tuple[Workload, Workload], callers: int, pace: Pace
+async def _beside_baseline(
+    place: Place, ledger: Ledger, baseline: Baseline, lines: tuple[Workload, Workload], callers: int, pace: Pace
 ) -> Row:
-    ours_line, floor_line = lines
+    ours_line, baseline_line = lines
     warm = await ours(ledger, ours_line, callers, pace.warm_seconds)
     size = max(1, round(warm.group))
-    await floors.settle(floor, floor_line, size, max(SETTLE_GROUPS, SETTLE_PAYMENTS // size))
-    rate = (await floors.window(floor, floor_line, size, pace.warm_seconds, warm.rate)).rate
+    await baselines.settle(baseline, baseline_line, size, max(SETTLE_GROUPS, SETTLE_PAYMENTS // size))
+    rate = (await baselines.window(baseline, baseline_line, size, pace.warm_seconds, warm.rate)).rate
     samples, groups = [], []
     gc.collect()
     for _ in range(pace.windows):
         window = await ours(ledger, ours_line, callers, pace.seconds)
         size = max(1, round(window.group))
-        least = await floors.window(floor, floor_line, size, pace.seconds, rate)
+        least = await baselines.window(baseline, baseline_line, size, pace.seconds, rate)
         rate = least.rate
         samples.append((window.rate, least.rate))
         groups.append(window.group)
-    return row_of(ours_line.shape, place.store, callers, samples, against="floor", group=statistics.median(groups))
+    return row_of(ours_line.shape, place.store, callers, samples, against="baseline", group=statistics.median(groups))
 
 
 async def _beside_plain(place: Place, ledger: Ledger, line: Workload, pace: Pace) -> Row:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import asyncpg
 
-from bursar.bench.floor import HASH, LEGS, PINS
+from bursar.bench.baseline import HASH, LEGS, PINS
 from bursar.bench.workload import ACCOUNTS, FIRST_ID, SEED_MINOR, WORLD_ID, path_of
 from bursar.store.sqlite.calls import amount_in
 

@@ -35,20 +35,20 @@ QUICK = Pace(3, 0.1, 1.5, 0.05, 0.5, 0.08, (10_000, 100_000), 0.4)
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One line of the result. `ratio` is ours / floor: 1 is as good as can be, and more is better everywhere."""
+    """One line of the result. `ratio` is ours / baseline: 1 is as good as can be, and more is better everywhere."""
 
     case: str
     store: str
     callers: int
     ours_per_s: float
-    floor_per_s: float
+    baseline_per_s: float
     ratio: float
-    against: str  # what floor_per_s is the rate of
+    against: str  # what baseline_per_s is the rate of
     group: float = 0.0  # commits in one unit, on average
     wal_bytes: int | None = None  # write-ahead bytes per commit
     p50_ms: float | None = None  # how long ours took, where that was measured
     p99_ms: float | None = None
-    samples: list[tuple[float, float]] = []  # ours and floor, window by window
+    samples: list[tuple[float, float]] = []  # ours and baseline, window by window
     note: str = ""
 
 
@@ -99,7 +99,7 @@ def row_of(
         store=store,
         callers=callers,
         ours_per_s=round(mine, 1),
-        floor_per_s=round(least, 1),
+        baseline_per_s=round(least, 1),
         ratio=round(mine / least, 3),
         against=against,
         group=round(group, 1),

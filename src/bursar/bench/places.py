@@ -1,6 +1,6 @@
 """Where the benchmark's databases are: a throw-away PostgreSQL with fsync on, or SQLite files on a real disk.
 
-A place makes databases, fills them, copies them, opens floors and peers on them, and says how many bytes of
+A place makes databases, fills them, copies them, opens baselines and peers on them, and says how many bytes of
 write-ahead log have been written. Everything is gone when the place is left.
 """
 
@@ -18,7 +18,7 @@ from typing import Protocol
 import asyncpg
 
 import bursar
-from bursar.bench.floor import Floor, PostgresFloor, SqliteFloor, picture_after
+from bursar.bench.baseline import Baseline, PostgresBaseline, SqliteBaseline, picture_after
 from bursar.bench.load import load_postgres, load_sqlite
 from bursar.bench.plain import Plain, PostgresPlain, SqlitePlain
 from bursar.bench.workload import ASSET, PRECISION
@@ -47,8 +47,8 @@ class Place(Protocol):
         """The same again; returns the copy's address."""
         ...
 
-    def floor(self, address: str, postings: int) -> contextlib.AbstractAsyncContextManager[Floor]:
-        """The floor on a database that `make` or `copy` has made."""
+    def baseline(self, address: str, postings: int) -> contextlib.AbstractAsyncContextManager[Baseline]:
+        """The baseline on a database that `make` or `copy` has made."""
         ...
 
     def plain(self, name: str) -> contextlib.AbstractAsyncContextManager[Plain]:
@@ -92,9 +92,9 @@ class SqlitePlace:
         return target
 
     @contextlib.asynccontextmanager
-    async def floor(self, address: str, postings: int) -> AsyncIterator[Floor]:
-        with contextlib.closing(SqliteFloor(str(self._path(address)), picture_after(postings))) as floor:
-            yield floor
+    async def baseline(self, address: str, postings: int) -> AsyncIterator[Baseline]:
+        with contextlib.closing(SqliteBaseline(str(self._path(address)), picture_after(postings))) as baseline:
+            yield baseline
 
     @contextlib.asynccontextmanager
     async def plain(self, name: str) -> AsyncIterator[Plain]:
@@ -154,9 +154,9 @@ class PostgresPlace:
         return self._server.url_of(name)
 
     @contextlib.asynccontextmanager
-    async def floor(self, address: str, postings: int) -> AsyncIterator[Floor]:
+    async def baseline(self, address: str, postings: int) -> AsyncIterator[Baseline]:
         async with _connected(address) as connection:
-            yield PostgresFloor(connection, picture_after(postings))
+            yield PostgresBaseline(connection, picture_after(postings))
 
     @contextlib.asynccontextmanager
     async def plain(self, name: str) -> AsyncIterator[Plain]:

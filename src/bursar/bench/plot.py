@@ -1,4 +1,4 @@
-"""The plot: two panels per store, ratio to the floor by number of callers, and rate by size of the database.
+"""The plot: two panels per store, ratio to the baseline by number of callers, and rate by size of the database.
 
 Written out as SVG by hand. Colours are mid-tones and the background is left empty, so that it reads on a light and on
 a dark page alike.
@@ -98,12 +98,12 @@ def plot(rows: Sequence[Row]) -> str:
     top, height = _scale(ratios), TOP + len(stores) * (PANEL_H + GAP)
     out = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' role='img'>",
-        _text(LEFT, 24, "The ledger beside its floor, and beside itself on a small database", size=15, weight=600),
+        _text(LEFT, 24, "The ledger beside its baseline, and beside itself on a small database", size=15, weight=600),
         *_legend(LEFT, 44, ["uniform", "hot account pays", "hot account receives (right: does both)"]),
     ]
     for place, store in enumerate(stores):
         y = TOP + 30 + place * (PANEL_H + GAP)
-        beside = Panel(LEFT, y, f"{STORES[store]}: share of the floor's rate, by callers", top)
+        beside = Panel(LEFT, y, f"{STORES[store]}: share of the baseline's rate, by callers", top)
         bars = [(shape, [found.get((store, shape, n)) for n in callers]) for shape in SHAPES]
         out += beside.draw([str(n) for n in callers], bars)
         grown = Panel(LEFT + PANEL_W + 20, y, f"{STORES[store]}: rate by number of postings, 10⁴ is 1", top)

@@ -15,23 +15,23 @@ from rich.table import Table
 from bursar.bench.measure import Row
 from bursar.bench.plot import plot
 
-HEADINGS = ("case", "store", "callers", "ours/s", "floor/s", "ratio")
+HEADINGS = ("case", "store", "callers", "ours/s", "base/s", "ratio")
 MORE = ("group", "log B")
 WAITS = ("p50 ms", "p99 ms")
 LEFT = 2  # columns of text; the others are numbers
 
 TITLES = {
-    "ledger": "The ledger beside its floor; plain, growth and memory: see `bursar bench --help`",
+    "ledger": "The ledger beside its baseline; plain, growth and memory: see `bursar bench --help`",
     "transfers": "Internal transfers beside what one would use instead; cases: see `bursar bench --help`",
-    "trading": "The trading core beside its floor; restart and snapshot: see `bursar bench --help`",
+    "trading": "The trading core beside its baseline; restart and snapshot: see `bursar bench --help`",
 }
 PROSE = {
     "ledger": (
-        "![ratio to the floor, by callers, and to 10^4 postings, by size](ledger.svg)",
+        "![ratio to the baseline, by callers, and to 10^4 postings, by size](ledger.svg)",
         "",
-        "The floor writes the same durable rows into the same tables by hand-written SQL, in groups of the same size,",
-        "and checks nothing. It hands them to the driver in the usual way (`executemany`, an array per column); the",
-        "ledger's own way is faster, which is part of the ratio. The collector looks rarely, as in `bursar serve`.",
+        "The baseline writes the same durable rows into the same tables by hand-written SQL, in groups of the same",
+        "size, and checks nothing. It hands them to the driver in the usual way (`executemany`, an array per column);",
+        "the ledger's own way is faster, which is part of the ratio. The collector looks rarely, as in `bursar serve`.",
         "A row's two rates were measured in turn, window by window, after some seconds of load on both; each is the",
         "median. In `plain` rows the other is a table of balances with one transaction per payment; in `growth` rows",
         "it is the ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes, half-way and at",
@@ -48,7 +48,7 @@ PROSE = {
     ),
     "trading": (
         "Operations per second of one core process over its Unix socket, durable; `frames-N` has N operations in a",
-        "frame, and every client waits for its answer. The floor decodes the same frames, makes one look-up and one",
+        "frame, and every client waits for its answer. The baseline decodes the same frames, makes one look-up and one",
         "store per operation, appends, syncs once for all that wait, and answers; it checks and remembers nothing. In",
         "`restart` rows the other is what is allowed; in the `snapshot` row it is the same without snapshots.",
     ),
@@ -70,7 +70,7 @@ def _cells(row: Row, name: str) -> tuple[str, ...]:
         row.store,
         f"{row.callers}",
         f"{row.ours_per_s:,.0f}",
-        f"{row.floor_per_s:,.0f}",
+        f"{row.baseline_per_s:,.0f}",
         f"{row.ratio:.2f}",
         *more,
     )

@@ -1,7 +1,7 @@
 """The trading core's cases.
 
 - `frames-N` for N of 1, 64 and 1,024 operations in a frame, 1 and 64 clients: operations per second of one core process
-  over its Unix socket, durable, beside the floor (`trading_floor`), which is given the same frames. Each client sends a
+  over its Unix socket, durable, beside its `trading_baseline`, which is given the same frames. Each client sends a
   frame and waits for its answer. Frames are made before the clock starts: the core is measured, not the client.
 - `restart-snapshot`, `restart-log`: remembered operations per second of a restart from a snapshot and from the log
   alone, beside what is allowed (10^6 in 5 s and in 30 s).
@@ -28,10 +28,10 @@ from bursar.bench.places import DISKS
 from bursar.bench.processes import started
 from bursar.ports import Stream, SystemPorts
 from bursar.rails.trading import Core, FixedLink, Known, protocol, snapshots
-from bursar.rails.trading.book import Book
 from bursar.rails.trading.connection import Target, connect
 from bursar.rails.trading.frames import encode
 from bursar.rails.trading.history import Item
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log
 
 SIZES = (1, 64, 1_024)
@@ -70,10 +70,10 @@ async def run(pace: TradingPace, say: Say) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="bursar-bench-", dir=_disk()) as name:
         folder = Path(name)
         say("starting")
-        async with _core(folder) as core, _floor(folder) as floor:
+        async with _core(folder) as core, _baseline(folder) as baseline:
             for size, clients in itertools.product(SIZES, CLIENTS):
                 say(f"frames of {size}, {clients} clients")
-                rows.append(await _beside_floor(core, floor, size, clients, pace))
+                rows.append(await _beside_baseline(core, baseline, size, clients, pace))
         say(f"restart with {pace.remembered:,} remembered operations")
         rows += await _restarts(folder, pace.remembered)
         say("while snapshots are written")
@@ -135,14 +135,14 @@ async def _window(streams: list[Stream], frames: list[bytes], size: int) -> Wind
     return Window(len(frames) * size / (time.perf_counter() - started), longest)
 
 
-async def _beside_floor(core: str, floor: str, size: int, clients: int, pace: TradingPace) -> Row:
+async def _beside_baseline(core: str, baseline: str, size: int, clients: int, pace: TradingPace) -> Row:
     ports = SystemPorts()
     count = max(clients * 4, min(pace.operations // size, pace.operations // 64))
     mine, least = Load(), Load()
     mine._next += size * clients * 10**12  # ids of this case's own, in a core that remembers
     least._next = mine._next
     ours = [await _log_in(ports, core) for _ in range(clients)]
-    bare = [await ports.connect(floor) for _ in range(clients)]
+    bare = [await ports.connect(baseline) for _ in range(clients)]
     samples = []
     for number in range(pace.windows + 1):
         window = await _window(ours, [mine.frame(size) for _ in range(count)], size)
@@ -151,7 +151,7 @@ async def _beside_floor(core: str, floor: str, size: int, clients: int, pace: Tr
             samples.append((window.rate, beside.rate))
     for stream in (*ours, *bare):
         stream.close()
-    return row_of(f"frames-{size}", STORE, clients, samples, against="floor", group=float(size))
+    return row_of(f"frames-{size}", STORE, clients, samples, against="baseline", group=float(size))
 
 
 async def _log_in(ports: SystemPorts, address: str) -> Stream:
@@ -174,9 +174,9 @@ async def _core(folder: Path, *options: str) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def _floor(folder: Path) -> AsyncIterator[str]:
-    socket = f"{folder}/floor.sock"
-    with started([sys.executable, "-m", "bursar.bench.trading_floor", socket, f"{folder}/floor.log"]):
+async def _baseline(folder: Path) -> AsyncIterator[str]:
+    socket = f"{folder}/baseline.sock"
+    with started([sys.executable, "-m", "bursar.bench.trading_baseline", socket, f"{folder}/baseline.log"]):
         yield f"unix:{socket}"
 
 
@@ -185,10 +185,10 @@ async def _floor(folder: Path) -> AsyncIterator[str]:
 
 async def _restarts(folder: Path, count: int) -> list[Row]:
     data = str(folder / "restart")
-    book = _write_log(data, count)
+    state = _write_log(data, count)
     log_s = await _restart_s(data)
-    snapshots.write(SystemPorts().files(), data, snapshots.capture(book, NAME, IDENTITY))
-    del book
+    snapshots.write(SystemPorts().files(), data, snapshots.capture(state, NAME, IDENTITY))
+    del state
     snapshot_s = await _restart_s(data)
     return [
         _restart_row("restart-snapshot", count, snapshot_s, ALLOWED_SNAPSHOT_S),
@@ -209,20 +209,20 @@ async def _restart_s(data: str) -> float:
     return core.recovery.seconds
 
 
-def _write_log(data: str, count: int) -> Book:
+def _write_log(data: str, count: int) -> CoreState:
     """A log of so many operations, in frames of a thousand, written without waiting for the disk each time."""
     files = SystemPorts().files()
     files.make_folder(data)
     log = Log(files, data, NAME)
     list(log.read_all())
     log.open(1, IDENTITY)
-    book = Book()
+    state = CoreState()
     for start in range(0, count, 1_000):
-        first = book.sequence + 1
-        book.execute(["USDT"], [(1, FIRST_ID + n, n * 7919 % USERS, 0, 5, 0) for n in range(start, start + 1_000)])
-        log.append(encode(book.seal(), first, book.sequence - first + 1), first)
+        first = state.sequence + 1
+        state.execute(["USDT"], [(1, FIRST_ID + n, n * 7919 % USERS, 0, 5, 0) for n in range(start, start + 1_000)])
+        log.append(encode(state.drain(), first, state.sequence - first + 1), first)
     log.close()
-    return book
+    return state
 
 
 # --- snapshots

@@ -292,8 +292,8 @@ async def _over_http(
             async with server.clients(callers) as transfer:
                 await window(transfer, _load(), callers, pace.warm_seconds)
                 found = [await window(transfer, _load(), callers, pace.seconds) for _ in range(pace.windows)]
-            floor = [Window(library[callers], []) for _ in found]
-            rows.append(_row("http", place.store, callers, found, floor, against="the library"))
+            baseline = [Window(library[callers], []) for _ in found]
+            rows.append(_row("http", place.store, callers, found, baseline, against="the library"))
         say(f"{place.store}: twice what the server takes")
         rows.append(await http.overload(server, place.store, pace.seconds * pace.windows))
         if place.store == "postgres":

@@ -3,7 +3,7 @@
 Three shapes: `uniform` (anyone pays anyone), `hot-source` (one account pays all) and `hot-target` (one account
 receives all); growth adds `hot`, where one account takes part in every payment, in turn as source and as target.
 Every account starts with one posting far larger than all that will be paid, so paying always means: consume the
-largest posting, create its change and the payment. That is what lets a floor write the same rows without selecting.
+largest posting, create its change and the payment. That is what lets a baseline write the same rows without selecting.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ COMMANDS = {
     "core": ("bursar.cli.commands.core:core", "The trading core: run it, or inspect its log and snapshots."),
     "sim": ("bursar.cli.commands.sim:command", "Run a scenario on the simulator, crashing it everywhere."),
     "bench": ("bursar.cli.commands.bench:command", "Measure it beside the least the machine must do."),
-    "torture": ("bursar.cli.commands.torture:torture", "Kill everything at random under load; nothing may be lost."),
+    "chaos": ("bursar.cli.commands.chaos:chaos", "Kill everything at random under load; nothing may be lost."),
     "demo": ("bursar.cli.commands.demo:demo", "All of it, killed with money in flight; nothing is lost."),
 }
 

@@ -1,7 +1,7 @@
 """Durable state machines: any flow, driven, recovered, watched."""
 
 from bursar.engine import holds
-from bursar.engine.alerts import Bell, Notice, Sink, to_log
+from bursar.engine.alerts import AlertDispatcher, Notice, Sink, to_log
 from bursar.engine.clock import DatabaseClock
 from bursar.engine.engine import Engine, Started
 from bursar.engine.flow import (
@@ -19,16 +19,17 @@ from bursar.engine.flow import (
 from bursar.engine.forced import keep_asking
 from bursar.engine.operators import Operators
 from bursar.engine.pauses import Lift, lift_pause, set_pause, watch_pauses
-from bursar.engine.sinks import NotTold, Program, Webhook
+from bursar.engine.sinks import DeliveryFailed, Program, Webhook
 from bursar.engine.snowflake import Snowflakes
 from bursar.engine.worker import Worker
 
 __all__ = [
     "SUCCESS",
+    "AlertDispatcher",
     "Answer",
-    "Bell",
     "Booking",
     "DatabaseClock",
+    "DeliveryFailed",
     "Dispute",
     "Engine",
     "Flow",
@@ -37,7 +38,6 @@ __all__ = [
     "InlineCall",
     "Lift",
     "NewRecord",
-    "NotTold",
     "Notice",
     "Operators",
     "Program",

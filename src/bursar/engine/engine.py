@@ -74,7 +74,7 @@ class Engine:
         self.lease_us = int(lease_s * 1e6)
         self.pauses = Pauses(store, worker)
         self.moves = Moves(self.flows, self.ports, worker, self.lease_us)
-        self.logs_alerts = True  # unless a bell does
+        self.logs_alerts = True  # unless a dispatcher does
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self.ended: dict[int, int] | None = None  # while a worker claims: what was driven here meanwhile, → version
         self._driving: dict[int, asyncio.Task[Record]] = {}

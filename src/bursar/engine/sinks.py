@@ -1,7 +1,7 @@
 """Sinks outside the process: a webhook that is sent a signed JSON document, and a program that gets it on its stdin.
 
 Neither opens a door itself: how HTTP is spoken and how a program is run is handed in, so that a test or the simulator
-can stand in. What is not plainly a success (2xx, exit code 0, in time) is `NotTold`, and is tried again.
+can stand in. What is not plainly a success (2xx, exit code 0, in time) is `DeliveryFailed`, and is retried.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Post = Callable[[str, Mapping[str, str], bytes, float], Awaitable[int]]
 Run = Callable[[Sequence[str], bytes, float], Awaitable[int]]
 
 
-class NotTold(Exception):
-    """The other side did not say that it has taken the alert."""
+class DeliveryFailed(Exception):
+    """The sink did not confirm that it has taken the alert."""
 
 
 def signature(secret: bytes, timestamp: str, body: bytes) -> str:
@@ -52,7 +52,7 @@ class Webhook:
         }
         status = await self.post(self.url, headers, body, self.timeout_s)
         if not 200 <= status < 300:
-            raise NotTold(f"the webhook answered {status}")
+            raise DeliveryFailed(f"the webhook answered {status}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,4 +66,4 @@ class Program:
     async def __call__(self, notice: Notice) -> None:
         code = await self.run(self.words, msgspec.json.encode(notice) + b"\n", self.timeout_s)
         if code:
-            raise NotTold(f"{self.words[0]} ended with {code}")
+            raise DeliveryFailed(f"{self.words[0]} ended with {code}")

@@ -18,7 +18,7 @@ from bursar.model.records import Record
 from bursar.ports import Ports
 
 QUEUE_MAX = 10_000
-DRIVEN_MAX = 512  # records driven at once; those whose call hangs count too
+CONCURRENCY = 512  # records driven at once; those whose call hangs count too
 SCAN_S = 0.5  # between two looks for what is due
 PAGE = 1_000
 CAP_S = 600.0  # due later than this, and than any back-off here: a clock had jumped
@@ -35,13 +35,13 @@ class Worker:
         self,
         engine: Engine,
         *,
-        driven_max: int = DRIVEN_MAX,
+        concurrency: int = CONCURRENCY,
         queue_max: int = QUEUE_MAX,
         scan_s: float = SCAN_S,
     ) -> None:
         self.engine = engine
         self.ports: Ports = engine.ports
-        self.driven_max = driven_max
+        self.concurrency = concurrency
         self.queue_max = queue_max
         self.scan_s = scan_s
         self.scans = 0
@@ -113,7 +113,7 @@ class Worker:
 
     def _feed(self) -> None:
         """Hand over as many as may be driven at once."""
-        while self._queue and self.engine.in_progress < self.driven_max:
+        while self._queue and self.engine.in_progress < self.concurrency:
             _, record = self._queue.popitem(last=False)
             self.engine.drive(record).add_done_callback(self._done)
 

@@ -21,12 +21,12 @@ from bursar.model.accounts import ExternalAccount, SystemAccount
 from bursar.model.entries import deposit
 from bursar.model.errors import Conflict, HoldOwned, LimitExceeded, Refusal
 from bursar.sim.disk import SimDisk
-from bursar.sim.duo import LEASE_S, PATH, SCAN_S, Client, Duo, WatchedStore, play_out
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.ledger import Size
 from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.orders import MACHINE, SHOP, TRANSIT, Order, OrderOracle, Rail
 from bursar.sim.process import Process
+from bursar.sim.two_process import LEASE_S, PATH, SCAN_S, Client, TwoProcessRun, WatchedStore, play_out
 from bursar.store import connect
 from bursar.writer import Limit, Operation
 
@@ -52,7 +52,7 @@ class Outcome:
 OPEN: Final = "SELECT id, state, attempt, worker, error FROM records WHERE state NOT IN ('DONE', 'FAILED')"
 
 
-class Scenario(Duo[Outcome]):
+class Scenario(TwoProcessRun[Outcome]):
     """One run."""
 
     processes = PROCESSES
@@ -78,7 +78,7 @@ class Scenario(Duo[Outcome]):
         ledger = Ledger(store)
         engine = Engine(store, ledger.writer, [self.rail.flow(process)], worker=process.name, lease_s=LEASE_S)
         async with asyncio.TaskGroup() as group:
-            group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, driven_max=6).run(), name="worker")
+            group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
             if process.name == PROCESSES[0]:
                 for client in self.clients:
                     group.create_task(self.order(client, engine, ledger), name=client.user)

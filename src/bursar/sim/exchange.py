@@ -1,4 +1,4 @@
-"""Who takes part in the transfers scenario: callers with their wishes, a client that is ambushed, and an oracle."""
+"""Who takes part in the transfers scenario: callers with their wishes, a client that injects faults, and an oracle."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TransferOracle(RecordOracle):
             raise Violation(f"healed, and not at an end: {found}")
 
 
-class Ambush(TradingClient):
+class FaultyClient(TradingClient):
     """A client in whose calls now and then the target is frozen: it was looked at before, and refuses now."""
 
     def __init__(self, process: Process, ledger: Ledger, strikes: Callable[[], bool], closers: Closers) -> None:

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from bursar.sim.disk import SimDisk
-from bursar.sim.graveyard import bury
 from bursar.sim.loop import Fenced, SimLoop
 from bursar.sim.process import TICK_S, Moment, Process
+from bursar.sim.teardown import close_all
 from bursar.sim.trace import Trace
 
 T = TypeVar("T")
@@ -217,7 +217,7 @@ class Kernel:
         self.on_crash = None
         for process in self.processes.values():
             process.alive = False
-        return bury(self.loop)
+        return close_all(self.loop)
 
 
 def run(

@@ -48,7 +48,7 @@ PROWLS = 8  # recoveries beside living commits, per seed
 PROWL_S = 0.12
 PAUSE_SHARE = 0.4  # of them stop the other process
 PAUSE_S = 0.08
-AMBUSH_SHARE = 0.45  # of them wait for the worst moment
+WORST_MOMENT_SHARE = 0.45  # of them wait for the worst moment
 TAKE_S = 0.003
 BRINK_TRIES = 30
 BRINK = (
@@ -229,7 +229,7 @@ class Scenario:
             victim = self.living().get(other)
             if dice < PAUSE_SHARE and victim is not None:
                 self.kernel.pause(victim, seconds)
-            elif dice > 1 - AMBUSH_SHARE:
+            elif dice > 1 - WORST_MOMENT_SHARE:
                 await self.brink(process)
                 delay = self.rng.random() * TAKE_S
                 self.kernel.loop.call_later(delay, self.kernel.pause, process, seconds / 4, context=Context())

@@ -17,7 +17,7 @@ Order never comes from memory addresses: tasks hash by their number, because `Ta
 is slow), so simulated code must not iterate over a set of those; `as_completed` does when it is given coroutines.
 
 Not here: sockets, threads, signals, subprocesses. The base class raises NotImplementedError for each, which is what a
-simulated program that reaches around its ports deserves. Ending a loop quietly is `graveyard`'s job.
+simulated program that reaches around its ports deserves. Ending a loop quietly is `teardown`'s job.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ from bursar.flows.sequence.machine import COMPENSATION_FAILED
 from bursar.ledger import Ledger
 from bursar.model.errors import Conflict, IdempotencyKeyReused, Refusal
 from bursar.sim.disk import SimDisk
-from bursar.sim.duo import LEASE_S, PATH, SCAN_S, Client, Duo, WatchedStore, play_out
 from bursar.sim.engine import USERS, beginning
 from bursar.sim.kernel import CrashAt, Kernel, Run
 from bursar.sim.ledger import Size
 from bursar.sim.oracle import Violation
 from bursar.sim.orders import CALL_TIMEOUT_S, RETRY
-from bursar.sim.parcels import ENDS, OWN, Depot, SequenceOracle, wishes
 from bursar.sim.process import Process
+from bursar.sim.sequence_model import ENDS, OWN, Depot, SequenceOracle, wishes
+from bursar.sim.two_process import LEASE_S, PATH, SCAN_S, Client, TwoProcessRun, WatchedStore, play_out
 
 PROCESSES: Final = ("sequence", "sequence-2")
 CALLERS: Final = 4
@@ -54,7 +54,7 @@ class Outcome:
     checks: int
 
 
-class Scenario(Duo[Outcome]):
+class Scenario(TwoProcessRun[Outcome]):
     """One run."""
 
     processes = PROCESSES
@@ -100,7 +100,7 @@ class Scenario(Duo[Outcome]):
         if not first and self.kernel.armed and self.rng.random() < MISSING_SHARE:
             del sequences.own[self.rng.choice(OWN)]
         async with asyncio.TaskGroup() as group:
-            group.create_task(Worker(sequences.engine, scan_s=SCAN_S, queue_max=8, driven_max=6).run(), name="worker")
+            group.create_task(Worker(sequences.engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
             if first:
                 for client in self.clients:
                     group.create_task(self.ask(client, sequences), name=client.user)

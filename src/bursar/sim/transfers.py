@@ -36,7 +36,7 @@ from bursar.rails.trading import Core, CoreStopped, Server, Status, TradingClien
 from bursar.sim import people
 from bursar.sim.arrivals import Arrivals
 from bursar.sim.closers import Closers
-from bursar.sim.exchange import ADDRESS, FUNDS, SECRET, USERS, Ambush, Caller, TransferOracle, furnish, wishes
+from bursar.sim.exchange import ADDRESS, FUNDS, SECRET, USERS, Caller, FaultyClient, TransferOracle, furnish, wishes
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.net import SimHost, SimNet
 from bursar.sim.oracle import Violation
@@ -68,7 +68,7 @@ CUT = 0.03  # of the writes to the network
 HEALED_S = 30.0  # virtual seconds within which all must be at an end
 FREEZES = 4
 FREEZE_S_MAX = 0.03
-AMBUSHES = 0.1  # of the calls find that the target has been frozen in that moment
+FREEZE_SHARE = 0.1  # of the calls find that the target has been frozen in that moment
 RETRY = Retry(first_s=0.05, cap_s=0.5)
 PRUNES = 6
 PRUNE_S_MAX = 0.8
@@ -222,7 +222,7 @@ class Scenario:
         store = connect(URL, SharedPorts(process))
         await store.open()
         ledger = Ledger(store)
-        async with Ambush(process, ledger, self.strikes, self.closers) as client:
+        async with FaultyClient(process, ledger, self.strikes, self.closers) as client:
             transfers = Transfers(
                 ledger,
                 {AccountType.SPOT: client},
@@ -367,7 +367,7 @@ class Scenario:
 
     def strikes(self) -> bool:
         """Whether the next call is to find its target frozen."""
-        return not self.healed and self.rng.random() < AMBUSHES
+        return not self.healed and self.rng.random() < FREEZE_SHARE
 
     async def heal(self, process: Process) -> None:
         """Nothing breaks from now on, and nobody else asks any more."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from bursar.ports import Files, SystemPorts
 from bursar.rails.trading import Core, Limits, Server, TradingClient
-from bursar.rails.trading.book import Book
 from bursar.rails.trading.frames import encode
 from bursar.rails.trading.history import Named, indexed
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log
 from bursar.rails.trading.words import Code, Op
 from bursar.sim.files import FilesState, SimFiles
@@ -43,9 +43,9 @@ def cancel(id_: int, op: Op) -> Named:
     return (int(Op.CANCEL), id_, 0, "", 0, int(op))
 
 
-def run(book: Book, items: Sequence[Named]) -> tuple[bytes, list[int]]:
+def run(state: CoreState, items: Sequence[Named]) -> tuple[bytes, list[int]]:
     """Decide operations whose assets are given by name."""
-    return book.execute(*indexed(items))
+    return state.execute(*indexed(items))
 
 
 def memory_files() -> SimFiles:
@@ -54,11 +54,11 @@ def memory_files() -> SimFiles:
     return SimFiles(process, FilesState(random.Random(0)))
 
 
-def prune(book: Book, room: int, forget: int, keep: Sequence[int] = ()) -> Code:
+def prune(state: CoreState, room: int, forget: int, keep: Sequence[int] = ()) -> Code:
     """Raise the floors as the server does, in steps."""
-    code = book.check_floors(room, forget)
-    for step in book.floor_steps(room, forget) if code == Code.OK else ():
-        book.raise_floors(*step, keep)
+    code = state.check_floors(room, forget)
+    for step in state.floor_steps(room, forget) if code == Code.OK else ():
+        state.raise_floors(*step, keep)
     return code
 
 
@@ -72,33 +72,33 @@ class MemoryPorts(SystemPorts):
         return self.disk
 
 
-def write_log(files: Files, groups: list[list[Named]], *, segment_bytes: int = 10**9) -> Book:
-    """A log in which each group is a frame; returns the book it makes."""
+def write_log(files: Files, groups: list[list[Named]], *, segment_bytes: int = 10**9) -> CoreState:
+    """A log in which each group is a frame; returns the state it makes."""
     files.make_folder(FOLDER)
     log = Log(files, FOLDER, NAME, segment_bytes_max=segment_bytes)
     list(log.read_all())
     log.open(1, IDENTITY)
-    book = Book()
+    state = CoreState()
     for group in groups:
-        first = book.sequence + 1
-        run(book, group)
-        log.append(encode(book.seal(), first, book.sequence - first + 1), first)
+        first = state.sequence + 1
+        run(state, group)
+        log.append(encode(state.drain(), first, state.sequence - first + 1), first)
     log.close()
-    return book
+    return state
 
 
-def state_of(book: Book) -> Any:
-    """All that a book knows, to be compared."""
+def state_of(state: CoreState) -> Any:
+    """All that a state knows, to be compared."""
     return (
-        book.sequence,
-        book.ledger,
-        (book.floors.room, book.floors.forget, book.floors.kept),
-        book.highest,
-        book.statuses,
-        {code: list(a) for code, a in book.assets.items()},
-        list(book.history.rows()),
-        book.history.count,
-        {op: {id_: book.history[number] for id_, number in seen.items()} for op, seen in book.history.where.items()},
+        state.sequence,
+        state.ledger,
+        (state.floors.room, state.floors.forget, state.floors.kept),
+        state.highest,
+        state.statuses,
+        {code: list(a) for code, a in state.assets.items()},
+        list(state.history.rows()),
+        state.history.count,
+        {op: {id_: state.history[number] for id_, number in seen.items()} for op, seen in state.history.where.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""`bursar bench trading` has the promised rows, and its floor speaks the core's protocol."""
+"""`bursar bench trading` has the promised rows, and its baseline speaks the core's protocol."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def test_the_rows_are_the_promised_ones(monkeypatch: pytest.MonkeyPatch, tmp_pat
     done = CliRunner().invoke(command, ["trading", "--quick", "--json", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
-    assert {"case", "store", "callers", "ours_per_s", "floor_per_s", "ratio"} <= rows[0].keys()
+    assert {"case", "store", "callers", "ours_per_s", "baseline_per_s", "ratio"} <= rows[0].keys()
     assert [(row["case"], row["callers"]) for row in rows[:6]] == [
         (f"frames-{size}", clients) for size in (1, 64, 1024) for clients in (1, 4)
     ]
     assert [row["case"] for row in rows[6:]] == ["restart-snapshot", "restart-log", "snapshot"]
-    assert all(row["ours_per_s"] > 0 and row["floor_per_s"] > 0 for row in rows)
+    assert all(row["ours_per_s"] > 0 and row["baseline_per_s"] > 0 for row in rows)
     assert (tmp_path / "trading.md").read_text().startswith("# Benchmark: trading")
     assert report.as_table([], "trading").title
 
 
-def test_the_floor_answers_as_the_core_does(tmp_path: Path) -> None:
+def test_the_baseline_answers_as_the_core_does(tmp_path: Path) -> None:
     async def ask() -> protocol.Answer:
-        async with trading._floor(tmp_path) as address:
+        async with trading._baseline(tmp_path) as address:
             stream = await SystemPorts().connect(address)
             stream.write(trading.Load().frame(3))
             splitter = protocol.Splitter(protocol.ANSWER_BYTES_MAX)
@@ -46,4 +46,4 @@ def test_the_floor_answers_as_the_core_does(tmp_path: Path) -> None:
             return answer
 
     assert asyncio.run(ask()) == protocol.Done(1, 3, b"\0\0\0", [1, 2, 3])
-    assert (tmp_path / "floor.log").stat().st_size > 0
+    assert (tmp_path / "baseline.log").stat().st_size > 0

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.unit.rails.desk import FOLDER, IDENTITY, MemoryPorts, cancel, deposit, refund, run, state_of, withdraw
 
 from bursar.rails.trading import Core, Op, Status, frames, protocol, snapshots
-from bursar.rails.trading.book import Book
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import segment_name
 
 FILE = Path(__file__).parents[1] / "golden" / "trading.json"
@@ -23,35 +23,37 @@ FORMAT_1 = json.loads(FILE.with_name("trading-format-1.json").read_text())
 SECRET = b"sixteen bytes or more"
 
 
-def story(*, format_1: bool = False) -> tuple[Book, bytes]:
-    """A book with something of everything, and its log; or with all that format 1 knew."""
-    book, log = Book(), frames.segment_header("spot", IDENTITY, 1)
+def story(*, format_1: bool = False) -> tuple[CoreState, bytes]:
+    """A state with something of everything, and its log; or with all that format 1 knew."""
+    state, log = CoreState(), frames.segment_header("spot", IDENTITY, 1)
 
     def commit() -> None:
         nonlocal log
-        first = book_end[0] + 1
-        log += frames.encode(book.seal(), first, book.sequence - first + 1)
-        book_end[0] = book.sequence
+        first = state_end[0] + 1
+        log += frames.encode(state.drain(), first, state.sequence - first + 1)
+        state_end[0] = state.sequence
 
-    book_end = [0]
-    run(book, [deposit(1_734_912_345_678_901_234, 7, 2**63), deposit(2_000, 8, 5, "BTC"), withdraw(2_001, 8, 6, "BTC")])
+    state_end = [0]
+    run(
+        state, [deposit(1_734_912_345_678_901_234, 7, 2**63), deposit(2_000, 8, 5, "BTC"), withdraw(2_001, 8, 6, "BTC")]
+    )
     commit()
-    run(book, [withdraw(2_002, 7, 40), refund(2_002, 7, 40), cancel(2_003, Op.DEPOSIT)])
-    run(book, [(int(Op.LOCK), 2_004, 7, "USDT", 100, 0), (int(Op.UNLOCK), 2_005, 7, "USDT", 1, 0)])
-    run(book, [(int(Op.SETTLE), 2_006, 7, "USDT", 9, 8)])
+    run(state, [withdraw(2_002, 7, 40), refund(2_002, 7, 40), cancel(2_003, Op.DEPOSIT)])
+    run(state, [(int(Op.LOCK), 2_004, 7, "USDT", 100, 0), (int(Op.UNLOCK), 2_005, 7, "USDT", 1, 0)])
+    run(state, [(int(Op.SETTLE), 2_006, 7, "USDT", 9, 8)])
     commit()
-    book.set_status(8, Status.DISABLED)
-    book.raise_floors(2_002, 2_002, [2_000])
+    state.set_status(8, Status.DISABLED)
+    state.raise_floors(2_002, 2_002, [2_000])
     commit()
     if format_1:
-        return book, log
-    assert book.bind("ledger-1") == "ledger-1"
-    run(book, [withdraw(2_007, 7, 50), withdraw(2_008, 7, 60)])
+        return state, log
+    assert state.bind("ledger-1") == "ledger-1"
+    run(state, [withdraw(2_007, 7, 50), withdraw(2_008, 7, 60)])
     commit()
-    book.raise_floors(2_009, 2_002, [2_000, 2_008])
-    run(book, [refund(2_007, 7, 50)])
+    state.raise_floors(2_009, 2_002, [2_000, 2_008])
+    run(state, [refund(2_007, 7, 50)])
     commit()
-    return book, log
+    return state, log
 
 
 def messages() -> dict[str, protocol.Request | protocol.Answer | protocol.Handshake]:
@@ -100,8 +102,8 @@ def messages() -> dict[str, protocol.Request | protocol.Answer | protocol.Handsh
 
 
 def made() -> dict[str, dict[str, str]]:
-    book, log = story()
-    snapshot = b"".join(snapshots.pieces(snapshots.capture(book, "spot", IDENTITY)))
+    state, log = story()
+    snapshot = b"".join(snapshots.pieces(snapshots.capture(state, "spot", IDENTITY)))
     return {
         "disk": {"segment": log.hex(), "snapshot": snapshot.hex()},
         "wire": {name: protocol.frame(message).hex() for name, message in messages().items()},
@@ -116,22 +118,22 @@ def test_what_is_written_to_disk_is_what_it_always_was() -> None:
 
 
 def test_what_was_written_to_disk_can_be_read() -> None:
-    book, _ = story()
+    state, _ = story()
     restored = snapshots.restore(bytes.fromhex(GOLDEN["disk"]["snapshot"]))
-    assert (state_of(restored.book), restored.name, restored.core) == (state_of(book), "spot", IDENTITY)
+    assert (state_of(restored.state), restored.name, restored.core) == (state_of(state), "spot", IDENTITY)
     data = bytes.fromhex(GOLDEN["disk"]["segment"])
     header = frames.read_segment_header(data)
     assert (header.name, header.core, header.first) == ("spot", IDENTITY, 1)
-    assert state_of(replayed(data)) == state_of(book)
+    assert state_of(replayed(data)) == state_of(state)
 
 
-def replayed(data: bytes) -> Book:
-    book, at = Book(), frames.read_segment_header(data).size
+def replayed(data: bytes) -> CoreState:
+    state, at = CoreState(), frames.read_segment_header(data).size
     while at < len(data):
-        frame = frames.decode(data, at, book.sequence + 1)
-        book.replay(frame.notes)
+        frame = frames.decode(data, at, state.sequence + 1)
+        state.replay(frame.records)
         at = frame.end
-    return book
+    return state
 
 
 def test_an_empty_log_of_format_1_is_taken_over() -> None:
@@ -141,7 +143,7 @@ def test_an_empty_log_of_format_1_is_taken_over() -> None:
     file.write(bytes.fromhex(FORMAT_1["segment"])[:84])
     file.sync()
     first = open_and_close(ports)
-    assert (first.book.sequence, len(first.identity)) == (0, 32)
+    assert (first.state.sequence, len(first.identity)) == (0, 32)
     assert open_and_close(ports).identity == first.identity
     assert frames.read_segment_header(ports.disk.read(path)).core == first.identity
 
@@ -149,7 +151,7 @@ def test_an_empty_log_of_format_1_is_taken_over() -> None:
 @pytest.mark.parametrize("kind", ["segment", "snapshot", "both"])
 def test_a_folder_of_format_1_is_read_and_given_an_identity(kind: str) -> None:
     """Balances, remembered operations and the floor are as they were; from then on the files are of format 2."""
-    ports, (book, _) = MemoryPorts(), story(format_1=True)
+    ports, (state, _) = MemoryPorts(), story(format_1=True)
     paths = {"segment": f"{FOLDER}/{segment_name(1)}", "snapshot": f"{FOLDER}/{snapshots.snapshot_name(11)}"}
     for name, path in paths.items():
         if kind in (name, "both"):
@@ -157,11 +159,15 @@ def test_a_folder_of_format_1_is_read_and_given_an_identity(kind: str) -> None:
             file.write(bytes.fromhex(FORMAT_1[name]))
             file.sync()
     first = open_and_close(ports)
-    assert (len(first.identity), first.book.ledger, first.book.floors.kept) == (32, "", book.floors.kept & KEPT[kind])
-    book.floors.kept = first.book.floors.kept
-    assert state_of(first.book) == state_of(book)
+    assert (len(first.identity), first.state.ledger, first.state.floors.kept) == (
+        32,
+        "",
+        state.floors.kept & KEPT[kind],
+    )
+    state.floors.kept = first.state.floors.kept
+    assert state_of(first.state) == state_of(state)
     again = open_and_close(ports)
-    assert (again.identity, state_of(again.book)) == (first.identity, state_of(book))
+    assert (again.identity, state_of(again.state)) == (first.identity, state_of(state))
     newest = max(name for name in ports.disk.names(FOLDER) if name.startswith("wal-"))
     assert frames.read_segment_header(ports.disk.read(f"{FOLDER}/{newest}")).core == first.identity
 

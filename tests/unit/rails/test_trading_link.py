@@ -62,7 +62,7 @@ def test_first_contact_binds_both_sides_before_anything_is_executed(tmp_path: Pa
         client = await made.client(link=ledger)
         reply = await deposit(client)
         assert reply == Reply(Outcome.SUCCESS, "OK", 2)  # behind the record that binds the core
-        assert (ledger.core, made.core.book.ledger) == (made.core.identity, LEDGER)
+        assert (ledger.core, made.core.state.ledger) == (made.core.identity, LEDGER)
         assert ledger.steps == ["known", "bind"]
         assert client.core_id == made.core.identity
 
@@ -76,7 +76,7 @@ def test_the_identity_and_the_ledger_outlive_restarts_with_and_without_snapshots
             async with desk(tmp_path) as made:
                 client = await made.client(link=Ledger(core="" if round_ == 0 else made.core.identity))
                 assert (await deposit(client, 1 + round_)).outcome is Outcome.SUCCESS
-                found.add((made.core.identity, made.core.book.ledger))
+                found.add((made.core.identity, made.core.state.ledger))
             if round_ == 1:
                 for path in (tmp_path / "data").glob("snap-*"):
                     path.unlink()
@@ -96,7 +96,7 @@ def test_another_ledger_is_refused_and_executes_nothing(tmp_path: Path) -> None:
         reply = await deposit(other, 2)
         assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, "OTHER_LEDGER")
         assert "bound to the ledger ledger-1" in reply.detail and "data folder of its own" in reply.detail
-        assert made.core.book.sequence == 2
+        assert made.core.state.sequence == 2
 
     play(tmp_path, case)
 
@@ -109,7 +109,7 @@ def test_another_core_is_refused_and_hears_nothing(tmp_path: Path) -> None:
         reply = await deposit(client)
         assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, "OTHER_CORE")
         assert "f" * 32 in reply.detail and made.core.identity in reply.detail and "restore" in reply.detail
-        assert (made.core.book.sequence, made.core.book.ledger) == (0, "")
+        assert (made.core.state.sequence, made.core.state.ledger) == (0, "")
         # Nor did it believe that it has forgotten 77 sequences, which were another core's.
         assert (await deposit(await made.client())).outcome is Outcome.SUCCESS
 
@@ -125,7 +125,7 @@ def test_a_core_that_is_exchanged_under_a_running_client_is_noticed(tmp_path: Pa
         shutil.rmtree(tmp_path / "data")
         async with desk(tmp_path) as made:
             await made.until(lambda: client.trouble.startswith("OTHER_CORE"))
-            assert made.core.book.sequence == 0
+            assert made.core.state.sequence == 0
             await client.close()
 
     asyncio.run(work())
@@ -156,7 +156,7 @@ def test_a_ledger_that_can_not_bind_itself_leaves_the_core_unbound(tmp_path: Pat
     async def case(made: Desk) -> None:
         reply = await deposit(await made.client(link=Broken()))
         assert (reply.outcome, reply.code) == (Outcome.NETWORK_ERROR, "LINK_FAILED")
-        assert (made.core.book.ledger, made.core.book.sequence) == ("", 0)
+        assert (made.core.state.ledger, made.core.state.sequence) == ("", 0)
 
     play(tmp_path, case)
 
@@ -172,7 +172,7 @@ def test_a_ledger_that_remembers_another_core_by_now_is_not_served(tmp_path: Pat
     async def case(made: Desk) -> None:
         reply = await deposit(await made.client(link=Raced()))
         assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, "OTHER_CORE")
-        assert (made.core.book.ledger, made.core.book.sequence) == ("", 0)
+        assert (made.core.state.ledger, made.core.state.sequence) == ("", 0)
 
     play(tmp_path, case)
 
@@ -187,7 +187,7 @@ def test_a_core_that_is_bound_meanwhile_refuses_the_second_ledger(tmp_path: Path
             assert protocol.decode_answer(await next_frame(stream)) == protocol.Bound(0, 1, "ledger-1")
         second.write(protocol.frame(protocol.Execute(1, *indexed([(1, 1, 1, "USDT", 5, 0)]))))
         assert await next_frame(second) == b""
-        assert made.core.book.sequence == 1
+        assert made.core.state.sequence == 1
 
     play(tmp_path, case)
 
@@ -210,7 +210,7 @@ def test_nothing_is_executed_for_a_named_ledger_before_the_core_is_bound(
         assert isinstance(protocol.decode_handshake(await next_frame(stream)), protocol.Welcome)
         stream.write(protocol.frame(request_))
         assert await next_frame(stream) == b""
-        assert (made.core.book.sequence, made.core.book.ledger) == (0, "")
+        assert (made.core.state.sequence, made.core.state.ledger) == (0, "")
 
     play(tmp_path, case)
 
@@ -220,7 +220,7 @@ def test_a_ledger_that_people_could_not_compare_is_refused(tmp_path: Path, ledge
     async def case(made: Desk) -> None:
         reply = await deposit(await made.client(link=Ledger(ledger)))
         assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, "CORE_REFUSED")
-        assert made.core.book.sequence == 0
+        assert made.core.state.sequence == 0
 
     play(tmp_path, case)
 
@@ -247,7 +247,7 @@ def test_what_the_ledger_has_seen_is_told_at_every_login(tmp_path: Path) -> None
         made.server.connections[0].stream.abort()
         await made.until(lambda: client.trouble.startswith("CORE_BEHIND"))
         assert (await deposit(client, 2)).outcome is Outcome.UNKNOWN
-        assert made.core.book.sequence == 2
+        assert made.core.state.sequence == 2
 
     play(tmp_path, case)
 
@@ -319,7 +319,7 @@ def test_floors_that_are_too_high_or_out_of_order_are_refused(tmp_path: Path) ->
             reply = await client.prune(room=room, forget=forget)
             assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, code)
         assert (await client.prune(room="17", forget="sr-1")).code == "MALFORMED"
-        assert (client.floors, made.core.book.sequence) == (Floors(1, 1), 1)
+        assert (client.floors, made.core.state.sequence) == (Floors(1, 1), 1)
         assert (await deposit(client, 7)).outcome is Outcome.SUCCESS
 
     play(tmp_path, case)
@@ -406,14 +406,14 @@ def test_stopping_in_the_middle_of_a_prune_leaves_floors_that_can_be_raised_furt
             for start in range(1, 40_000, 1_000):
                 await client.execute([Operation(Op.DEPOSIT, start + n, 1, "USDT", 1) for n in range(1_000)])
             pruning = asyncio.create_task(client.prune(room=40_000, forget=40_000))
-            await made.until(lambda: made.core.book.floors.forget > 1)
+            await made.until(lambda: made.core.state.floors.forget > 1)
             made.server.stop()
             assert (await pruning).outcome is not Outcome.SUCCESS
         async with desk(tmp_path) as made:
-            assert 1 < made.core.book.floors.forget < 40_000 == made.core.book.floors.room
+            assert 1 < made.core.state.floors.forget < 40_000 == made.core.state.floors.room
             client = await made.client()
             assert (await client.prune(room=40_000, forget=40_000)).outcome is Outcome.SUCCESS
-            assert (client.floors, made.core.book.history.count) == (Floors(40_000, 40_000), 1)
+            assert (client.floors, made.core.state.history.count) == (Floors(40_000, 40_000), 1)
             assert (await client.totals()).totals == {"USDT": 40_000}
 
     asyncio.run(work())

@@ -37,11 +37,11 @@ from bursar.rails.trading import (
     frames,
     snapshots,
 )
-from bursar.rails.trading.book import Book
 from bursar.rails.trading.frames import BadFrame, decode, encode
 from bursar.rails.trading.history import Block, Named, blocks_of
-from bursar.rails.trading.notes import Bound, FloorsRaised, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
 from bursar.rails.trading.snapshots import BadSnapshot
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log, segment_name
 from bursar.sim.files import SimFiles
 
@@ -80,13 +80,13 @@ def put(files: SimFiles, path: str, data: bytes) -> None:
 
 
 def rows(sequence: int, *given: tuple[int, int, int, int, int]) -> Rows:
-    """A note of rows: id, user, amount, other, meta of each."""
+    """A record of rows: id, user, amount, other, meta of each."""
     items = [(meta >> 8 & 0xFF, id_, user, 0, amount, other) for id_, user, amount, other, meta in given]
     return Rows(blocks_of(sequence, items, [row[-1] for row in given]))
 
 
 @pytest.mark.parametrize(
-    "notes",
+    "records",
     [
         [NewAsset(1, "USDT"), rows(7, (1, 2, 3, 0, 1 << 16 | Op.DEPOSIT << 8))],
         [StatusChange(7, 2**64 - 1, Status.FROZEN)],
@@ -96,10 +96,10 @@ def rows(sequence: int, *given: tuple[int, int, int, int, int]) -> Rows:
     ],
     ids=["rows", "status", "floors", "bound", "mixed"],
 )
-def test_every_frame_type_round_trip(notes: list[Note]) -> None:
-    count = sum(not isinstance(note, NewAsset) for note in notes)
-    frame = decode(b"before" + encode(notes, 7, count) + b"behind", 6, 7)
-    assert (frame.notes, frame.first, frame.last) == (notes, 7, 6 + count)
+def test_every_frame_type_round_trip(records: list[JournalRecord]) -> None:
+    count = sum(not isinstance(record, NewAsset) for record in records)
+    frame = decode(b"before" + encode(records, 7, count) + b"behind", 6, 7)
+    assert (frame.records, frame.first, frame.last) == (records, 7, 6 + count)
 
 
 def test_the_largest_frame_round_trips_and_a_larger_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_an_empty_frame_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "notes",
+    "records",
     [
         [rows(8, (1, 2, 3, 0, Op.DEPOSIT << 8))],
         [rows(7, (1, 2, 3, 0, Op.CANCEL << 8))],
@@ -136,9 +136,9 @@ def test_an_empty_frame_is_none() -> None:
         [NewAsset(1, "no asset")],
     ],
 )
-def test_a_frame_with_a_right_checksum_and_wrong_content_is_refused(notes: list[Note]) -> None:
+def test_a_frame_with_a_right_checksum_and_wrong_content_is_refused(records: list[JournalRecord]) -> None:
     with pytest.raises(BadFrame, match="content is not"):
-        decode(encode(notes, 7, 1), 0, 7)
+        decode(encode(records, 7, 1), 0, 7)
 
 
 # --- damage
@@ -158,10 +158,10 @@ def test_a_flipped_bit_at_each_position_of_a_short_log_is_never_believed() -> No
             put(ports.disk, FIRST, bytes(bad))
             log = Log(ports.disk, FOLDER, NAME)
             if place >= last:
-                book = Book()
+                state = CoreState()
                 for frame in log.read_all():
-                    book.replay(frame.notes)
-                assert state_of(book) == before
+                    state.replay(frame.records)
+                assert state_of(state) == before
                 assert log.torn is not None and log.torn.at == last
             else:
                 with pytest.raises((CoreDamaged, WrongCore)) as caught:
@@ -179,7 +179,7 @@ def test_a_cut_at_every_byte_of_the_last_frame_loses_only_that_frame() -> None:
     for cut in range(start, end):
         put(ports.disk, FIRST, good[:cut])
         core = reopened(ports)
-        assert state_of(core.book) == before
+        assert state_of(core.state) == before
         assert (core.recovery.torn is None) == (cut == start)
         if core.recovery.torn is not None:
             assert (core.recovery.torn.at, core.recovery.torn.size) == (start, cut - start)
@@ -195,7 +195,7 @@ def test_after_a_cut_the_log_goes_on_where_it_was_cut() -> None:
         core = await open_core(ports)
         running = asyncio.create_task(core.run())
         answered = asyncio.Event()
-        run(core.book, [deposit(9)])
+        run(core.state, [deposit(9)])
         core.when_durable(answered.set)
         await answered.wait()
         core.stop()
@@ -204,16 +204,16 @@ def test_after_a_cut_the_log_goes_on_where_it_was_cut() -> None:
 
     asyncio.run(work())
     core = reopened(ports)
-    assert (core.book.sequence, core.recovery.torn) == (4, None)
-    assert core.book.lookup([(9, Op.DEPOSIT)])[1] == [4]
+    assert (core.state.sequence, core.recovery.torn) == (4, None)
+    assert core.state.lookup([(9, Op.DEPOSIT)])[1] == [4]
 
 
 def test_an_empty_folder_is_an_empty_core() -> None:
     """Empty log."""
     ports = MemoryPorts()
     core = reopened(ports)
-    assert (core.book.sequence, core.recovery.frames) == (0, 0)
-    assert reopened(ports).book.sequence == 0
+    assert (core.state.sequence, core.recovery.frames) == (0, 0)
+    assert reopened(ports).state.sequence == 0
 
 
 def test_a_missing_segment_stops_the_core() -> None:
@@ -258,7 +258,7 @@ async def work_and_stop(ports: MemoryPorts, first: int, count: int, **sizes: Any
     running = asyncio.create_task(core.run())
     for id_ in range(first, first + count):
         answered = asyncio.Event()
-        run(core.book, [deposit(id_, user=id_ % 3 + 1, asset=("USDT", "BTC")[id_ % 2])])
+        run(core.state, [deposit(id_, user=id_ % 3 + 1, asset=("USDT", "BTC")[id_ % 2])])
         core.when_durable(answered.set)
         await answered.wait()
     core.stop()
@@ -295,13 +295,13 @@ def test_a_bad_snapshot_falls_back_to_the_one_before(damage: str) -> None:
     core = reopened(ports)
     assert core.recovery.snapshot == 40
     assert [path for path, _ in core.recovery.bad_snapshots] == [path]
-    assert state_of(core.book) == state_of(last.book)
+    assert state_of(core.state) == state_of(last.state)
 
 
 def test_a_flipped_bit_anywhere_in_a_snapshot_is_noticed() -> None:
-    book = write_log(MemoryPorts().disk, GROUPS)
-    good = b"".join(snapshots.pieces(snapshots.capture(book, NAME, IDENTITY)))
-    assert state_of(snapshots.restore(good).book) == state_of(book)
+    state = write_log(MemoryPorts().disk, GROUPS)
+    good = b"".join(snapshots.pieces(snapshots.capture(state, NAME, IDENTITY)))
+    assert state_of(snapshots.restore(good).state) == state_of(state)
     for place in range(len(good)):
         bad = bytearray(good)
         bad[place] ^= 1 << place % 8
@@ -326,26 +326,26 @@ def test_a_log_that_ends_before_the_snapshot_stops_the_core() -> None:
     with pytest.raises(CoreDamaged, match="ends at sequence 4, before the snapshot at 5"):
         reopened(ports)
     ports.disk.remove(FIRST)  # as the message says
-    assert reopened(ports).book.sequence == 5
+    assert reopened(ports).state.sequence == 5
 
 
 MANY = 10_000
 
 
-def test_a_snapshot_holds_still_while_the_book_goes_on() -> None:
-    book = Book()
-    run(book, [deposit(n) for n in range(1, MANY + 5)])
-    book.seal()
-    held = snapshots.capture(book, NAME, IDENTITY)
+def test_a_snapshot_holds_still_while_the_state_goes_on() -> None:
+    state = CoreState()
+    run(state, [deposit(n) for n in range(1, MANY + 5)])
+    state.drain()
+    held = snapshots.capture(state, NAME, IDENTITY)
     before = b"".join(snapshots.pieces(held))
-    run(book, [deposit(n) for n in range(MANY + 5, MANY + 50)])
-    book.seal()
-    prune(book, MANY, MANY)
+    run(state, [deposit(n) for n in range(MANY + 5, MANY + 50)])
+    state.drain()
+    prune(state, MANY, MANY)
     assert b"".join(snapshots.pieces(held)) == before
     restored = snapshots.restore(before)
     assert (restored.name, restored.core) == (NAME, IDENTITY)
-    assert (restored.book.sequence, restored.book.history.count) == (MANY + 4, MANY + 4)
-    assert restored.book.totals() == [("USDT", 100 * (MANY + 4))]
+    assert (restored.state.sequence, restored.state.history.count) == (MANY + 4, MANY + 4)
+    assert restored.state.totals() == [("USDT", 100 * (MANY + 4))]
 
 
 def test_what_a_crash_left_aside_is_removed() -> None:
@@ -404,7 +404,7 @@ def test_a_disk_that_fails_ends_the_core_without_an_answer(tmp_path: Path, what:
         running = asyncio.create_task(core.run())
         answered: list[int] = []
         for id_ in range(1, 6):
-            run(core.book, [deposit(id_)])
+            run(core.state, [deposit(id_)])
             core.when_durable(lambda id_=id_: answered.append(id_))  # type: ignore[misc]
             await asyncio.wait([running], timeout=0.05)
         with pytest.raises(CoreStopped, match="No space left"):
@@ -415,7 +415,7 @@ def test_a_disk_that_fails_ends_the_core_without_an_answer(tmp_path: Path, what:
     assert asyncio.run(work()) == [1, 2]
     assert counts[what] == 3
     found = asyncio.run(Core.open(SystemPorts(), str(tmp_path), NAME))
-    assert found.book.sequence >= 2
+    assert found.state.sequence >= 2
     found.close()
 
 
@@ -428,7 +428,7 @@ def test_nothing_is_answered_before_the_sync_that_covers_it(tmp_path: Path) -> N
         running = asyncio.create_task(core.run())
         for id_ in range(1, 4):
             answered = asyncio.Event()
-            run(core.book, [deposit(id_)])
+            run(core.state, [deposit(id_)])
             core.when_durable(lambda: order.append("answer"))
             core.when_durable(answered.set)
             await answered.wait()
@@ -449,7 +449,7 @@ def test_everybody_who_waits_shares_one_sync(tmp_path: Path) -> None:
         running = asyncio.create_task(core.run())
         answered = asyncio.Event()
         for id_ in range(1, 200):
-            run(core.book, [deposit(id_)])
+            run(core.state, [deposit(id_)])
             core.when_durable(lambda: None)
         core.when_durable(answered.set)
         await answered.wait()
@@ -477,7 +477,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
 
     async def work() -> None:
         core = await Core.open(SystemPorts(), str(tmp_path / "new" / "data"), NAME)
-        run(core.book, [deposit(1)])
+        run(core.state, [deposit(1)])
         running = asyncio.create_task(core.run())
         core.stop()
         await running
@@ -504,13 +504,13 @@ def test_a_restart_with_many_remembered_operations_takes_bounded_time(way: str) 
     count, ports = 100_000, MemoryPorts()
     rng = random.Random(1)
     groups = [[deposit(at + n, user=rng.randrange(10_000)) for n in range(1, 1001)] for at in range(0, count, 1000)]
-    book = write_log(ports.disk, groups, segment_bytes=1 << 20)
+    state = write_log(ports.disk, groups, segment_bytes=1 << 20)
     if way == "snapshot":
-        snapshots.write(ports.disk, FOLDER, snapshots.capture(book, NAME, IDENTITY))
+        snapshots.write(ports.disk, FOLDER, snapshots.capture(state, NAME, IDENTITY))
     core = reopened(ports)
-    assert core.book.history.count == count
+    assert core.state.history.count == count
     assert core.recovery.snapshot == (count if way == "snapshot" else 0)
-    assert core.book.totals() == book.totals()
+    assert core.state.totals() == state.totals()
     assert core.recovery.seconds < (0.5 if way == "snapshot" else 3.0) * SLOW_MACHINE
 
 

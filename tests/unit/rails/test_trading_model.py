@@ -1,7 +1,7 @@
-"""The book beside a reference that is written for clarity alone: every answer, balance and reserved room agree.
+"""The state beside a reference that is written for clarity alone: every answer, balance and reserved room agree.
 
 The reference keeps every operation in a dictionary and works out from all of them, each time, how much is reserved.
-Books are made anew from their log or from a snapshot in between, as after a crash, and must go on as if nothing was.
+States are made anew from their log or from a snapshot in between, as after a crash, and must go on as if nothing was.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.unit.rails.desk import deposit, prune, refund, run, withdraw
 
 from bursar.rails.trading import snapshots
-from bursar.rails.trading.book import Book
 from bursar.rails.trading.frames import decode, encode
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.words import U64_MAX, Code, Op
 
 BIG = st.sampled_from([1, 2, 2**62, 2**63, U64_MAX - 1, U64_MAX])
@@ -96,11 +96,11 @@ MAKE = {Op.DEPOSIT: deposit, Op.WITHDRAW: withdraw, Op.REFUND: refund}
 
 
 class Game:
-    """A book and its reference, played by dice that know where it hurts: old ids, late refunds, floors in between."""
+    """A state and its reference, played by dice that know where it hurts: old ids, late refunds, floors in between."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.book, self.reference = Book(), Reference()
+        self.state, self.reference = CoreState(), Reference()
         self.log: list[bytes] = []
         self.written = 0
         self.next_id = 1
@@ -114,7 +114,7 @@ class Game:
             elif kind < 0.93:
                 self.prune()
             elif kind < 0.95:
-                self.reference.ledger = self.book.bind("ledger-1")
+                self.reference.ledger = self.state.bind("ledger-1")
             else:
                 self.crash(with_snapshot=kind < 0.98)
             self.compare()
@@ -139,7 +139,7 @@ class Game:
         return Op.DEPOSIT, id_, user, min(U64_MAX, dice.choice((room, room + 1, room // 2, 7)) or 7)
 
     def operate(self, op: Op, id_: int, user: int, amount: int) -> None:
-        [code], _ = run(self.book, [MAKE[op](id_, user, amount)])
+        [code], _ = run(self.state, [MAKE[op](id_, user, amount)])
         assert Code(code) is self.reference.execute(op, id_, user, amount), (op, id_, user, amount)
         self.answers[Code(code)] += 1
 
@@ -148,35 +148,35 @@ class Game:
         room = dice.randint(max(1, self.reference.room - 1), max(self.reference.room, top))
         forget = dice.randint(1, room) if dice.random() < 0.3 else self.reference.forget
         keep = {id_ for id_, op in self.reference.remembered if op is Op.WITHDRAW and dice.random() < 0.2}
-        found = prune(self.book, room, forget, sorted(keep))
+        found = prune(self.state, room, forget, sorted(keep))
         assert found is self.reference.prune(room, forget, keep), (room, forget, keep)
         self.answers[found] += 1
 
     def crash(self, *, with_snapshot: bool) -> None:
         """Everything so far is on disk; a core starts on the log, or on a snapshot."""
-        if self.book.sequence > self.written:
-            notes = self.book.seal()
-            self.log.append(encode(notes, self.written + 1, self.book.sequence - self.written))
-            self.written = self.book.sequence
+        if self.state.sequence > self.written:
+            records = self.state.drain()
+            self.log.append(encode(records, self.written + 1, self.state.sequence - self.written))
+            self.written = self.state.sequence
         if with_snapshot:
-            held = snapshots.capture(self.book, "spot", "0" * 32)
-            self.book = snapshots.restore(b"".join(snapshots.pieces(held))).book
+            held = snapshots.capture(self.state, "spot", "0" * 32)
+            self.state = snapshots.restore(b"".join(snapshots.pieces(held))).state
             return
-        self.book = Book()
+        self.state = CoreState()
         for frame in self.log:
-            self.book.replay(decode(frame, 0, self.book.sequence + 1).notes)
+            self.state.replay(decode(frame, 0, self.state.sequence + 1).records)
 
     def compare(self) -> None:
-        book, reference = self.book, self.reference
-        accounts = {user: account for user, *account in book.assets["USDT"]} if "USDT" in book.assets else {}
+        state, reference = self.state, self.reference
+        accounts = {user: account for user, *account in state.assets["USDT"]} if "USDT" in state.assets else {}
         for user in (1, 2):
             available, _, reserved = accounts.get(user, (0, 0, 0))
             assert (available, reserved) == (reference.available[user], reference.reserved(user))
-        floors = (book.floors.room, book.floors.forget)
-        assert (*floors, book.ledger) == (reference.room, reference.forget, reference.ledger)
+        floors = (state.floors.room, state.floors.forget)
+        assert (*floors, state.ledger) == (reference.room, reference.forget, reference.ledger)
 
 
-def test_the_book_answers_as_the_reference_does_through_crashes() -> None:
+def test_the_core_answers_as_the_reference_does_through_crashes() -> None:
     answers: Counter[Code] = Counter()
     for seed in range(150):
         game = Game(seed)
@@ -191,15 +191,15 @@ def test_the_book_answers_as_the_reference_does_through_crashes() -> None:
 @given(st.lists(st.tuples(BIG, st.booleans(), st.booleans()), min_size=8, max_size=40))
 def test_what_moves_in_and_out_in_a_life_has_no_limit(rounds: list[tuple[int, bool, bool]]) -> None:
     """Whatever amounts come, go and come back: once the room floor has passed, all of 2^64 - 1 fits again."""
-    book, moved = Book(), 0
+    state, moved = CoreState(), 0
     for number, (amount, comes_back, forgets) in enumerate(rounds):
         id_ = 10 * (number + 1)
-        assert run(book, [deposit(id_, amount=amount), withdraw(id_ + 1, amount=amount)])[0] == b"\0\0"
+        assert run(state, [deposit(id_, amount=amount), withdraw(id_ + 1, amount=amount)])[0] == b"\0\0"
         moved += amount
         if comes_back:
-            assert run(book, [refund(id_ + 1, amount=amount), withdraw(id_ + 2, amount=amount)])[0] == b"\0\0"
+            assert run(state, [refund(id_ + 1, amount=amount), withdraw(id_ + 2, amount=amount)])[0] == b"\0\0"
             moved += amount
         top = id_ + (3 if comes_back else 2)
-        assert prune(book, top, top if forgets else 1) is Code.OK
-        assert [account[1:] for account in book.assets["USDT"]] == [(0, 0, 0)]
-    assert run(book, [deposit(10**6, amount=U64_MAX)])[0] == b"\0"
+        assert prune(state, top, top if forgets else 1) is Code.OK
+        assert [account[1:] for account in state.assets["USDT"]] == [(0, 0, 0)]
+    assert run(state, [deposit(10**6, amount=U64_MAX)])[0] == b"\0"

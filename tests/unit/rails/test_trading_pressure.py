@@ -22,7 +22,7 @@ BOUND = 4 * BYTES  # far below what all answers take, far above what the sockets
 
 async def rich_client(made: Desk) -> Stream:
     """Somebody who has logged in, where one user has so many assets that a short question has a long answer."""
-    made.core.book.execute(*indexed([deposit(n, asset=f"A{n}") for n in range(1, ASSETS + 1)]))
+    made.core.state.execute(*indexed([deposit(n, asset=f"A{n}") for n in range(1, ASSETS + 1)]))
     stream, _ = await log_in(made)
     await next_frame(stream)
     return stream

@@ -88,7 +88,7 @@ def test_a_wrong_secret_is_refused(tmp_path: Path) -> None:
         client = await made.client(secret=b"not the right secret")
         reply = await client.deposit("sr-1", 1, "USDT", 1)
         assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, "CORE_REFUSED")
-        assert made.core.book.sequence == 0
+        assert made.core.state.sequence == 0
         assert any("does not know the secret" in line for line in made.log)
 
     play(tmp_path, case)
@@ -266,7 +266,7 @@ def test_garbage_ends_that_connection_and_disturbs_nobody(tmp_path: Path, what: 
         stream.write(GARBAGE[what])
         assert await is_closed(stream)
         assert (await client.withdraw("sr-2", 1, "USDT", 5)).outcome is Outcome.SUCCESS
-        assert made.core.book.sequence == 2
+        assert made.core.state.sequence == 2
         assert client.is_connected
 
     play(tmp_path, case)
@@ -281,7 +281,7 @@ def test_half_a_frame_is_not_executed(tmp_path: Path) -> None:
         await stream.drain()
         stream.close()
         await made.until(lambda: not made.server.connections)
-        assert made.core.book.sequence == 0
+        assert made.core.state.sequence == 0
 
     play(tmp_path, case)
 
@@ -325,7 +325,7 @@ def test_a_connection_with_too_much_waiting_is_not_read_from(tmp_path: Path) -> 
             most = max(most, made.server.connections[0].waiting_bytes)
             answered += len(splitter.feed(await stream.read()))
         assert most < 4 * 1024 * 1024
-        assert made.core.book.sequence == 399 * 50
+        assert made.core.state.sequence == 399 * 50
 
     play(tmp_path, case, limits=Limits(waiting_bytes=2_000))
 
@@ -453,7 +453,7 @@ def test_a_connection_that_breaks_with_calls_on_their_way_is_a_network_error(tmp
         await client.deposit("sr-1", 1, "USDT", 1)
         made.core.when_durable = lambda answer: None  # type: ignore[method-assign]
         calls = [asyncio.create_task(client.deposit(10 + n, 1, "USDT", 1)) for n in range(5)]
-        await made.until(lambda: made.core.book.sequence == 6)
+        await made.until(lambda: made.core.state.sequence == 6)
         made.server.connections[0].stream.abort()
         for reply in await asyncio.gather(*calls):
             assert (reply.outcome, reply.code) == (Outcome.NETWORK_ERROR, "CONNECTION_LOST")
@@ -491,7 +491,7 @@ def test_a_core_that_has_forgotten_serves_nobody(tmp_path: Path) -> None:
         reply = await innocent.deposit("sr-3", 1, "USDT", 1)
         assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, "CORE_BEHIND")
         assert any(line.startswith("CRITICAL") for line in made.log)
-        assert made.core.book.sequence == 1
+        assert made.core.state.sequence == 1
 
     play(tmp_path, case)
 
@@ -572,7 +572,7 @@ def test_stopping_answers_what_was_asked_and_leaves_a_snapshot(tmp_path: Path) -
             client = await made.client()
             await client.deposit("sr-1", 1, "USDT", 1)
             calls = [asyncio.create_task(client.deposit(10 + n, 1, "USDT", 1)) for n in range(50)]
-            await made.until(lambda: made.core.book.sequence == 51)
+            await made.until(lambda: made.core.state.sequence == 51)
             made.server.stop()
             assert {(await call).outcome for call in calls} == {Outcome.SUCCESS}
         async with desk(tmp_path) as made:

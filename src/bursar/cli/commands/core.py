@@ -141,7 +141,7 @@ async def _run(
         raise Unusable(f"can't use the folder {data}: {_why(error)}; name another with --data") from error
     for line in _found(opened.recovery):
         _log(line)
-    garbage.rarely(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
+    garbage.relax_gc(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
     sys.setswitchinterval(SWITCH_S)
     limits = Limits(connections=connections)
     fits = descriptors(limits.connections + limits.strangers + RESERVED) - RESERVED

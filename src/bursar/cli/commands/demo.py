@@ -23,7 +23,7 @@ from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
     from bursar.demo import Blow, Report, Watch
-    from bursar.staging import Guard, Program
+    from bursar.testbed import Guard, Program
 
 SECONDS = 20.0
 SECONDS_MIN = 5
@@ -71,7 +71,7 @@ def demo(state: State, seconds: float | None, folder: str | None, listen: str | 
     other. Both come back; every transfer comes to its end, once; every balance is compared with what was promised; and
     the audit is run. Exit code 0 only if all of it is right. It prints curl lines that work while it is up.
     """
-    from bursar.staging import Guard
+    from bursar.testbed import Guard
 
     out = Output(as_json=state.json)
     if folder is not None and Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir())):

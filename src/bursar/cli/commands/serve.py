@@ -189,7 +189,7 @@ async def _serve(config: Config, out: Output) -> None:
             ended = [*tasks, stopped]
             while not (servers[-1][0].started or any(task.done() for task in ended)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            garbage.rarely()
+            garbage.relax_gc()
             cores = {kind: config.core_address(kind) for kind in config.cores}
             url, database = _url_of(listener), printable(config.database_url)
             fact = {"listen": url, "database": database, "cores": cores, "pid": os.getpid()}
@@ -215,7 +215,7 @@ async def _work(config: Config, out: Output) -> None:
     stopping = Stopping(ports, config.shutdown_ms / 1000)
     stop = _until_told(stopping)
     async with running(config, ports, "worker", stopping):
-        garbage.rarely()
+        garbage.relax_gc()
         database = printable(config.database_url)
         out.line({"worker": True, "database": database, "pid": os.getpid()}, f"a worker is ready: database {database}")
         await stop.wait()

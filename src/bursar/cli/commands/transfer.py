@@ -110,7 +110,7 @@ def stop(ctx: click.Context, actor: str, reason: str) -> None:
     async def work(catalog: Catalog, out: Output) -> None:
         from bursar.model.actors import check_actor
 
-        was_on = await catalog.transfers.stop_new(check_actor(actor), reason)
+        was_on = await catalog.transfers.pause_intake(check_actor(actor), reason)
         words = "no new transfers are started" if was_on else "none were started before either"
         out.show({"stopped": was_on}, lambda: words)
 
@@ -141,7 +141,7 @@ def allow(ctx: click.Context, actor: str, reason: str) -> None:
         pauses = await catalog.ledger.store.read.pauses.list()
         needs_two.append(any(pause.two_people for pause in pauses if (pause.kind, pause.name) == NEW_TRANSFERS))
         if not needs_two[0]:
-            show_lift(out, await catalog.transfers.allow_new(actor, reason), *what, key="allowed", run=run)
+            show_lift(out, await catalog.transfers.resume_intake(actor, reason), *what, key="allowed", run=run)
 
     async def compared(runtime: Runtime, out: Output) -> None:
         from bursar.flows.transfers.watch import resume_intake

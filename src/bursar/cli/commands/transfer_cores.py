@@ -174,7 +174,7 @@ def rebind(ctx: click.Context, rail: str, actor: str, reason: str) -> None:
             raise Unusable(
                 f"core {there.core} is another ledger's ({there.ledger}); start one with an empty data folder"
             )
-        await runtime.transfers.stop_new(person, f"core {rail} was replaced: {reason}", two_people=True)
+        await runtime.transfers.pause_intake(person, f"core {rail} was replaced: {reason}", two_people=True)
         async with store.transaction() as tables:
             if not await tables.cores.rebind(rail, there.core, known.identity):
                 raise Unusable(f"rail {rail} was bound to another core meanwhile; see `bursar transfer cores`")

@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from bursar.engine import Bell, Engine, Flow, Operators, Worker
+from bursar.engine import AlertDispatcher, Engine, Flow, Operators, Worker
 from bursar.flows.sequence.checks import check_ground, define
 from bursar.flows.sequence.flow import SCOPE, entry_key, sequence_flow
 from bursar.flows.sequence.machine import COMPENSATION_FAILED, MACHINE, RETRY, SKIP
@@ -59,7 +59,7 @@ class Sequences:
         call_timeout_s: float = CALL_TIMEOUT_S,
         worker: str = "local",
         lease_s: float = LEASE_S,
-        bell: Bell | None = None,  # tells people of alerts while the context is open; without it the rows wait
+        dispatcher: AlertDispatcher | None = None,  # delivers alerts while the context is open; without it they wait
         engine: Engine | None = None,
     ) -> None:
         """`engine`: the one of the process, which drives other flows too; its owner runs its worker, and `worker` and
@@ -72,17 +72,17 @@ class Sequences:
         chosen = engine or Engine(ledger.store, ledger.writer, (), worker=worker, lease_s=lease_s)
         self.engine = chosen.register(self.flow)
         self._owns_engine = engine is None
-        self._bell = bell
+        self._dispatcher = dispatcher
         self._worker: Worker | None = None
         self._working: asyncio.Task[None] | None = None
-        self._ringing: asyncio.Task[None] | None = None
+        self._dispatching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._owns_engine:
             self._worker = Worker(self.engine)
             self._working = self._background("bursar-sequences", self._worker.run)
-        if self._bell is not None:
-            self._ringing = self._background("bursar-alerts", self._bell.run)
+        if self._dispatcher is not None:
+            self._dispatching = self._background("bursar-alerts", self._dispatcher.run)
         return self
 
     def _background(self, name: str, work: collections.abc.Callable[[], Awaitable[object]]) -> asyncio.Task[None]:
@@ -98,9 +98,9 @@ class Sequences:
             self._worker.stop()
             await self._working
             await self.engine.finish(PARTING_S)
-        if self._ringing is not None:
-            self._ringing.cancel()
-            await asyncio.gather(self._ringing, return_exceptions=True)
+        if self._dispatching is not None:
+            self._dispatching.cancel()
+            await asyncio.gather(self._dispatching, return_exceptions=True)
 
     # --- callers -----------------------------------------------------------------------------------------------
 

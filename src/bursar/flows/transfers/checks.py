@@ -88,7 +88,7 @@ class CommitUnknown(StoreError):
     text = "transfer {req_id} may or may not have been written ({why}); look for it before you ask again"
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class AccountSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One end of a transfer, as it was found."""
 
     exists: bool
@@ -142,17 +142,17 @@ def check_transfer(
     check_order_id(transfer.client_order_id)
 
 
-def check_sides(transfer: Transfer, source: Side, target: Side, asset: Asset) -> None:
+def check_snapshots(transfer: Transfer, source: AccountSnapshot, target: AccountSnapshot, asset: Asset) -> None:
     """Checks 4 and 5: what the accounts say. A core's account that does not exist yet is made on demand."""
     if not source.exists:
         raise TransferRefused(Code.SOURCE_ACCOUNT_NOT_FOUND, f"no {transfer.source} account of user {transfer.user}")
     if not target.exists and transfer.target is AccountType.FUNDING:
         why = f"no {transfer.target} account of user {transfer.user}; an external deposit makes one"
         raise TransferRefused(Code.TARGET_ACCOUNT_NOT_FOUND, why)
-    for kind, side in ((transfer.source, source), (transfer.target, target)):
-        if side.status is AccountStatus.FROZEN:
+    for kind, account in ((transfer.source, source), (transfer.target, target)):
+        if account.status is AccountStatus.FROZEN:
             raise TransferRefused(Code.ACCOUNT_FROZEN, f"the {kind} account of user {transfer.user} is frozen")
-        if side.status is AccountStatus.CLOSED:
+        if account.status is AccountStatus.CLOSED:
             raise TransferRefused(Code.ACCOUNT_DISABLED, f"the {kind} account of user {transfer.user} is disabled")
     if source.available < transfer.minor:
         needed, there = (format_minor(minor, asset.precision) for minor in (transfer.minor, source.available))

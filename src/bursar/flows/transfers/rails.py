@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from bursar.engine import Answer, Booking, FlowRecord, InlineCall
-from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, Side
+from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, AccountSnapshot
 from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
 from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy
 from bursar.model.entries import Intent, Kind, Leg
@@ -52,7 +52,7 @@ STATUSES = {
     Status.DISABLED: AccountStatus.CLOSED,
 }
 
-Look = asyncio.Future[Side] | Coroutine[Any, Any, Side]
+Look = asyncio.Future[AccountSnapshot] | Coroutine[Any, Any, AccountSnapshot]
 
 
 class Rail(Protocol):
@@ -95,20 +95,20 @@ class Rail(Protocol):
         ...
 
 
-class Standings:
+class AccountLookup:
     """How accounts stand, asked together by all who ask at the same time: one statement for all of them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: list[tuple[tuple[str, int], asyncio.Future[Side]]] = []
+        self._waiting: list[tuple[tuple[str, int], asyncio.Future[AccountSnapshot]]] = []
         self._runner: asyncio.Task[None] | None = None
 
-    def of(self, path: str, asset: int) -> asyncio.Future[Side]:
+    def of(self, path: str, asset: int) -> asyncio.Future[AccountSnapshot]:
         """Status and what is available."""
-        future: asyncio.Future[Side] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[AccountSnapshot] = asyncio.get_running_loop().create_future()
         self._waiting.append(((path, asset), future))
         if self._runner is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run(), name="bursar-standings")
+            self._runner = asyncio.get_running_loop().create_task(self._run(), name="bursar-account-lookup")
         return future
 
     async def _run(self) -> None:
@@ -119,18 +119,20 @@ class Standings:
         finally:
             self._runner = None
 
-    async def _answer(self, asked: list[tuple[tuple[str, int], asyncio.Future[Side]]]) -> None:
+    async def _answer(self, asked: list[tuple[tuple[str, int], asyncio.Future[AccountSnapshot]]]) -> None:
         try:
             found = await self._store.read.accounts.standings([pair for pair, _ in asked])
-            sides = [Side(exists=False) if n not in found else _side(*found[n]) for n in range(len(asked))]
+            snapshots = [
+                AccountSnapshot(exists=False) if n not in found else _snapshot(*found[n]) for n in range(len(asked))
+            ]
         except Exception as error:
             for _, future in asked:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), side in zip(asked, sides, strict=True):
+        for (_, future), snapshot in zip(asked, snapshots, strict=True):
             if not future.done():
-                future.set_result(side)
+                future.set_result(snapshot)
 
 
 class FundingRail:
@@ -139,13 +141,13 @@ class FundingRail:
     def __init__(self, store: Store, writer: Writer, *, rides: bool = True, safety_factor: int = SAFETY_FACTOR) -> None:
         """`rides`: as part of the transitions' own units (ADR 14); if not, it is called like any other end."""
         self._store = store
-        self._standings = Standings(store)
+        self._lookup = AccountLookup(store)
         self._writer = writer
         self._minor_max = U64_MAX // safety_factor
         self.rides = rides
 
     def look(self, transfer: Transfer) -> Look:
-        return self._standings.of(funding_account(transfer.user), transfer.asset_id)
+        return self._lookup.of(funding_account(transfer.user), transfer.asset_id)
 
     async def withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         return await self._operate(item, "withdraw")
@@ -255,14 +257,14 @@ class TradingRail:
         self._store = store
 
     def look(self, transfer: Transfer) -> Look:
-        return self._side(transfer, self._client.ask_balances(transfer.user))
+        return self._snapshot(transfer, self._client.ask_balances(transfer.user))
 
-    async def _side(self, transfer: Transfer, asked: asyncio.Future[BalancesReply]) -> Side:
+    async def _snapshot(self, transfer: Transfer, asked: asyncio.Future[BalancesReply]) -> AccountSnapshot:
         found = await asked
         if found.outcome is not Outcome.SUCCESS:
             raise ConnectionError(f"core {self._name}: {found.code} {found.detail}".rstrip())
         balance = found.balances.get(transfer.asset)
-        return Side(
+        return AccountSnapshot(
             exists=bool(found.balances),
             status=STATUSES[found.status],
             available=0 if balance is None else balance.available,
@@ -329,9 +331,9 @@ class TradingRail:
         return Answer(outcome=reply.outcome, code=reply.code, message=reply.detail, evidence=evidence, high_water=known)
 
 
-def _side(status: AccountStatus, policy: Policy, available: int) -> Side:
+def _snapshot(status: AccountStatus, policy: Policy, available: int) -> AccountSnapshot:
     is_guarded = isinstance(policy, NoOverdraft | CappedOverdraft)
-    return Side(exists=True, status=status, available=available, is_guarded=is_guarded)
+    return AccountSnapshot(exists=True, status=status, available=available, is_guarded=is_guarded)
 
 
 def _answer(remembered: OperationResult) -> Answer:
@@ -347,7 +349,7 @@ def _answer(remembered: OperationResult) -> Answer:
     )
 
 
-async def both(first: Look, second: Look, waits_for: Callable[[int], None]) -> tuple[Side, Side]:
+async def both(first: Look, second: Look, waits_for: Callable[[int], None]) -> tuple[AccountSnapshot, AccountSnapshot]:
     """What two have said that were asked together. If one of them can't be heard, the other need not be."""
     try:
         waits_for(0)

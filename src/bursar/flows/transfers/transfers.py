@@ -29,7 +29,7 @@ from bursar.flows.transfers.checks import (
     TransferRefused,
     check_order_id,
     check_request,
-    check_sides,
+    check_snapshots,
     check_transfer,
 )
 from bursar.flows.transfers.closing import DRAIN_S, close_account
@@ -218,7 +218,7 @@ class Transfers:
             first, second = (self.rails[kind].look(transfer) for kind in kinds)
             source, target = await both(first, second, lambda place: stage.asks(kinds[place]))
             stage.asks(None)
-            check_sides(transfer, source, target, assets[transfer.asset])
+            check_snapshots(transfer, source, target, assets[transfer.asset])
             started = await self._start(request, transfer, stage)
         record, replayed = started
         return record, assets, replayed
@@ -276,7 +276,7 @@ class Transfers:
                         self.engine.drive(record)
                     return
 
-    async def stop_new(self, actor: str, reason: str, *, two_people: bool = False) -> bool:
+    async def pause_intake(self, actor: str, reason: str, *, two_people: bool = False) -> bool:
         """Start no new transfers; those under way go on. Whether they were started until now.
 
         `actor` is a person, or what a program calls itself. With `two_people`, it takes two to start them again.
@@ -289,7 +289,7 @@ class Transfers:
         self._assets_read = float("-inf")
         return was_on
 
-    async def allow_new(self, actor: str, reason: str) -> Lift:
+    async def resume_intake(self, actor: str, reason: str) -> Lift:
         """And start them again; where two people are needed, the first one only proposes it (T47)."""
         return await lift_pause(self.ledger.store, *NEW_TRANSFERS, actor=actor, reason=reason)
 

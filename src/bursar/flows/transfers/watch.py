@@ -73,7 +73,7 @@ async def resume_intake(
                 why = f"{finding.invariant} {'is not judged' if finding.ok else 'is broken'}"
                 said_ = "; ".join([*finding.broken[:3], finding.note]).strip("; ")
                 raise NotPossible(*NEW_TRANSFERS, "paused", f"{why}: {said_}")
-    return await transfers.allow_new(actor, reason)
+    return await transfers.resume_intake(actor, reason)
 
 
 async def _act(transfers: Transfers, finding: Finding) -> None:
@@ -81,7 +81,7 @@ async def _act(transfers: Transfers, finding: Finding) -> None:
     if not finding.ok:
         reason = f"{finding.invariant} is broken"
         # First: an alert that can't be written must not keep the intake open.
-        await transfers.stop_new(ACTOR, reason, two_people=True)
+        await transfers.pause_intake(ACTOR, reason, two_people=True)
         message = f"{finding.meaning}: {'; '.join(finding.broken[:3])}"
         await transfers.engine.alert(None, reason, "critical", message)
     if finding.not_judged:

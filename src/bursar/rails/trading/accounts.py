@@ -1,8 +1,8 @@
-"""Balances of one asset: per user what is available, what is frozen, and what is spoken for.
+"""Balances of one asset: per user what is available, what is frozen, and what is committed.
 
-`spoken` is what is held and what was withdrawn and could still be given back: it has to stay below 2^64, and deposits
+`committed` is what is held and what was withdrawn and could still be refunded: it has to stay below 2^64, and deposits
 that would lift it over that are refused. A withdraw does not lower it and a refund does not raise it, which is why a
-refund always fits (T31). It sinks when the room floor passes a withdraw that was not refunded: by then nobody is
+refund always fits (T31). It sinks when the room floor passes a withdraw that was not refunded: by then no caller is
 expected to refund it, and without that, room would be used up for ever by what was only moved in and out.
 
 An account is a list of three integers, because nothing in Python is faster to change. A snapshot takes all of them at
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-AVAILABLE, FROZEN, SPOKEN = 0, 1, 2
+AVAILABLE, FROZEN, COMMITTED = 0, 1, 2
 ACCOUNT_BYTES: Final = 4 * 8  # in a snapshot: the user, and these three
 
 
 class Accounts:
-    """Everybody's balance in one asset. An account is opened by the first operation that gives it something."""
+    """The balance of every user in one asset. An account is opened by the first operation that gives it something."""
 
     __slots__ = ("by_user", "code", "number")
 
@@ -38,7 +38,7 @@ class Accounts:
         return account
 
     def columns(self) -> tuple[array[int], array[int]]:
-        """Copies, for somebody who reads them later: the users; available, frozen and spoken of each in turn."""
+        """Copies, to be read later: the users; available, frozen and committed of each in turn."""
         return array("Q", self.by_user), array("Q", chain.from_iterable(self.by_user.values()))
 
     def load(self, users: array[int], triples: array[int]) -> None:
@@ -54,5 +54,5 @@ class Accounts:
         return sum(account[AVAILABLE] + account[FROZEN] for account in self.by_user.values())
 
     def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
-        """Each user with what is available, frozen and spoken for."""
+        """Each user with what is available, frozen and committed."""
         return ((user, *account) for user, account in self.by_user.items())  # type: ignore[misc]

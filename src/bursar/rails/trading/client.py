@@ -22,7 +22,6 @@ from bursar.deadlines import Deadlines
 from bursar.model.outcome import Outcome
 from bursar.ports import Ports
 from bursar.rails.trading import protocol, replies
-from bursar.rails.trading.book import ASSETS_IN_FRAME_MAX
 from bursar.rails.trading.calls import Call, described_of, noted_of, operations_of, pruned_of, trouble_of
 from bursar.rails.trading.connection import Connected, NoConnection, Target, connect
 from bursar.rails.trading.events import Event
@@ -39,6 +38,7 @@ from bursar.rails.trading.replies import (
     TotalsReply,
     reply_of,
 )
+from bursar.rails.trading.state import ASSETS_IN_FRAME_MAX
 from bursar.rails.trading.subscription import follow
 from bursar.rails.trading.words import U64_MAX, Op, Status, code_name, operation_id, outcome_of
 from bursar.supervise import supervise

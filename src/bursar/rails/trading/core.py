@@ -1,4 +1,4 @@
-"""A book that is on disk: what is decided is appended and synced, and only then does anybody hear of it.
+"""A core state that is on disk: what is decided is appended and synced, and only then is it answered.
 
 Requests are decided as they come, one after the other, and their answers are held back. Whenever the log is free, all
 that was decided since is one frame, one write, one fsync; then the answers that it covers go out, and what was decided
@@ -19,10 +19,10 @@ from typing import Final, NamedTuple, TypeVar
 
 from bursar.ports import Files, Ports, SerialExecutor
 from bursar.rails.trading import frames, snapshots
-from bursar.rails.trading.book import Book
 from bursar.rails.trading.errors import CoreDamaged, CoreInUse, CoreStopped, WrongCore
-from bursar.rails.trading.notes import Note
+from bursar.rails.trading.journal import JournalRecord
 from bursar.rails.trading.snapshots import BadSnapshot, Snapshot
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import ASIDE, SEGMENT_BYTES_MAX, Log, Torn, segments_in
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Loading(NamedTuple):
 
 
 class Core:
-    """One core. `open` it, keep `run` running, decide on its `book`, and let answers go through `when_durable`."""
+    """One core. `open` it, keep `run` running, decide on its `state`, and let answers go through `when_durable`."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class Core:
         self.name = name
         self.identity = ""  # made when the folder is; nobody else has it
         self.files: Files = ports.files()
-        self.book = Book()
+        self.state = CoreState()
         self.log = Log(self.files, folder, name, segment_bytes_max=segment_bytes)
         self.durable = 0  # everything up to here is on disk
         self.recovery = Recovery()
-        self.followers: list[Callable[[list[Note]], None]] = []  # told of each frame when it is on disk
+        self.followers: list[Callable[[list[JournalRecord]], None]] = []  # told of each frame when it is on disk
         self.snapshot_bytes = snapshot_bytes
         self._loading = _Progress(loading)
         self._lane: SerialExecutor = ports.lane(f"core-{name}")
@@ -132,25 +132,25 @@ class Core:
                 files.remove(f"{folder}/{name}")  # begun and never finished: it never was
         self._loading.total = sum(segment.size for segment in segments_in(files, folder))
         self._load_snapshot()
-        book, told = self.book, self.recovery
+        state, told = self.state, self.recovery
         for frame in self.log.read_all():
-            if frame.first > book.sequence + 1 or frame.first <= book.sequence < frame.last:
+            if frame.first > state.sequence + 1 or frame.first <= state.sequence < frame.last:
                 raise self._gap(
-                    f"a frame holds sequences {frame.first} to {frame.last}, and {book.sequence + 1} is next"
+                    f"a frame holds sequences {frame.first} to {frame.last}, and {state.sequence + 1} is next"
                 )
-            if frame.last > book.sequence:
-                book.replay(frame.notes)
+            if frame.last > state.sequence:
+                state.replay(frame.records)
                 told.frames += 1
             self._loading.advance(self.log.reading, frame.size)
-        if self.log.segments and self.log.end < book.sequence:
-            raise self._gap(f"the log ends at sequence {self.log.end}, before the snapshot at {book.sequence}")
+        if self.log.segments and self.log.end < state.sequence:
+            raise self._gap(f"the log ends at sequence {self.log.end}, before the snapshot at {state.sequence}")
         if self.identity and self.log.core and self.identity != self.log.core:
             raise self._gap(f"the log is of the core {self.log.core}, and the snapshot of the core {self.identity}")
         told.torn = self.log.torn
         self.identity = self.identity or self.log.core or self.ports.token()
-        self.log.open(book.sequence + 1, self.identity)
-        self.durable = told.sequence = book.sequence
-        told.remembered = book.history.count
+        self.log.open(state.sequence + 1, self.identity)
+        self.durable = told.sequence = state.sequence
+        told.remembered = state.history.count
 
     def _load_snapshot(self) -> None:
         """The newest that is whole. A damaged one is put aside under another name, or it would count as a fallback."""
@@ -165,7 +165,7 @@ class Core:
                 continue
             if found.name != self.name:
                 raise WrongCore(self.folder, self.name, found.name)
-            self.book, self.identity = found.book, found.core
+            self.state, self.identity = found.state, found.core
             self.recovery.snapshot = self._snapshot_at = sequence
             return
 
@@ -191,7 +191,7 @@ class Core:
 
     async def has_room(self) -> None:
         """Wait until the next frame can take more."""
-        if self.book.pending >= GROUP_ROWS_MAX:
+        if self.state.pending >= GROUP_ROWS_MAX:
             self._room.clear()
             self._wake.set()
             await self._room.wait()
@@ -205,7 +205,7 @@ class Core:
             if self._snapshotting is not None and self._snapshotting.done():
                 self._snapshotting.result()
                 self._snapshotting = None
-            if self._held or self.book.sequence > self.durable:
+            if self._held or self.state.sequence > self.durable:
                 await self._write()
             elif self._stopping:
                 return
@@ -213,19 +213,19 @@ class Core:
     async def _write(self) -> None:
         """One frame, if anything was decided; then the answers it covers."""
         answers, self._held = self._held, []
-        first, last = self.durable + 1, self.book.sequence
+        first, last = self.durable + 1, self.state.sequence
         if last >= first:
-            notes = self.book.seal()
+            records = self.state.drain()
             self._room.set()
             due = self._since_snapshot >= self.snapshot_bytes and self._snapshotting is None
-            held = snapshots.capture(self.book, self.name, self.identity) if due else None
+            held = snapshots.capture(self.state, self.name, self.identity) if due else None
             # What was forgotten leaves the disk with the next snapshot: it counts like log that one would save reading.
-            self._since_snapshot += self.book.freed_bytes
-            self.book.freed_bytes = 0
-            self._since_snapshot += await self._disk(self._lane, partial(self._append, notes, first, last))
+            self._since_snapshot += self.state.freed_bytes
+            self.state.freed_bytes = 0
+            self._since_snapshot += await self._disk(self._lane, partial(self._append, records, first, last))
             self.durable = last
             for follow in list(self.followers):
-                follow(notes)
+                follow(records)
             if held is not None:
                 self._since_snapshot = 0
                 self._snapshotting = asyncio.create_task(self._keep(held), name="core-snapshot")
@@ -233,8 +233,8 @@ class Core:
         for answer in answers:
             answer()
 
-    def _append(self, notes: list[Note], first: int, last: int) -> int:
-        frame = frames.encode(notes, first, last - first + 1)
+    def _append(self, records: list[JournalRecord], first: int, last: int) -> int:
+        frame = frames.encode(records, first, last - first + 1)
         self.log.append(frame, first)
         return len(frame)
 
@@ -261,11 +261,11 @@ class Core:
 
     async def snapshot(self) -> int:
         """Write a snapshot of what is on disk now; returns its sequence. Only when `run` has ended."""
-        assert self.book.sequence == self.durable and not self.book.pending
+        assert self.state.sequence == self.durable and not self.state.pending
         if self._snapshotting is not None:
             await self._snapshotting
         if self.durable > self._snapshot_at:
-            await self._keep(snapshots.capture(self.book, self.name, self.identity))
+            await self._keep(snapshots.capture(self.state, self.name, self.identity))
         return self.durable
 
     # --- the end

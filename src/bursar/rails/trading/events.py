@@ -1,6 +1,6 @@
 """Events: what the core's log says, one by one, for whoever follows it.
 
-Every note with a sequence is an event, refusals too, so that a follower can tell a gap from silence: sequences are
+Every record with a sequence is an event, refusals too, so that a follower can tell a gap from silence: sequences are
 contiguous. Events leave the core only when they are on disk.
 """
 
@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from bursar.rails.trading.notes import Bound, FloorsRaised, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
 from bursar.rails.trading.words import Op, Status, code_name
 
 STATUS: Final = 20
@@ -40,11 +40,11 @@ class Event(msgspec.Struct, frozen=True):
         return self.code == "OK" and self.kind in Op.__members__
 
 
-def to_wire(notes: Iterable[Note], after: int, asset_code: Callable[[int], str]) -> list[Wire]:
-    """The events in notes, behind a sequence."""
+def to_wire(records: Iterable[JournalRecord], after: int, asset_code: Callable[[int], str]) -> list[Wire]:
+    """The events in journal records, behind a sequence."""
     found: list[Wire] = []
-    for note in notes:
-        match note:
+    for record in records:
+        match record:
             case Rows(blocks):
                 found += [
                     (meta >> 8 & 0xFF, sequence, id_, user, asset_code(meta >> 16), amount, other, meta & 0xFF)

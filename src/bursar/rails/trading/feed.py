@@ -16,7 +16,7 @@ from bursar.rails.trading import protocol
 from bursar.rails.trading.core import Core
 from bursar.rails.trading.events import Wire, to_wire
 from bursar.rails.trading.frames import Frame
-from bursar.rails.trading.notes import Note
+from bursar.rails.trading.journal import JournalRecord
 
 FRAMES_AT_A_TIME = 64
 EVENTS_AT_A_TIME = 8_192
@@ -66,7 +66,7 @@ class Feed:
             if not some:
                 return position
             for frame in some:
-                self._send(stream, to_wire(frame.notes, position, self._core.book.asset_code))
+                self._send(stream, to_wire(frame.records, position, self._core.state.asset_code))
                 position = frame.last
                 async with asyncio.timeout(idle_s):
                     await stream.drain()
@@ -79,12 +79,12 @@ class Feed:
             raise protocol.ProtocolError("a subscriber fell behind what is kept")
         return position
 
-    def _follower(self, stream: Stream) -> Callable[[list[Note]], None]:
-        def follow(notes: list[Note]) -> None:
+    def _follower(self, stream: Stream) -> Callable[[list[JournalRecord]], None]:
+        def follow(records: list[JournalRecord]) -> None:
             if stream.unsent > self._unsent_bytes:
                 stream.abort()  # it will ask again from where it got to
             else:
-                self._send(stream, to_wire(notes, 0, self._core.book.asset_code))
+                self._send(stream, to_wire(records, 0, self._core.state.asset_code))
 
         return follow
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bursar.rails.trading.history import History, Row
-from bursar.rails.trading.notes import FloorsRaised
+from bursar.rails.trading.journal import FloorsRaised
 from bursar.rails.trading.words import Code, Op
 
 
@@ -50,7 +50,7 @@ class CoreFloors:
             steps += [(room, h) for h in history.steps(lambda block: block.low, self.forget, forget)]
         return steps
 
-    def note(self, sequence: int, room: int, forget: int, keep: Collection[int]) -> FloorsRaised | None:
+    def record(self, sequence: int, room: int, forget: int, keep: Collection[int]) -> FloorsRaised | None:
         """What raising them to these would put on record; None if nothing would change."""
         room, forget = max(self.room, room), max(self.forget, forget)
         kept = {id_ for id_ in keep if id_ < room}
@@ -58,18 +58,18 @@ class CoreFloors:
             return None
         return FloorsRaised(sequence, room, forget, tuple(sorted(kept)))
 
-    def apply(self, note: FloorsRaised, history: History) -> tuple[list[Row], int]:
+    def apply(self, record: FloorsRaised, history: History) -> tuple[list[Row], int]:
         """Raise them; returns the withdraws whose room is free now, and how many bytes were forgotten."""
-        keep = frozenset(note.keep)
-        free = [row for row in history.withdrawn(self.room, note.room) if row.id not in keep]
+        keep = frozenset(record.keep)
+        free = [row for row in history.withdrawn(self.room, record.room) if row.id not in keep]
         free += [row for id_ in sorted(self.kept - keep) if (row := history.withdrawn_as(id_)) is not None]
         # What was released before it was asked to be kept stays released.
-        self.kept = frozenset(id_ for id_ in keep if id_ < note.room and self.reserves(id_))
-        self.room = note.room
-        if note.forget <= self.forget:
+        self.kept = frozenset(id_ for id_ in keep if id_ < record.room and self.reserves(id_))
+        self.room = record.room
+        if record.forget <= self.forget:
             return free, 0
-        self.forget = note.forget
-        return free, history.forget(note.forget, keep)
+        self.forget = record.forget
+        return free, history.forget(record.forget, keep)
 
     def forgets(self, history: History, op: int, id_: int) -> bool:
         """Whether an operation that is not remembered must not be executed.

@@ -1,4 +1,4 @@
-"""The bytes of the log: segments, frames, and the notes inside them. Pure; golden vectors hold every byte of it.
+"""The bytes of the log: segments, frames, and the journal records in them. Pure; golden vectors hold every byte of it.
 
 A segment is a header and frames. A frame is everything one fsync covers: it is there whole or not at all, and since
 the next one is only written when this one is on disk, nothing but the last frame of the last segment can ever be torn.
@@ -29,7 +29,7 @@ from struct import Struct
 from typing import Final, assert_never
 
 from bursar.rails.trading.history import load
-from bursar.rails.trading.notes import Bound, FloorsRaised, NewAsset, Note, Rows, StatusChange
+from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
 from bursar.rails.trading.words import IDENTITY_DIGITS, Status, is_asset, is_identity, is_ledger
 
 SEGMENT_MAGIC: Final = b"BURSWAL2"
@@ -58,7 +58,7 @@ class Frame:
 
     first: int
     count: int
-    notes: list[Note]
+    records: list[JournalRecord]
     end: int  # where the next one begins
     size: int
 
@@ -100,18 +100,18 @@ def read_segment_header(data: bytes) -> SegmentHeader:
     return SegmentHeader(name.rstrip(b"\0").decode(), core, first, layout.size + 4)
 
 
-def encode(notes: Iterable[Note], first: int, count: int) -> bytes:
+def encode(records: Iterable[JournalRecord], first: int, count: int) -> bytes:
     """A frame."""
-    payload = b"".join(_blocks(notes))
+    payload = b"".join(_blocks(records))
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise ValueError(f"a frame of {len(payload)} bytes is over the limit of {PAYLOAD_BYTES_MAX}")
     head = _FRAME.pack(FRAME_MAGIC, len(payload), first, count)
     return b"".join((head, _U32.pack(zlib.crc32(payload, zlib.crc32(head))), payload))
 
 
-def _blocks(notes: Iterable[Note]) -> Iterator[bytes]:
-    for note in notes:
-        match note:
+def _blocks(records: Iterable[JournalRecord]) -> Iterator[bytes]:
+    for record in records:
+        match record:
             case Rows(blocks):
                 for block in blocks:
                     yield _BLOCK.pack(ROWS, block.size)
@@ -120,13 +120,13 @@ def _blocks(notes: Iterable[Note]) -> Iterator[bytes]:
             case NewAsset(number, code):
                 kind, body = ASSET, octets(array("Q", [number])) + code.encode("ascii")
             case StatusChange():
-                kind, body = STATUS, octets(array("Q", note))
+                kind, body = STATUS, octets(array("Q", record))
             case FloorsRaised(sequence, room, forget, keep):
                 kind, body = FLOORS, octets(array("Q", [sequence, room, forget, *keep]))
             case Bound(sequence, ledger):
                 kind, body = BOUND, octets(array("Q", [sequence])) + ledger.encode("ascii")
             case _:
-                assert_never(note)
+                assert_never(record)
         yield _BLOCK.pack(kind, len(body))
         yield body
 
@@ -147,14 +147,14 @@ def decode(data: bytes, start: int, expected: int) -> Frame:
     if first != expected:
         raise BadFrame(f"it begins with sequence {first}, and {expected} is next")
     try:
-        notes = list(_notes(payload, first, count))
+        records = list(_records(payload, first, count))
     except (ValueError, IndexError) as error:
         raise BadFrame(f"its checksum is right and its content is not: {error}") from error
-    return Frame(first, count, notes, end, end - start)
+    return Frame(first, count, records, end, end - start)
 
 
-def _notes(payload: bytes, first: int, count: int) -> Iterator[Note]:
-    """The notes of a payload, whose sequences must be `first` and on, without a gap."""
+def _records(payload: bytes, first: int, count: int) -> Iterator[JournalRecord]:
+    """The records of a payload, whose sequences must be `first` and on, without a gap."""
     at, sequence = 0, first
     while at < len(payload):
         if len(payload) - at < _BLOCK.size:
@@ -178,15 +178,15 @@ def _notes(payload: bytes, first: int, count: int) -> Iterator[Note]:
             sequence += block.count
             yield Rows([block])
             continue
-        note = _note(kind, body)
-        sequence = _follow(sequence, note.sequence)
-        yield note
+        record = _record(kind, body)
+        sequence = _follow(sequence, record.sequence)
+        yield record
     if sequence != first + count:
         raise ValueError(f"{count} sequences were promised, and {sequence - first} are there")
 
 
-def _note(kind: int, body: bytes) -> StatusChange | FloorsRaised | Bound:
-    """A note that has a sequence of its own."""
+def _record(kind: int, body: bytes) -> StatusChange | FloorsRaised | Bound:
+    """A record that has a sequence of its own."""
     if kind == BOUND:
         ledger = body[8:].decode("ascii")
         if not is_ledger(ledger):

@@ -203,7 +203,7 @@ class History:
         return self._starts[place], self.blocks[place]
 
     def extend(self, blocks: Iterable[Block]) -> None:
-        """Append blocks. Their index entries are the caller's: the book makes them while it decides."""
+        """Append blocks. Their index entries are the caller's: the state makes them while it decides."""
         for block in blocks:
             self._starts.append(self.end)
             self.blocks.append(block)

@@ -9,11 +9,11 @@ import msgspec
 
 from bursar.ports import Files
 from bursar.rails.trading import snapshots, wal
-from bursar.rails.trading.book import Book
 from bursar.rails.trading.errors import CoreDamaged, WrongCore
 from bursar.rails.trading.frames import BadFrame, read_segment_header
-from bursar.rails.trading.notes import Rows
+from bursar.rails.trading.journal import Rows
 from bursar.rails.trading.snapshots import BadSnapshot
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log
 from bursar.rails.trading.words import Op, code_name
 
@@ -86,36 +86,36 @@ def _folder(files: Files, folder: str) -> Inspection:
         found.whole, found.why = False, f"files of several cores are mixed here: {', '.join(sorted(identities))}"
         return found
     try:
-        book = _book(files, folder, reports)
+        state = _state(files, folder, reports)
     except (CoreDamaged, WrongCore, ValueError, OverflowError) as error:
         found.whole, found.why = False, str(error)
         return found
     found.identity = next((report.identity for report in reversed(reports) if report.identity), "")
-    found.ledger, found.sequence, found.remembered = book.ledger, book.sequence, book.history.count
-    found.accounts, found.highest = book.accounts, book.highest
-    found.room, found.forget = book.floors.room, book.floors.forget
-    found.totals = dict(book.totals())
-    found.answers = _answers(book)
+    found.ledger, found.sequence, found.remembered = state.ledger, state.sequence, state.history.count
+    found.accounts, found.highest = state.accounts, state.highest
+    found.room, found.forget = state.floors.room, state.floors.forget
+    found.totals = dict(state.totals())
+    found.answers = _answers(state)
     return found
 
 
-def _book(files: Files, folder: str, reports: list[FileReport]) -> Book:
+def _state(files: Files, folder: str, reports: list[FileReport]) -> CoreState:
     """What a core would start with."""
-    book = Book()
+    state = CoreState()
     whole = [report for report in reports if report.kind == "snapshot" and report.whole]
     if whole:
-        book = snapshots.restore(files.read(whole[-1].file)).book
+        state = snapshots.restore(files.read(whole[-1].file)).state
     for frame in Log(files, folder, reports[-1].core or reports[0].core).read_all():
-        if frame.first > book.sequence + 1:
-            raise ValueError(f"sequences {book.sequence + 1} to {frame.first - 1} are missing")
-        if frame.last > book.sequence:
-            book.replay(frame.notes)
-    return book
+        if frame.first > state.sequence + 1:
+            raise ValueError(f"sequences {state.sequence + 1} to {frame.first - 1} are missing")
+        if frame.last > state.sequence:
+            state.replay(frame.records)
+    return state
 
 
-def _answers(book: Book) -> dict[str, int]:
+def _answers(state: CoreState) -> dict[str, int]:
     counts: dict[int, int] = {}
-    for row in book.history.rows():
+    for row in state.history.rows():
         counts[row.meta & 0xFFFF] = counts.get(row.meta & 0xFFFF, 0) + 1
     return {f"{Op(kind >> 8).name} {code_name(kind & 0xFF)}": count for kind, count in sorted(counts.items())}
 
@@ -132,8 +132,8 @@ def _snapshot(files: Files, path: str) -> FileReport:
         whole=True,
         core=found.name,
         identity=found.core,
-        last=found.book.sequence,
-        operations=found.book.history.count,
+        last=found.state.sequence,
+        operations=found.state.history.count,
         bytes=len(data),
     )
 
@@ -161,7 +161,7 @@ def _segment(files: Files, folder: str, segment: wal.Segment, *, last: bool) -> 
             report.frames += 1
             report.last = frame.last
             report.operations += sum(
-                block.count for note in frame.notes if isinstance(note, Rows) for block in note.blocks
+                block.count for record in frame.records if isinstance(record, Rows) for block in record.blocks
             )
         if log.torn is not None:
             report.why = f"torn end of {log.torn.size} bytes, which the core cuts: {log.torn.why}"

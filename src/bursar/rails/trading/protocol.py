@@ -46,7 +46,7 @@ FULL: Final = "FULL"  # or it has as many clients as it may have
 
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack has no larger integers than 2^64 - 1
 Ledger = Annotated[str, msgspec.Meta(max_length=LEDGER_CHARACTERS_MAX)]
-Place = Annotated[int, msgspec.Meta(ge=0, le=255)]  # book.ASSETS_IN_FRAME_MAX
+Place = Annotated[int, msgspec.Meta(ge=0, le=255)]  # state.ASSETS_IN_FRAME_MAX
 _LENGTH: Final = Struct(">I")
 LENGTH_BYTES: Final = _LENGTH.size
 
@@ -104,7 +104,7 @@ class Refused(_Message, frozen=True, tag=4):
 
 
 class Execute(_Message, frozen=True, tag=10):
-    """Operations, in order: operation, id, user, asset, amount, other (book.Item). The asset is a place in `assets`."""
+    """Operations, in order: operation, id, user, asset, amount, other (history.Item). Asset: an index in `assets`."""
 
     number: U64
     assets: Annotated[list[str], msgspec.Meta(max_length=256)]

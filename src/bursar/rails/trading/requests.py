@@ -28,34 +28,34 @@ class Waiting(NamedTuple):
 
 def decide(core: Core, request: protocol.Request) -> Waiting:
     """Decide a request; returns its answer. Not here: Subscribe and Prune, which take longer than a moment."""
-    book, number = core.book, request.number
+    state, number = core.state, request.number
     match request:
         case protocol.Execute(_, assets, items):
-            codes, sequences = book.execute(assets, items)
+            codes, sequences = state.execute(assets, items)
             return _later(lambda at: protocol.Done(number, at, codes, sequences), DONE_BYTES * len(codes))
         case protocol.Lookup(_, pairs):
-            codes, sequences = book.lookup(pairs)
+            codes, sequences = state.lookup(pairs)
             return _later(lambda at: protocol.Done(number, at, codes, sequences), DONE_BYTES * len(codes))
         case protocol.Ping():
             return _later(lambda at: protocol.Noted(number, at))
         case protocol.Query(_, id_, op):
-            row = book.operation(id_, op)
-            found = row and (row.sequence, row.user, book.asset_code(row.asset), row.amount, row.other, row.code)
-            return _now(protocol.Found(number, book.sequence, found))
+            row = state.operation(id_, op)
+            found = row and (row.sequence, row.user, state.asset_code(row.asset), row.amount, row.other, row.code)
+            return _now(protocol.Found(number, state.sequence, found))
         case protocol.Balances(_, users):
-            accounts = [(int(book.status(user)), book.balances(user)) for user in users]
-            return _now(protocol.Held(number, book.sequence, accounts))
+            accounts = [(int(state.status(user)), state.balances(user)) for user in users]
+            return _now(protocol.Held(number, state.sequence, accounts))
         case protocol.Totals():
-            return _now(protocol.Summed(number, book.sequence, [(code, str(total)) for code, total in book.totals()]))
+            return _now(protocol.Summed(number, state.sequence, [(code, str(total)) for code, total in state.totals()]))
         case protocol.SetStatus(_, user, status_number):
-            return _now(protocol.Noted(number, book.set_status(user, Status(status_number))))
+            return _now(protocol.Noted(number, state.set_status(user, Status(status_number))))
         case protocol.Bind(_, ledger):
-            bound_to = book.bind(ledger)
-            return _now(protocol.Bound(number, book.sequence, bound_to))
+            bound_to = state.bind(ledger)
+            return _now(protocol.Bound(number, state.sequence, bound_to))
         case protocol.Operations(_, after, limit):
-            rows, complete_to = book.transfers(after, limit)
-            wires = [(r.sequence, r.op, r.id, r.user, book.asset_code(r.asset), r.amount, r.code) for r in rows]
-            return _now(protocol.Listed(number, book.sequence, complete_to, wires))
+            rows, complete_to = state.transfers(after, limit)
+            wires = [(r.sequence, r.op, r.id, r.user, state.asset_code(r.asset), r.amount, r.code) for r in rows]
+            return _now(protocol.Listed(number, state.sequence, complete_to, wires))
         case protocol.Describe():
             return _now(_described(core, number))
         case protocol.Prune() | protocol.Subscribe():
@@ -74,15 +74,15 @@ def _later(answer: Callable[[int], Answer], size: int = 0) -> Waiting:
 
 
 def _described(core: Core, number: int) -> protocol.Described:
-    book = core.book
+    state = core.state
     return protocol.Described(
         number,
-        book.sequence,
+        state.sequence,
         core.identity,
-        book.ledger,
-        book.floors.room,
-        book.floors.forget,
-        book.highest,
-        book.history.count + book.pending,
-        book.accounts,
+        state.ledger,
+        state.floors.room,
+        state.floors.forget,
+        state.highest,
+        state.history.count + state.pending,
+        state.accounts,
     )

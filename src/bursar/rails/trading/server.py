@@ -211,9 +211,9 @@ class Server:
 
     async def _judge(self, login: protocol.Login, connection: Connection) -> protocol.Welcome | protocol.Refused:
         """What to answer somebody who knows the secret; not proved yet."""
-        book, floors = self.core.book, self.core.book.floors
-        ledger, room, forget = book.ledger, floors.room, floors.forget
-        if book.sequence > self.core.durable:
+        state, floors = self.core.state, self.core.state.floors
+        ledger, room, forget = state.ledger, floors.room, floors.forget
+        if state.sequence > self.core.durable:
             await self.core.until_durable()  # these are told, so they have to be on disk
         at = self.core.durable
         # Another ledger's client knows nothing of our sequences: it is told before its `seen` is believed.
@@ -302,7 +302,7 @@ class Server:
         if isinstance(request, protocol.Bind):
             if not connection.ledger or request.ledger != connection.ledger:
                 raise ProtocolError("it asks to be bound to another ledger than it has named")
-        elif connection.ledger not in ("", self.core.book.ledger):
+        elif connection.ledger not in ("", self.core.state.ledger):
             raise ProtocolError(f"it works for the ledger {connection.ledger}, to which this core is not bound")
 
     def _answer(self, connection: Connection, size: int, frame: Callable[[int], bytes]) -> None:
@@ -313,16 +313,16 @@ class Server:
 
     async def _prune(self) -> None:
         """Raise floors, in steps that are short; in between, others are served."""
-        book = self.core.book
+        state = self.core.state
         while self._prunes and not self._stopping:
             connection, request, size = self._prunes.popleft()
-            code, keep = book.check_floors(request.room, request.forget), frozenset(request.keep)
-            steps = deque(book.floor_steps(request.room, request.forget) if code == Code.OK else ())
+            code, keep = state.check_floors(request.room, request.forget), frozenset(request.keep)
+            steps = deque(state.floor_steps(request.room, request.forget) if code == Code.OK else ())
             while steps and not self._stopping:  # what is not raised by then is asked for again
-                book.raise_floors(*steps.popleft(), keep)
+                state.raise_floors(*steps.popleft(), keep)
                 await self.core.until_durable()
             if not steps:
-                at, floors = book.sequence, book.floors
+                at, floors = state.sequence, state.floors
                 done = protocol.Pruned(request.number, at, code, floors.room, floors.forget)
                 self.core.when_durable(partial(self._answer, connection, size, partial(_framed, done)))
 

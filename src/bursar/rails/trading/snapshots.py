@@ -1,11 +1,11 @@
-"""Snapshots: the whole book at one sequence, in one file, so that a core need not read its log from the beginning.
+"""Snapshots: the whole state at one sequence, in one file, so that a core need not read its log from the beginning.
 
 A snapshot is captured in an instant (balances are copied, blocks of history are only held), and written by a lane of
 its own while the core goes on, in pieces that are synced one by one, so that the log's own syncs never wait behind
 hundreds of megabytes. It is written aside, synced, renamed, and the folder synced; until then it does not exist.
 
     magic 8 · header length u32 · header (MessagePack) · CRC-32 of the header u32
-    per asset: the users, u64 each; available, frozen, spoken of each in turn, u64 each
+    per asset: the users, u64 each; available, frozen, committed of each in turn, u64 each
     blocks of history: length u32 and bytes of each (history.Block) · CRC-32 of all that u32 · magic 8
 
 A snapshot that is not whole is passed over for the one before. The log reaches back to the oldest that is kept. One of
@@ -26,11 +26,11 @@ import msgspec
 
 from bursar.ports import Files
 from bursar.rails.trading.accounts import ACCOUNT_BYTES
-from bursar.rails.trading.book import Book
 from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.frames import numbers, octets
 from bursar.rails.trading.history import Block, load
-from bursar.rails.trading.notes import NewAsset
+from bursar.rails.trading.journal import NewAsset
+from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import ASIDE
 from bursar.rails.trading.words import Op
 
@@ -79,7 +79,7 @@ class Header1(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A book at one moment, held until it is written."""
+    """A state at one moment, held until it is written."""
 
     header: Header
     columns: list[array[int]]
@@ -90,31 +90,31 @@ class Snapshot:
 class Restored:
     """What a snapshot held."""
 
-    book: Book
+    state: CoreState
     name: str
     core: str  # the identity of its core; "" in format 1
 
 
-def capture(book: Book, name: str, core: str) -> Snapshot:
-    """The book as it is now. Nothing may be pending, and it may not be written before its sequence is on disk."""
-    assert not book.pending, "a snapshot must not see what is not in a frame yet"
+def capture(state: CoreState, name: str, core: str) -> Snapshot:
+    """The state as it is now. Nothing may be pending, and it may not be written before its sequence is on disk."""
+    assert not state.pending, "a snapshot must not see what is not in a frame yet"
     columns: list[array[int]] = []
-    for accounts in book.assets.values():
+    for accounts in state.assets.values():
         columns += accounts.columns()
     header = Header(
         name,
         core,
-        book.ledger,
-        book.sequence,
-        book.floors.room,
-        book.floors.forget,
-        sorted(book.floors.kept),
-        book.highest,
-        [(code, len(accounts.by_user)) for code, accounts in book.assets.items()],
-        sorted(book.statuses.items()),
-        book.history.count,
+        state.ledger,
+        state.sequence,
+        state.floors.room,
+        state.floors.forget,
+        sorted(state.floors.kept),
+        state.highest,
+        [(code, len(accounts.by_user)) for code, accounts in state.assets.items()],
+        sorted(state.statuses.items()),
+        state.history.count,
     )
-    return Snapshot(header, columns, list(book.history.blocks))
+    return Snapshot(header, columns, list(state.history.blocks))
 
 
 def pieces(snapshot: Snapshot) -> Iterator[bytes]:
@@ -150,41 +150,41 @@ def read(files: Files, path: str, progress: Callable[[int], object]) -> bytes:
 
 
 def restore(data: bytes, progress: Callable[[int], object] = lambda _: None) -> Restored:
-    """The book in a snapshot, and whose it is; `progress` is told of the bytes that are understood."""
+    """The state in a snapshot, and whose it is; `progress` is told of the bytes that are understood."""
     header, at = read_header(data)
     if data[-len(END) :] != (END if isinstance(header, Header) else END_1):
         raise BadSnapshot("it has no end")
     body = memoryview(data)[at : -4 - len(END)]
     if zlib.crc32(body) != _U32.unpack_from(data, len(data) - 4 - len(END))[0]:
         raise BadSnapshot("its checksum is wrong")
-    book = Book()
+    state = CoreState()
     start = 0
     for number, (code, count) in enumerate(header.assets, 1):
-        book.replay([NewAsset(number, code)])
+        state.replay([NewAsset(number, code)])
         middle, end = start + count * 8, start + count * ACCOUNT_BYTES
-        book.assets[code].load(numbers(body[start:middle]), numbers(body[middle:end]))
+        state.assets[code].load(numbers(body[start:middle]), numbers(body[middle:end]))
         start = end
         progress(count * ACCOUNT_BYTES)
     try:
-        book.history.replace(_blocks(body[start:], progress))
+        state.history.replace(_blocks(body[start:], progress))
     except (ValueError, struct_error) as error:
         raise BadSnapshot(f"its checksum is right and its content is not: {error}") from error
-    if book.history.count != header.rows:
-        raise BadSnapshot(f"it has {book.history.count} rows instead of {header.rows}")
-    book.sequence, book.statuses = header.sequence, dict(header.statuses)
+    if state.history.count != header.rows:
+        raise BadSnapshot(f"it has {state.history.count} rows instead of {header.rows}")
+    state.sequence, state.statuses = header.sequence, dict(header.statuses)
     if isinstance(header, Header1):
-        return _restored_1(header, book)
-    book.ledger, book.highest = header.ledger, header.highest
-    book.floors = CoreFloors(header.room, header.forget, header.kept)
-    return Restored(book, header.name, header.core)
+        return _restored_1(header, state)
+    state.ledger, state.highest = header.ledger, header.highest
+    state.floors = CoreFloors(header.room, header.forget, header.kept)
+    return Restored(state, header.name, header.core)
 
 
-def _restored_1(header: Header1, book: Book) -> Restored:
+def _restored_1(header: Header1, state: CoreState) -> Restored:
     """What stands for the rest in format 1: withdraws that were kept below the floor reserved their room."""
-    kept = [id_ for id_ in book.history.where[Op.WITHDRAW] if id_ < header.floor]
-    book.floors = CoreFloors(header.floor, header.floor, kept)
-    book.highest = max((block.moved_high for block in book.history.blocks), default=0)
-    return Restored(book, header.name, "")
+    kept = [id_ for id_ in state.history.where[Op.WITHDRAW] if id_ < header.floor]
+    state.floors = CoreFloors(header.floor, header.floor, kept)
+    state.highest = max((block.moved_high for block in state.history.blocks), default=0)
+    return Restored(state, header.name, "")
 
 
 def _blocks(data: memoryview, progress: Callable[[int], object]) -> Iterator[Block]:

@@ -79,7 +79,7 @@ class Log:
         self._file: File | None = None
 
     def read_all(self) -> Iterator[Frame]:
-        """Every frame that is kept, in order; notes a torn end. Nothing is changed."""
+        """Every frame that is kept, in order; reports a torn end. Nothing is changed."""
         self.segments = segments_in(self.files, self.folder)
         expected = self.segments[0].first if self.segments else 1
         for segment in self.segments:

@@ -5,7 +5,7 @@ too, remembered for its (id, operation), and will be the answer for ever. They a
 are `EXPLICIT_FAIL`, because they alone may lead to money being given back. From `UNSURE` on nothing was written, so
 nothing is promised: the caller's record stays where it is (`UNKNOWN`), and a person may have to look.
 
-Not here: how an operation is decided (book), how an answer travels (protocol).
+Not here: how an operation is decided (state), how an answer travels (protocol).
 """
 
 from __future__ import annotations

@@ -1,0 +1,250 @@
+"""The load: users who move their money in both directions, and ask again after every kind of trouble.
+
+Every wish has a client_order_id and is sent until there is a definite answer. What is wished for, and how badly behaved
+the callers are, is a `Habits`: some wishes may be sent by several callers at once, some again much later, some be for
+more than there is; and now and then money arrives from outside, under a reference that is repeated just as stubbornly.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from bursar.api.tokens import make_token
+from bursar.config import Config
+from bursar.testbed.caller import Answered, Caller, NoAnswer
+from bursar.testbed.promises import ENDS, FUNDING, Ask, Kind, Place, Said
+
+TRANSFERS = "/api/v1/internal_transfer"
+OPERATOR = "olga"
+TIMEOUT_S = 4.0
+TOKEN_S = 7 * 86_400
+OPEN_S = 60.0
+AGAIN_S = 0.2
+# Refusals that a well-behaved caller may get here: too little money, or an account that is frozen at the moment.
+FAIR = frozenset({"INSUFFICIENT_BALANCE", "ACCOUNT_FROZEN", "SOURCE_ACCOUNT_NOT_FOUND"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """What users wish for, and how. Shares are probabilities; amounts are smallest units."""
+
+    users: range
+    accounts: tuple[str, ...]
+    assets: dict[str, int]  # code → precision
+    opening: int  # what each user has of each asset in the beginning
+    step: int = 1  # amounts are multiples of this
+    callers: int = 10
+    think_s: float = 0.04
+    deposits: float = 0.0
+    several_at_once: float = 0.0
+    once_more: float = 0.0
+    large: float = 0.0  # so much that two at once can't both be right
+    impossible: float = 0.0  # more than there ever is
+    quiet: range = range(0)  # more users with the same opening, for whom only `Load.once` asks
+
+    def wish(self, rng: random.Random, order: str) -> Ask:
+        """The next one."""
+        source, target = rng.sample(self.accounts, 2)
+        kind = rng.random()
+        least, most = self.step, self.opening // 100
+        if kind < self.impossible:
+            least, most = 10**5 * self.opening, 10**6 * self.opening
+        elif kind < self.impossible + self.large:
+            most = self.opening
+        minor = rng.randint(least // self.step, most // self.step) * self.step
+        return Ask(order, rng.choice(self.users), source, target, rng.choice(list(self.assets)), minor)
+
+    def text_of(self, minor: int, asset: str) -> str:
+        """Smallest units as the API wants them."""
+        digits = self.assets[asset]
+        return f"{minor // 10**digits}.{minor % 10**digits:0{digits}d}"
+
+
+@dataclass
+class Tally:
+    """What happened on the way."""
+
+    requests: int = 0
+    lost: Counter[str] = field(default_factory=Counter)  # why there was no answer
+    refusals: Counter[str] = field(default_factory=Counter)
+    unexpected: list[str] = field(default_factory=list)
+
+
+class Load:
+    """The callers and what they know."""
+
+    def __init__(self, config: Config, habits: Habits, addresses: list[Callable[[], str | None]], seed: int) -> None:
+        self.habits = habits
+        self.asks: list[Ask] = []
+        self.deposits: Counter[Place] = Counter()
+        self.tally = Tally()
+        self._addresses = addresses  # of every server, as they are at the moment
+        self._seed = seed
+        self._again: queue.SimpleQueue[Ask] = queue.SimpleQueue()  # asks for others to send as well
+        self._lock = threading.Lock()
+        self._over = threading.Event()  # no new wishes
+        self._give_up = float("inf")
+        self._tokens = make_tokens(config, [*habits.users, *habits.quiet])
+        self._threads = [
+            threading.Thread(target=self._call, args=(n,), name=f"caller-{n}", daemon=True)
+            for n in range(habits.callers)
+        ]
+
+    def open(self) -> None:
+        """Give every user something to move."""
+        self._give_up = time.monotonic() + OPEN_S
+        caller = Caller(self._addresses[0], timeout_s=TIMEOUT_S)
+        for user in [*self.habits.users, *self.habits.quiet]:
+            for asset in self.habits.assets:
+                opening, reference = self.habits.opening, f"opening-{user}-{asset}"
+                self._deposit(caller, random.Random(user), user, asset, opening, reference)
+        self._give_up = float("inf")
+
+    def start(self) -> None:
+        """Let them loose."""
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self, timeout_s: float) -> bool:
+        """No new wishes; everybody asks until there is an answer, or the time is up. Whether everybody got one."""
+        self._give_up = time.monotonic() + timeout_s
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        return time.monotonic() < self._give_up
+
+    def settle(self, timeout_s: float, sample: int) -> None:
+        """When everything is up and nothing is on its way: ask again where a lost request might have been carried out
+        after all, and for some others, which must get the answer that they got before."""
+        self._give_up = time.monotonic() + timeout_s
+        rng = random.Random(self._seed)
+        caller = Caller(self._addresses[0], timeout_s=TIMEOUT_S)
+        unsure = [ask for ask in self.asks if not ask.is_settled]
+        known = [ask for ask in self.asks if ask.was(Kind.ACCEPTED)]
+        for ask in unsure:
+            while not ask.is_settled and time.monotonic() < self._give_up:
+                # What was said before is about requests that are all dead by now; only the next answer counts.
+                ask.said = []
+                self._until_definite(caller, rng, ask)
+        for ask in rng.sample(known, min(sample, len(known))):
+            self._until_definite(caller, rng, ask)
+
+    def once(self, caller: Caller, ask: Ask) -> Said:
+        """Send a wish of somebody else's a single time; if there is no answer, `settle` asks again."""
+        with self._lock:
+            self.asks.append(ask)
+        said = self._said(caller, "POST", TRANSFERS, str(ask.user), self._body(ask))
+        ask.said.append(said)
+        return said
+
+    def _call(self, number: int) -> None:
+        try:
+            self._ask_and_ask(number)
+        except Exception as error:
+            self._odd(f"caller {number} fell over: {error!r}")  # a load that grew less would prove less
+            raise
+
+    def _ask_and_ask(self, number: int) -> None:
+        rng, habits = random.Random(f"{self._seed}:{number}"), self.habits
+        callers = [Caller(address, timeout_s=TIMEOUT_S) for address in self._addresses]
+        made = 0
+        while not self._over.is_set():
+            caller = rng.choice(callers)
+            try:
+                self._until_definite(caller, rng, self._again.get_nowait())
+                continue
+            except queue.Empty:
+                pass
+            made += 1
+            if rng.random() < habits.deposits:
+                user, asset = rng.choice(habits.users), rng.choice(list(habits.assets))
+                self._deposit(caller, rng, user, asset, rng.randint(1, habits.opening // 10), f"wire-{number}-{made}")
+                continue
+            ask = habits.wish(rng, f"{number}-{made}")
+            with self._lock:
+                self.asks.append(ask)
+            if rng.random() < habits.several_at_once:
+                for _ in range(rng.randint(1, 3)):
+                    self._again.put(ask)
+            self._until_definite(caller, rng, ask)
+            if rng.random() < habits.once_more:
+                self._again.put(rng.choice(self.asks))
+            self._over.wait(rng.random() * 2 * habits.think_s)
+
+    def _until_definite(self, caller: Caller, rng: random.Random, ask: Ask) -> None:
+        while True:
+            said = self._said(caller, "POST", TRANSFERS, str(ask.user), self._body(ask))
+            ask.said.append(said)
+            if said.kind is not Kind.LOST:
+                break
+            if time.monotonic() > self._give_up:
+                return
+            time.sleep(rng.random() * AGAIN_S)  # a caller waits before it asks again, or it would do nothing else
+        if said.kind is Kind.ACCEPTED and said.state not in ENDS and rng.random() < 0.3:
+            ask.said.append(self._said(caller, "GET", f"{TRANSFERS}/{said.req_id}", str(ask.user), None))
+
+    def _body(self, ask: Ask) -> dict[str, str]:
+        return {
+            "from": ask.source,
+            "to": ask.target,
+            "asset": ask.asset,
+            "amount": self.habits.text_of(ask.minor, ask.asset),
+            "client_order_id": ask.order,
+        }
+
+    def _deposit(self, caller: Caller, rng: random.Random, user: int, asset: str, minor: int, reference: str) -> None:
+        amount = self.habits.text_of(minor, asset)
+        body = {"user_id": user, "asset": asset, "amount": amount, "reference": reference}
+        while True:
+            said = self._said(caller, "POST", "/api/v1/deposits", OPERATOR, body)
+            if said.kind is Kind.ACCEPTED:
+                with self._lock:
+                    self.deposits[user, FUNDING, asset] += minor
+                return
+            if (said.kind is Kind.REFUSED and said.code != "ACCOUNT_FROZEN") or time.monotonic() > self._give_up:
+                self._odd(f"deposit {reference} was not accepted: {said}")
+                return
+            time.sleep(rng.random() * AGAIN_S)  # as above
+
+    def _said(self, caller: Caller, method: str, path: str, who: str, body: object) -> Said:
+        """One request, and what its answer means."""
+        answer: Answered | NoAnswer
+        try:
+            answer = caller.send(method, path, self._tokens[who], body)
+        except NoAnswer as error:
+            answer = error
+        with self._lock:
+            self.tally.requests += 1
+            if isinstance(answer, NoAnswer):
+                self.tally.lost[str(answer).partition(":")[0]] += 1
+                return Said(Kind.LOST)
+            return self._meaning(answer, f"{method} {path}")
+
+    def _meaning(self, answer: Answered, request: str) -> Said:
+        if answer.status in (200, 202):
+            body = answer.body
+            return Said(Kind.ACCEPTED, body.get("req_id", ""), body.get("fsm_state", ""))
+        if answer.status == 503 and answer.code != "TRANSFERS_PAUSED":
+            self.tally.lost[answer.code] += 1
+            return Said(Kind.LOST)
+        self.tally.refusals[answer.code] += 1
+        if answer.status == 422 and answer.code in FAIR:
+            return Said(Kind.REFUSED, code=answer.code)
+        self._odd(f"{request}: {answer.status} {answer.body}")
+        return Said(Kind.LOST, code=answer.code)
+
+    def _odd(self, text: str) -> None:
+        self.tally.unexpected.append(text)
+
+
+def make_tokens(config: Config, users: Iterable[int]) -> dict[str, str]:
+    """A token for every user, and the operator's."""
+    now_s = int(time.time())
+    roles = {str(user): "user" for user in users} | {OPERATOR: "operator"}
+    return {name: make_token(config, name, [role], now_s=now_s, seconds=TOKEN_S) for name, role in roles.items()}

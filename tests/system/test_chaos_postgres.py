@@ -1,0 +1,13 @@
+"""A minute of `kill -9` on PostgreSQL: two servers, a worker, two cores and the database, at random, under load."""
+
+from __future__ import annotations
+
+import pytest
+from tests.system.chaos_run import run_chaos
+
+
+@pytest.mark.timeout(600)
+def test_a_minute_of_kills_on_postgres() -> None:
+    """Each of the six dies again and again, sometimes all at once; clients repeat until they know."""
+    report = run_chaos("postgres")
+    assert set(report.kills) == {"api-a", "api-b", "worker", "core-spot", "core-future", "postgres"}
