@@ -134,17 +134,20 @@ def server_user() -> pwd.struct_passwd | None:
     raise PostgresFailedError("PostgreSQL refuses to run as root, and there is no user `postgres` or `nobody`.")
 
 
-def _has_room(memory: Path) -> bool:
+def memory_root() -> Path | None:
+    """A folder that is memory and has room; None: there is none, or too little."""
     try:
-        found = os.statvfs(memory)
+        found = os.statvfs(MEMORY_ROOT)
     except OSError:
-        return False
+        return None
     # Programs may have to be copied there, too.
-    return found.f_bavail * found.f_frsize >= MEMORY_BYTES_MIN and not found.f_flag & os.ST_NOEXEC
+    has_room = found.f_bavail * found.f_frsize >= MEMORY_BYTES_MIN and not found.f_flag & os.ST_NOEXEC
+    return MEMORY_ROOT if has_room else None
 
 
 def _temporary_root(*, synced: bool) -> Path:
-    roots = TEMPORARY_ROOTS if synced or not _has_room(MEMORY_ROOT) else (MEMORY_ROOT, *TEMPORARY_ROOTS)
+    memory = None if synced else memory_root()
+    roots = TEMPORARY_ROOTS if memory is None else (memory, *TEMPORARY_ROOTS)
     parent = next((path for path in roots if path.is_dir() and os.access(path, os.W_OK | os.X_OK)), None)
     # With no parent of ours, the system's own choice; it may be too long for a socket, which start() then says.
     return Path(tempfile.mkdtemp(prefix="bursar-pg-", dir=parent))
