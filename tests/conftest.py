@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 from tests.shared import Shared
 
+from bursar import garbage
 from bursar.devdb import throwaway_postgres
 
 # A property is about what is true, not about how fast a busy machine finds out; examples are the same in every run.
@@ -47,6 +48,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What lasts first, the others in the order of the folders."""
     items.sort(key=lambda item: not item.path.name.endswith(LASTING))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays until the end: whoever looks for garbage, the simulator after every crash, skips it."""
+    garbage.rarely()
 
 
 @pytest.fixture(scope="session")

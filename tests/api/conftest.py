@@ -14,8 +14,14 @@ from pathlib import Path
 
 import pytest
 from tests.api.office import ALICE, office
+from tests.shared import folder_in_memory
 
 from bursar.cli.http_server import Server
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    yield from folder_in_memory(tmp_path)
 
 
 @pytest.fixture

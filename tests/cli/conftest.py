@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.shared import folder_in_memory
 
 from bursar.cli.app import TRACEBACK_VARIABLE, root
 
@@ -75,6 +76,11 @@ class Shell:
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    yield from folder_in_memory(tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pytest
 from tests.builders import LedgerAt, Place, StoreAt
-from tests.shared import Shared, make
+from tests.shared import Shared, folder_in_memory, make
 
 MODES = ("sqlite", "split", "postgres")
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    yield from folder_in_memory(tmp_path)
 
 
 @pytest.fixture(params=MODES)

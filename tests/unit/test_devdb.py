@@ -116,6 +116,25 @@ def test_nothing_is_left_when_the_block_ends() -> None:
     assert not directory.exists()
 
 
+@pytest.mark.parametrize(
+    ("fsync", "bytes_wanted", "where"), [("off", 0, "memory"), ("off", 1 << 60, "disk"), ("on", 0, "disk")]
+)
+def test_it_is_in_memory_if_nothing_is_synced_and_there_is_room(
+    fsync: str, bytes_wanted: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ThrowawayPostgres] = []
+    for name in ("memory", "disk"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(devdb, "MEMORY_ROOT", tmp_path / "memory")
+    monkeypatch.setattr(devdb, "TEMPORARY_ROOTS", (tmp_path / "disk",))
+    monkeypatch.setattr(devdb, "MEMORY_BYTES_MIN", bytes_wanted)
+    monkeypatch.setattr(ThrowawayPostgres, "_make_cluster", lambda self, _: made.append(self))
+
+    ThrowawayPostgres({"fsync": fsync}).close()
+
+    assert made[0].data_dir.parent.parent == tmp_path / where
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_the_process_is_interrupted(how: signal.Signals) -> None:
     program = (
