@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is loaded stays until the end: whoever looks for garbage, the simulator after every crash, skips it."""
-    garbage.rarely()
+    garbage.relax_gc()
 
 
 @pytest.fixture(scope="session")
