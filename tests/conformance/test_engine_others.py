@@ -20,13 +20,13 @@ import pytest
 from tests.builders import FaultyPorts, MovablePorts, Place, scenario
 
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, FlowRefused, NewRecord, RecordSignal, Worker
-from bursar.model.errors import AlreadyExists, InvalidEntry, RecordMoved
+from bursar.model.errors import AlreadyExists, InvalidEntry, NotPossible, RecordMoved
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports
-from bursar.writer import Change, Move, NewTransition
+from bursar.writer import Change, Move, NewTransition, Operation
 
 MODES = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 HOUR_US = 3_600_000_000
@@ -172,7 +172,7 @@ async def test_a_start_that_is_refused_leaves_both_where_they_were(place: Place)
     async with program(place, World()) as engine:
         await approved(engine)
         second = (await engine.start("intents", Intent("j1"), id="w2")).record  # the same job
-        with pytest.raises(AlreadyExists, match="started once"):
+        with pytest.raises(AlreadyExists, match="is started once"):
             await engine.signal(second, "APPROVE", "ann", {})
         found = await engine.get("intents", "w2")
         assert found is not None
@@ -222,6 +222,49 @@ async def test_another_record_that_moves_meanwhile_is_read_again(place: Place) -
         found = await real("intents", record.id)
         assert found is not None
         assert found.state == "COMPLETED"
+
+
+@MODES
+@scenario
+async def test_a_worker_that_comes_second_raises_no_alert(place: Place) -> None:
+    """Two workers drive one job. The second finds the intent at its end: its own job has moved, and that is all."""
+    async with program(place, World()) as one, program(place, World()) as two:
+        await approved(one)
+        job = await one.get("jobs", "j1")
+        assert job is not None
+        job = await one.step(job) or job
+        assert (await one.step(job) or job).state == "CONFIRMED"
+        late = await two.step(job)
+        assert late is not None
+        assert late.state == "CONFIRMED"
+        assert await two.store.read.alerts.open() == []
+        assert [t.event for t in await one.store.read.records.history(job.number)] == ["CREATED", "SUCCESS", "SUCCESS"]
+
+
+@MODES
+@scenario
+async def test_a_repeated_request_gets_its_record_although_what_it_started_exists(place: Place) -> None:
+    """Also where its start signals a record that waits no more."""
+    request = Operation(scope="jobs:ann", id="key-1", op="create", fingerprint="x")
+
+    def start(item: FlowRecord[Job]) -> Booking:
+        if item.id == "started by w1":
+            return Booking()
+        new = NewRecord(flow="intents", id=f"of-{item.id}", body=Intent("none"))
+        return Booking(starts=(new,), signals=(RecordSignal(flow="intents", id="w1", event="APPROVE"),))
+
+    async with program(place, World(), book_start=start) as engine:
+        await engine.start("intents", Intent("started by w1"), id="w1")
+        first = await engine.start("jobs", Job("w1"), id="j1", operation=request)
+        again = await engine.start("jobs", Job("w1"), id="j1", operation=request)
+        assert (first.replayed, again.replayed, again.record.id) == (False, False, "j1")
+        other = await engine.start("jobs", Job("w1"), id="j2", operation=request)
+        assert (other.replayed, other.record.id) == (True, "j1")
+        with pytest.raises(RecordMoved):
+            await engine.start("jobs", Job("w1"), id="j1")
+        with pytest.raises(NotPossible, match="APPROVE"):
+            await engine.start("jobs", Job("w1"), id="j3")
+        assert await engine.get("intents", "of-j3") is None
 
 
 async def nudge(engine: Engine, record: Record) -> int:

@@ -32,7 +32,7 @@ from bursar.engine.moves import Moves
 from bursar.engine.others import Others, gather
 from bursar.engine.pauses import Pauses
 from bursar.model.entries import check_key
-from bursar.model.errors import Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
+from bursar.model.errors import AlreadyExists, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, Kind, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult, Record
@@ -410,13 +410,22 @@ class Engine:
         for _ in range(TRIES):
             others = Others()
             if booking.starts or booking.signals:
-                others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
+                try:
+                    others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
+                except (
+                    Refusal
+                ):  # of no account if all of it was written before: by another worker, or an earlier request
+                    if (answered := await self._written_before(record, more.get("operation"))) is not None:
+                        return answered
+                    raise
             intents, moves = (*booking.intents, *others.intents), (move, *others.moves)
             try:
                 done = await self.writer.apply(Change(intents, moves, active=(*own_active, *others.active), **more))
             except RecordMoved as moved:
                 if (moved.flow, moved.id) == (record.flow, record.id):
                     raise
+                if moved.version == 0:
+                    raise AlreadyExists(f"record of {moved.flow}", moved.id, "a record is started once") from moved
                 continue
             if not done.records:
                 assert done.operation is not None  # the only other way for a change to end
@@ -430,6 +439,17 @@ class Engine:
                     self.drive(other)
             return after
         raise Conflict(f"records that {record.flow} {record.id} starts or signals are being moved", TRIES)
+
+    async def _written_before(self, record: Record, operation: Operation | None) -> OperationResult | None:
+        """The answer that the caller's operation got before; `RecordMoved` if the record is not where it was seen."""
+        if operation is not None:
+            found = await self.store.read.outcomes.get(*operation.key)
+            if found is not None and found.fingerprint == operation.fingerprint:
+                return msgspec.structs.replace(found, replayed=True)
+        now = await self.get(record.flow, record.id)
+        if (0 if now is None else now.version) != record.version:
+            raise RecordMoved(record.flow, record.id, record.version)
+        return None
 
     def _moved(self, record: Record, move: Move, number: int, posting: int) -> Record:
         after = self.moves.after(record, move, number, posting)

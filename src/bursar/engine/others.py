@@ -12,7 +12,7 @@ import msgspec
 
 from bursar.engine.flow import Booking, FlowRefused
 from bursar.model.entries import Intent, check_key
-from bursar.model.errors import AlreadyExists, NotPossible, UnknownRecord
+from bursar.model.errors import NotPossible, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.records import Record
 from bursar.writer import Move
@@ -42,8 +42,6 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
         for new in booking.starts:
             flow = engine.require(new.flow)
             await flow.admit(new.body, check_key(new.id))
-            if await engine.get(new.flow, new.id) is not None:
-                raise AlreadyExists(f"record of {new.flow}", new.id, "a record can be started once")
             record = engine.moves.new_record(new.flow, new.id, new.owner, new.body)
             _, theirs, move = engine.moves.begin(flow, record, new.body, actor)
             others.active += flow.active(new.body)
