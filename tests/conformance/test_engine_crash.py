@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.builders import FaultyPorts, MovablePorts, Place, check_sound, scenario, seed
+from tests.builders import MovablePorts, Place, check_sound, scenario, seed
+from tests.crashing import dies
 from tests.toy import HAPPY, Order, Program, World, program
 
 from bursar.engine import Engine, Worker
@@ -46,32 +46,6 @@ async def run(engine: Engine) -> None:
 
     for id in ENDS:  # one after the other: together they would ride in a handful of units
         await one(id)
-
-
-class Machine(FaultyPorts):
-    """Where `cancel` means everybody who drives a record just then, as a shutdown does."""
-
-    def victims(self) -> list[asyncio.Task[Any]]:
-        return [task for task in asyncio.all_tasks() if task.get_name().startswith("bursar-orders-")]
-
-
-async def dies(place: Place, outside: World, fault: str, call: int) -> bool:
-    """Run on a machine on which that call goes wrong; whether there was such a call."""
-    ports = Machine()
-    bursar = place.bursar(ports)
-    await bursar.__aenter__()
-    engine = Engine(bursar.store, bursar.ledger.writer, [outside.flow()])
-    ports.arm(fault, call)
-    work, death = asyncio.ensure_future(run(engine)), asyncio.ensure_future(ports.dead.wait())
-    await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
-    reached = ports.reached
-    ports.arm("", 0)
-    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await bursar.store.close()  # what the kernel does for a dead process
-    return reached
 
 
 async def finishes(p: Program) -> None:
@@ -115,7 +89,7 @@ async def test_a_crash_at_every_call_to_the_database(place: Place, fault: str, t
         copy = Place("sqlite", f"sqlite:///{tmp_path}/{call}.db")
         shutil.copyfile(place.path, copy.path)
         outside = world()
-        reached = await dies(copy, outside, fault, call)
+        reached = await dies(copy, [outside.flow()], run, fault, call)
         clock = MovablePorts()
         clock.ahead_us = HOUR_US  # whatever it was waiting for is due by now
         async with program(copy, outside, ports=clock) as p:

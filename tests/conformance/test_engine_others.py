@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.builders import FaultyPorts, MovablePorts, Place, scenario
+from tests.builders import MovablePorts, Place, scenario
+from tests.crashing import dies
 
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, FlowRefused, NewRecord, RecordSignal, Worker
 from bursar.model.errors import AlreadyExists, InvalidEntry, NotPossible, RecordMoved
@@ -410,13 +411,6 @@ async def run(engine: Engine) -> None:
         await until(engine, "intents", id, "COMPLETED")
 
 
-class Dying(FaultyPorts):
-    """Where `cancel` means the tasks that drive jobs just then, as a shutdown does."""
-
-    def victims(self) -> list[asyncio.Task[Any]]:
-        return [task for task in asyncio.all_tasks() if task.get_name().startswith("bursar-jobs-")]
-
-
 @pytest.mark.parametrize("mode", ["sqlite"], indirect=True)  # where every call passes the ports
 @pytest.mark.parametrize("fault", ["before", "after", "cancel"])
 @scenario
@@ -428,20 +422,7 @@ async def test_a_crash_at_every_call_moves_both_or_neither(place: Place, fault: 
         call += 1
         copy = Place("sqlite", f"sqlite:///{tmp_path}/{call}.db")
         shutil.copyfile(place.path, copy.path)
-        ports = Dying()
-        bursar = copy.bursar(ports)
-        await bursar.__aenter__()
-        engine = Engine(bursar.store, bursar.ledger.writer, World().flows())
-        ports.arm(fault, call)
-        work, death = asyncio.ensure_future(run(engine)), asyncio.ensure_future(ports.dead.wait())
-        await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
-        reached = ports.reached
-        ports.arm("", 0)
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        await bursar.store.close()
+        reached = await dies(copy, World().flows(), run, fault, call)
         clock = MovablePorts()
         clock.ahead_us = HOUR_US
         async with program(copy, World(), clock) as engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 from tests.bills import FLOW, NUMBER, RESERVED, SEAT, bill, ended, program, rows, sound
-from tests.builders import FaultyPorts, MovablePorts, Place, scenario
+from tests.builders import MovablePorts, Place, scenario
+from tests.crashing import dies
 
-from bursar import Bursar
 from bursar.engine import Engine, Worker
 from bursar.model.errors import BursarError
 
@@ -28,32 +27,6 @@ async def run(engine: Engine) -> None:
         await ended(engine, record)
 
 
-class Dying(FaultyPorts):
-    """Where `cancel` means everybody who drives a bill just then, as a shutdown does."""
-
-    def victims(self) -> list[asyncio.Task[Any]]:
-        return [task for task in asyncio.all_tasks() if task.get_name().startswith("bursar-bills-")]
-
-
-async def dies(place: Place, fault: str, call: int) -> bool:
-    """Run on a machine on which that call goes wrong; whether there was such a call."""
-    ports = Dying()
-    bursar: Bursar = place.bursar(ports)
-    await bursar.__aenter__()
-    engine = Engine(bursar.store, bursar.ledger.writer, [FLOW])
-    ports.arm(fault, call)
-    work, death = asyncio.ensure_future(run(engine)), asyncio.ensure_future(ports.dead.wait())
-    await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
-    reached = ports.reached
-    ports.arm("", 0)
-    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await bursar.store.close()
-    return reached
-
-
 @pytest.mark.parametrize("fault", ["before", "after", "cancel"])
 @scenario
 async def test_a_crash_at_every_call_loses_and_doubles_no_row(place: Place, fault: str, tmp_path: Path) -> None:
@@ -64,7 +37,7 @@ async def test_a_crash_at_every_call_loses_and_doubles_no_row(place: Place, faul
         call += 1
         copy = Place("sqlite", f"sqlite:///{tmp_path}/{call}.db")
         shutil.copyfile(place.path, copy.path)
-        reached = await dies(copy, fault, call)
+        reached = await dies(copy, [FLOW], run, fault, call)
         clock = MovablePorts()
         clock.ahead_us = HOUR_US
         async with program(copy, clock) as engine:

@@ -93,7 +93,7 @@ class DatabaseProbe:
                 self._leader = node.name
             except asyncpg.ReadOnlySQLTransactionError:
                 pass  # a standby; it may be promoted any moment
-            except Exception:  # not written, whatever it was: asyncpg's own errors have no common ancestor
+            except Exception:  # not acknowledged, so not counted: asyncpg's own errors have no common ancestor
                 if connection is not None:
                     connection.terminate()
                 connection = None

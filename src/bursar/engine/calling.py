@@ -25,9 +25,9 @@ async def call(deadlines: Deadlines, flow: Flow[Any], action: Action, item: Flow
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
-            raise  # we are to stop; the record is called again by whoever comes next
+            raise  # we are to stop; the next worker calls again for the record
         return _surprised(flow, item, error)  # something inside the action was cancelled, not we
-    except Exception as error:  # whatever it is: nobody knows what happened on the other side (T26)
+    except Exception as error:  # whatever it is: what happened on the other side is unknown (T26)
         return _surprised(flow, item, error)
     return answer
 

@@ -83,7 +83,7 @@ class Flaw(StrEnum):
     NO_TERMINAL = "a record must be able to end"
     NO_ACTION = "a call state must name what it calls"
     NOBODY_AWAITED = "a waiting state must name who is to speak"
-    STRAY_FIELD = "only call states have an action and are polled, only waiting states await somebody"
+    STRAY_FIELD = "only call states have an action and are polled, only waiting states name who is awaited"
     BAD_POLL = "a delay between two polls is longer than nothing, and at most thirty days"
     FUNDS_AT_THE_END = "money in flight in a terminal state is lost"
     LEAVES_THE_END = "terminal states don't move"
