@@ -207,9 +207,7 @@ class Flow(Generic[B]):
     # `rail_names` says which names there are.
     rails: Mapping[str, str | Callable[[FlowRecord[Any]], str]] = field(default_factory=dict)
     rail_names: frozenset[str] = frozenset()
-    local_rails: frozenset[str] = (
-        frozenset()
-    )  # which can always be asked: operators can't force their answer
+    local_rails: frozenset[str] = frozenset()  # which can always be asked: operators can't force their answer
     second_person: frozenset[str] = frozenset()  # what only two people together can tell a waiting record
     row_kinds: tuple[RowKind, ...] = ()  # of rows of its own: those that its bookings may name
     # Events that only the flow's own code may send, which checks more than a machine can → what an operator does
