@@ -28,7 +28,7 @@ from bursar.cli.app import INTERRUPTED
 from bursar.sim.kernel import CrashAt
 from bursar.sim.process import Moment
 
-SCENARIOS = ("engine", "ledger", "restored", "sequence", "transfers")
+SCENARIOS = ("documents", "engine", "ledger", "restored", "sequence", "transfers")
 CHUNK = 10  # seeds a process is given at a time: at the end, no core waits for another for more than a blink
 TRACE_LINES = 40
 FAILURES_SHOWN = 5
