@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.builders import Place, outcome, scenario, seed
 from tests.conformance.test_callers_transaction import Theirs
+from tests.rows import Rows
 from tests.toy import Order, Program, World, program
 
 from bursar.engine import Flow, Started
@@ -287,7 +288,7 @@ async def test_a_refusal_off_the_list_is_no_answer(place: Place) -> None:
         assert done.operation is not None
         assert (done.operation.outcome, done.operation.replayed) == (Outcome.SUCCESS, False)
         posting = msgspec.json.decode(done.operation.detail)["posting"]
-        assert [found.amount for found in await p.engine.store.read.postings.live([posting])] == [5]
+        assert [found.amount for found in await Rows(p.engine.store.read).live([posting])] == [5]
         again = await p.engine.writer.apply(wanted)
         assert (again.operation is not None and again.operation.replayed, again.receipts) == (True, ())
         with pytest.raises(IdempotencyKeyReused):

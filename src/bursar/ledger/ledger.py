@@ -21,7 +21,6 @@ from bursar.model.accounts import (
     check_path,
     check_policy,
 )
-from bursar.model.actors import check_actor, check_reason
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
@@ -227,21 +226,11 @@ class Ledger(Holds):
             return False
         return any([await read.postings.candidates("most_negative", head.id, asset, 1) for asset in forbidden])
 
-    async def recover(self) -> dict[str, int]:
-        """Finish or cleanly abandon what a crash left half done. Safe at any time; a second call does nothing."""
-        return await self.writer.recover()
-
-    async def release_saga(self, id: str, *, actor: str, reason: str) -> int:
-        """Give up a commit that `recover` has set aside, if nothing of it was written. Returns how many postings are
-        free again."""
-        return await self.writer.release_saga(id, actor=check_actor(actor), reason=check_reason(reason))
-
     async def rebuild(self) -> int:
         """Make the disposable tables anew from the value tables. Returns how many postings are live."""
         async with self.store.transaction(unhurried=True) as unit:
             await unit.rules.bump()
-            if await unit.sagas.count():
-                raise Conflict("commits are under way; run `bursar recover` first", 1)
+            await self._check_settled(unit)
             wide = await unit.balances.cached_accounts()
             live = await unit.postings.rebuild()
             await unit.balances.clear_cache()

@@ -90,19 +90,6 @@ class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
     lasts_us: int | None = None
 
 
-class Saga(msgspec.Struct, frozen=True, kw_only=True):
-    """The write-ahead record of a commit under way (split mode)."""
-
-    id: str
-    kind: str
-    scope: str
-    key: str
-    phase: str
-    fence: int
-    lease_us: int
-    data: bytes
-
-
 class OperationResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was answered to an operation."""
 

@@ -7,7 +7,7 @@ from bursar.store.options import USUAL, Options
 from bursar.store.protocol import Store
 
 
-def connect(url: str, ports: Ports, *, split: bool = False, options: Options = USUAL) -> Store:
+def connect(url: str, ports: Ports, *, options: Options = USUAL) -> Store:
     """The store behind an address: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://…`."""
     scheme, separator, rest = url.partition("://")
     if scheme == "sqlite" and separator:
@@ -18,7 +18,7 @@ def connect(url: str, ports: Ports, *, split: bool = False, options: Options = U
             raise DatabaseUnavailable(
                 f"{url!r} names no file; write sqlite:///{rest.strip('/') or 'funds.db'} (absolute: sqlite:////…)"
             )
-        return SqliteStore(ports, path, split=split)
+        return SqliteStore(ports, path)
     if scheme in ("postgresql", "postgres") and separator:
         from bursar.store.postgres.store import PostgresStore  # noqa: PLC0415
 

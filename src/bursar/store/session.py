@@ -1,7 +1,7 @@
 """A session: named statements on a connection. What differs between the engines (SQL, lists, amounts) is behind it.
 
-Whether several calls happen together is the session's affair: inside `store.transaction()` they do, in split mode each
-stands alone.
+Whether several calls happen together is the session's affair: inside `store.transaction()` they do, in `store.single()`
+each stands alone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ class Session(Protocol):
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement once per row, in as few round trips as the engine can; returns how many rows changed."""
-        ...
-
-    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        """Several writes as one: the largest primitive there is."""
         ...
 
     def amount(self, minor: int) -> Any:

@@ -8,7 +8,7 @@ from bursar.store.engine import Alerts, Clock, Heartbeats, Nodes, Outcomes, Reco
 from bursar.store.flow_rows import FlowRows
 from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
 from bursar.store.session import Session
-from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
+from bursar.store.upkeep import Balances, Checks, Events, Holds
 from bursar.store.value import Accounts, Envelopes, Postings, Rules
 
 
@@ -16,13 +16,13 @@ class Tables:
     """All tables over one session."""
 
     def __init__(self, session: Session) -> None:
+        self.session = session
         self.rules = Rules(session)
         self.accounts = Accounts(session)
         self.postings = Postings(session)
         self.envelopes = Envelopes(session)
         self.balances = Balances(session)
         self.events = Events(session)
-        self.sagas = Sagas(session)
         self.holds = Holds(session)
         self.checks = Checks(session)
         self.records = Records(session)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from bursar.model.accounts import Account
 from bursar.model.entries import HoldState
-from bursar.model.records import Event, EventKind, HoldRow, Saga
-from bursar.store.rows import Row, account_of, hold_values, parse_cursor, text_of
+from bursar.model.records import Event, EventKind, HoldRow
+from bursar.store.rows import Row, account_of, parse_cursor, text_of
 from bursar.store.session import Table
 from bursar.store.value import LAST_PATH
 
@@ -58,11 +58,6 @@ class Balances(Table):
         """Forget the cache."""
         await self._s.rows("clear_cache")
 
-    async def heads(self, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[int, int, str | None]]:
-        """(account, asset) → (guarded balance, turn, reservation)."""
-        rows = await self._s.rows("guarded_balances", [a for a, _ in wanted], [s for _, s in wanted])
-        return {(r[0], r[1]): (int(r[2]), r[3], r[4]) for r in rows}
-
     async def all_heads(self) -> dict[tuple[int, int], int]:
         """Every guarded balance."""
         return {(r[0], r[1]): int(r[2]) for r in await self._s.rows("all_heads")}
@@ -78,18 +73,6 @@ class Balances(Table):
     async def clear_heads(self) -> None:
         """Forget the guarded balances."""
         await self._s.rows("clear_heads")
-
-    async def reserve_heads(self, wanted: Sequence[tuple[int, int]], saga: str, fence: int) -> int:
-        """Claim guarded balances for a saga; ours count."""
-        return await self._s.write("reserve_head", [(a, s, saga, fence) for a, s in wanted])
-
-    async def settle_heads(self, rows: Sequence[tuple[int, int, int]], saga: str) -> int:
-        """Write guarded balances that we claimed, and let go of them."""
-        return await self._s.write("settle_head", [(a, s, str(b), saga) for a, s, b in rows])
-
-    async def release_heads(self, saga: str, fence: int) -> int:
-        """Let go of guarded balances."""
-        return await self._s.write("release_heads", [(saga, fence)])
 
 
 class Events(Table):
@@ -115,63 +98,6 @@ class Events(Table):
         ]
 
 
-class Sagas(Table):
-    """Commits under way (split mode)."""
-
-    async def save(self, saga: Saga) -> int:
-        """1, or 0 if its key is under way or committed already."""
-        row = (saga.id, saga.kind, saga.scope, saga.key, saga.phase, saga.fence, saga.lease_us, saga.data)
-        return await self._s.write("save_saga", [row])
-
-    async def finalize(self, saga: str, fence: int, data: bytes, generation: int) -> int:
-        """The point of no return; 0 if the fence is lost or the rules have changed."""
-        return await self._s.write("finalize_saga", [(saga, fence, data, generation)])
-
-    async def take(self, saga: Saga, lease_us: int, now_us: int) -> int:
-        """Take over an abandoned saga, if it is still as we saw it; its fence rises by one."""
-        return await self._s.write("take_saga", [(saga.id, saga.fence, lease_us, now_us, saga.phase)])
-
-    async def has_fence(self, saga: str, fence: int) -> bool:
-        """Whether nobody has taken it over, or finished it."""
-        return bool(await self._s.rows("saga_fence", saga, fence))
-
-    async def set_aside(self, saga: str) -> int:
-        """It can't be read; leave it for a person."""
-        return await self._s.write("break_saga", [(saga,)])
-
-    async def delete(self, saga: str, fence: int) -> int:
-        """It is over."""
-        return await self._s.write("delete_saga", [(saga, fence)])
-
-    async def list(self) -> list[Saga]:
-        """All of them."""
-        return [
-            Saga(
-                id=text_of(r[0]),
-                kind=text_of(r[1]),
-                scope=text_of(r[2]),
-                key=text_of(r[3]),
-                phase=r[4],
-                fence=r[5],
-                lease_us=r[6],
-                data=r[7],
-            )
-            for r in await self._s.rows("sagas")
-        ]
-
-    async def release(self, saga: str) -> int:
-        """Let go of what a commit that was set aside has claimed; returns how many postings."""
-        return len(await self._s.rows("release_set_aside", saga))
-
-    async def claims(self, limit: int) -> Sequence[tuple[int, str]]:
-        """(posting, commit) of what commits that were set aside have claimed."""
-        return [(row[0], row[1]) for row in await self._s.rows("claims_set_aside", limit)]
-
-    async def count(self) -> int:
-        """Those that are not set aside."""
-        return int(await self._one("count_sagas"))
-
-
 class Holds(Table):
     """Holds as they stand."""
 
@@ -189,10 +115,6 @@ class Holds(Table):
             expires_us=expires_us,
             lasts_us=lasts_us,
         )
-
-    async def put(self, hold: HoldRow) -> int:
-        """Write a hold, new or changed."""
-        return await self._s.write("put_hold", [hold_values(hold, self._s.amount)])
 
     async def get(self, ids: Iterable[int]) -> list[tuple[HoldRow, Account]]:
         """Holds by number, each with its account."""

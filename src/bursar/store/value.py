@@ -6,16 +6,14 @@ One set of classes serves both engines. Nothing here interprets a count, decides
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
 from bursar.model.accounts import Account, AccountStatus, Book, Policy, decode_policy, encode_policy
-from bursar.model.envelope import Envelope
 from bursar.model.money import Asset
 from bursar.model.postings import SEQ_MAX, Posting, PostingState, posting_id
-from bursar.model.records import EventKind, ExistingEntry, HoldRow, StoredEnvelope, StoredPosting, StoredVersion
-from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of, envelope_row, hold_values
+from bursar.model.records import ExistingEntry, StoredEnvelope, StoredPosting, StoredVersion
+from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of
 from bursar.store.session import Table
 
 LAST_PATH = "\x7f"  # sorts after every character a path may have
@@ -132,17 +130,6 @@ class Postings(Table):
             state = PostingState.LIVE if row[4] is None else PostingState.RESERVED
         return StoredPosting(posting=posting, state=state, reservation=row[4], spender=row[5])
 
-    def _rows(self, postings: Sequence[Posting]) -> list[tuple[Any, ...]]:
-        return [(p.id, p.account, p.asset, self._s.amount(p.amount)) for p in postings]
-
-    async def insert(self, postings: Sequence[Posting]) -> int:
-        """Write postings; those there already don't count."""
-        return await self._s.write("insert_posting", self._rows(postings))
-
-    async def enliven(self, postings: Sequence[Posting]) -> int:
-        """Make postings live, except those spent already."""
-        return await self._s.write("insert_live", self._rows(postings))
-
     async def get(self, ids: Iterable[int]) -> list[StoredPosting]:
         """Postings by number, in that order; the missing are missing. Spent ones stay readable."""
         return [self._stored(row) for row in await self._s.rows("postings_by_id", list(ids))]
@@ -164,35 +151,9 @@ class Postings(Table):
         rows = await self._s.rows(name, account, asset, limit)
         return [Posting(row[0], row[1], row[2], self._s.minor(row[3])) for row in rows]
 
-    async def live(self, ids: Iterable[int]) -> list[Posting]:
-        """Those of the postings that are live and free."""
-        rows = await self._s.rows("live_by_id", list(ids))
-        return [Posting(row[0], row[1], row[2], self._s.minor(row[3])) for row in rows]
-
-    async def reserve(self, ids: Sequence[int], saga: str, fence: int) -> int:
-        """Claim free postings; what is taken is skipped. Ours count."""
-        return await self._s.write("reserve", [(i, saga, fence) for i in ids])
-
-    async def release(self, ids: Sequence[int], saga: str, fence: int) -> int:
-        """Give back those that are ours."""
-        return await self._s.write("release", [(i, saga, fence) for i in ids])
-
-    async def spend(self, ids: Sequence[int], saga: str, fence: int, envelope: int) -> int:
-        """Spend those we reserved, in the name of an envelope; what is spent already is skipped."""
-        return await self._s.write("spend", [(i, saga, fence, envelope) for i in ids])
-
-    async def bury(self, ids: Sequence[int], saga: str) -> int:
-        """Take what is spent out of the live table."""
-        return await self._s.write("bury", [(i, saga) for i in ids])
-
     async def spenders(self, ids: Iterable[int]) -> dict[int, int]:
         """Who spent them; the unspent are missing."""
         return {row[0]: row[1] for row in await self._s.rows("spends_by_id", list(ids))}
-
-    async def shortage(self, account: int, asset: int) -> tuple[int, int, int]:
-        """In one moment: postings claimed by others, commits past their point of no return, what is free to spend."""
-        row = (await self._s.rows("shortage", account, asset))[0]
-        return row[0], row[1], int(row[2] or 0)
 
     async def rebuild(self) -> int:
         """Throw the live table away and make it anew from postings and spends."""
@@ -207,43 +168,6 @@ class Postings(Table):
 
 class Envelopes(Table):
     """Committed envelopes, and which accounts they involve."""
-
-    async def take_numbers(self, count: int) -> int:
-        """Reserve numbers; returns the last of them."""
-        return int(await self._one("take_numbers", count))
-
-    async def store(self, envelope: Envelope, id_: bytes) -> int:
-        """Write an envelope; 0 if its number or key is there already."""
-        return await self._s.write("insert_envelope", [envelope_row(envelope, id_)])
-
-    async def publish(
-        self,
-        stored: StoredEnvelope,
-        accounts: Iterable[int],
-        cache: Sequence[tuple[int, int, int]],
-        hold: HoldRow | None,
-        saga: str,
-        fence: int,
-    ) -> int:
-        """Store an envelope with all that it announces, if its saga still has its fence. 0: it has not, or was done.
-
-        One primitive, because whoever finds the envelope takes it for a receipt: history, cached balances, hold and
-        event must be there with it.
-        """
-        s = stored
-        head = (s.seq, s.id, s.scope, s.key, s.book, int(s.kind), s.reverses)
-        writes: list[tuple[str, Sequence[tuple[Any, ...]]]] = [
-            ("insert_envelope_fenced", [(*head, s.legs, s.pins, s.consumes, s.metadata, saga, fence)]),
-            ("insert_account_history_fenced", [(a, s.seq, saga, fence) for a in accounts]),
-            ("insert_cache_fenced", [(a, asset, s.seq, str(v), saga, fence) for a, asset, v in cache]),
-            ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, self._s.amount), saga, fence, s.seq)]),
-            ("insert_event_fenced", [(int(EventKind.COMMITTED), s.seq, 0, saga, fence)]),
-        ]
-        return (await self._s.together([(name, rows) for name, rows in writes if rows]))[0]
-
-    async def involve(self, accounts: Iterable[int], envelope: int) -> int:
-        """Write who took part."""
-        return await self._s.write("insert_account_history", [(a, envelope) for a in accounts])
 
     async def existing(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ExistingEntry]:
         """What (scope, key) pairs stand for already."""

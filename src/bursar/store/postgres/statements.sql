@@ -18,10 +18,6 @@ SELECT bursar.bump_rules_1(3000)
 -- The same for what can be done another time: waits for nobody for long.
 SELECT bursar.bump_rules_1(50)
 
--- name: take_numbers
--- The next so many envelope numbers; returns the last of them. Only for single callers: a group takes its own.
-SELECT max(nextval('bursar.numbers')) FROM generate_series(1, $1::bigint)
-
 -- name: take_account_number
 -- The next account number.
 SELECT nextval('bursar.account_numbers')
@@ -148,33 +144,6 @@ ORDER BY v.epoch DESC, v.xid DESC, v.seq DESC LIMIT $8
 -- A scan: hashes have no index, because it would double the write-ahead volume.
 SELECT seq FROM bursar.envelopes WHERE id = $1
 
--- name: insert_envelope
--- An envelope; a replay changes nothing.
-INSERT INTO bursar.envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata)
-SELECT * FROM unnest($1::text::bigint[], $2::text::bytea[], $3::text[], $4::text[], $5::text::integer[],
-                     $6::text::smallint[], $7::text::bigint[], $8::text::bytea[], $9::text::bytea[],
-                     $10::text::bytea[], $11::text[]::json[])
-ON CONFLICT DO NOTHING
-
--- name: insert_account_history
--- Who took part.
-INSERT INTO bursar.involved (account, envelope)
-SELECT * FROM unnest($1::text::bigint[], $2::text::bigint[]) ON CONFLICT DO NOTHING
-
--- name: insert_posting
--- A posting; a replay changes nothing.
-INSERT INTO bursar.postings (id, account, asset, amount)
-SELECT i, a, s, v::numeric
-FROM unnest($1::text::bigint[], $2::text::bigint[], $3::text::integer[], $4::text[]) AS p (i, a, s, v)
-ON CONFLICT DO NOTHING
-
--- name: insert_live
--- It is live, unless it was spent already.
-INSERT INTO bursar.live_postings (posting, account, asset, amount)
-SELECT i, a, s, v::numeric
-FROM unnest($1::text::bigint[], $2::text::bigint[], $3::text::integer[], $4::text[]) AS p (i, a, s, v)
-WHERE NOT EXISTS (SELECT 1 FROM bursar.spends WHERE posting = i) ON CONFLICT DO NOTHING
-
 -- name: postings_by_id
 -- Postings with their state: (reservation or null, spender or null, is live).
 SELECT p.id, p.account, p.asset, p.amount::text, l.reservation, s.envelope, l.posting IS NOT NULL
@@ -200,11 +169,6 @@ ORDER BY p.id LIMIT $4
 -- Live postings of an account by number, after one, of one asset (0: any).
 SELECT posting, account, asset, amount::text, reservation, NULL::bigint, true FROM bursar.live_postings
 WHERE account = $1 AND posting > $2 AND ($3::integer = 0 OR asset = $3) ORDER BY posting LIMIT $4
-
--- name: live_by_id
--- Live and free postings by number.
-SELECT posting, account, asset, amount::text FROM bursar.live_postings
-WHERE posting = ANY ($1::text::bigint[]) AND reservation IS NULL
 
 -- name: largest
 -- The largest free positive postings of an account and asset.

@@ -73,11 +73,6 @@ class PostgresSession:
         status = await self._connection.execute(SQL[name], *plain(name, map(list, zip(*rows, strict=True))))
         return int(status.rsplit(" ", 1)[1])
 
-    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        """Several writes as one transaction."""
-        async with whole(self._connection):
-            return [await self.write(name, rows) for name, rows in writes]
-
     amount = staticmethod(str)
     minor = staticmethod(int)
 
@@ -102,17 +97,11 @@ class PoolSession(PostgresSession):
         async with self._store.connection(writes=True) as connection:
             return await PostgresSession(connection).write(name, rows)
 
-    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        """Several writes as one transaction."""
-        async with self._store.connection() as connection:
-            return await PostgresSession(connection).together(writes)
-
 
 class PostgresStore:
     """One PostgreSQL database."""
 
     engine = "postgres"
-    split = False
     has_clock = True
     overlaps = True
     first_read = 2  # most payments need no more, and to read on costs a round trip

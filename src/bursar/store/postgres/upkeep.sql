@@ -38,12 +38,6 @@ DELETE FROM bursar.balance_cache WHERE account = $1
 -- The whole cache is disposable.
 DELETE FROM bursar.balance_cache
 
--- name: guarded_balances
--- Guarded balances: lists of accounts and assets, side by side.
-SELECT h.account, h.asset, h.balance::text, h.turn, h.reservation
-FROM unnest($1::text::bigint[], $2::text::integer[]) AS w (account, asset)
-JOIN bursar.account_heads h USING (account, asset)
-
 -- name: all_heads
 -- Every guarded balance, for audit.
 SELECT account, asset, balance::text FROM bursar.account_heads ORDER BY account, asset
@@ -168,9 +162,8 @@ SELECT id, asset, remaining::text, posting, owner FROM bursar.holds
 WHERE state = 'open' AND owner <> '' AND id > $1 ORDER BY id LIMIT $2
 
 -- name: stray_reservations
--- I3: live postings claimed by a commit that is no longer under way.
-SELECT l.posting FROM bursar.live_postings l WHERE l.reservation IS NOT NULL
-  AND NOT EXISTS (SELECT 1 FROM bursar.sagas s WHERE s.id = l.reservation) LIMIT $1
+-- I3: live postings that can't be spent because something has claimed them; nothing does.
+SELECT posting FROM bursar.live_postings WHERE reservation IS NOT NULL LIMIT $1
 
 -- name: involved_between
 -- I8: what stands in the histories of accounts, from an envelope to another.

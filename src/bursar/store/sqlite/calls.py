@@ -16,7 +16,7 @@ from bursar.store.sql import statements
 
 T = TypeVar("T")
 OFFSET = 2**127
-SQL = statements("bursar.store.sqlite")
+SQL = statements("sqlite")
 BUSY_MS = 5000
 WAL_TURNS = 50
 

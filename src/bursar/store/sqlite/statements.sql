@@ -17,12 +17,6 @@ UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 -- The same: whoever has come so far has the file to himself.
 UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 
--- name: take_numbers
--- The next so many envelope numbers; returns the last of them. What a group has used is in the tables themselves.
-UPDATE numbers SET envelope = ?1 + max(
-    envelope, ifnull((SELECT max(seq) FROM envelopes), 0), ifnull((SELECT max(number) FROM records), 0))
-WHERE id = 1 RETURNING envelope
-
 -- name: batch_begin
 -- The rules' generation, and the last number that was used, or taken by split mode: a group uses those after it.
 SELECT generation, max(
@@ -144,11 +138,6 @@ WHERE ?2 = ?2 AND ?3 = ?3 AND v.seq < ?4 AND e.at >= ?6 AND e.at < ?7 ORDER BY v
 -- A scan: hashes have no index, because it would double the write-ahead volume.
 SELECT seq FROM envelopes WHERE id = ?
 
--- name: insert_envelope
--- An envelope; a replay changes nothing.
-INSERT INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, now_us()) ON CONFLICT DO NOTHING
-
 -- name: insert_envelope_new
 -- An envelope in a unit of its own group; a key or number that is there already is an error. Here and in what else a
 -- group inserts: OR FAIL, because the unit is rolled back whatever fails. Without it, SQLite copies every page that a
@@ -156,26 +145,13 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, now_us()) ON CONFLICT DO NOTHING
 INSERT OR FAIL INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: insert_account_history
--- Who took part.
-INSERT INTO involved (account, envelope) VALUES (?, ?) ON CONFLICT DO NOTHING
-
 -- name: insert_account_history_new
 -- Who took part, in a unit of its own group.
 INSERT OR FAIL INTO involved (account, envelope) VALUES (?, ?)
 
--- name: insert_posting
--- A posting; a replay changes nothing.
-INSERT INTO postings (id, account, asset, amount) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
-
 -- name: insert_posting_new
 -- A posting in a unit of its own group.
 INSERT OR FAIL INTO postings (id, account, asset, amount) VALUES (?, ?, ?, ?)
-
--- name: insert_live
--- It is live, unless it was spent already.
-INSERT INTO live_postings (posting, account, asset, amount)
-SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS (SELECT 1 FROM spends WHERE posting = ?1) ON CONFLICT DO NOTHING
 
 -- name: insert_live_new
 -- The same for one of a few that a group has made, and has not spent itself.

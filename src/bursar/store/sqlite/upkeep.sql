@@ -147,9 +147,8 @@ SELECT id, asset, remaining, posting, account, amount FROM holds WHERE state = '
 SELECT id, asset, remaining, posting, owner FROM holds WHERE state = 'open' AND owner <> '' AND id > ?1 ORDER BY id LIMIT ?2
 
 -- name: stray_reservations
--- I3: live postings claimed by a commit that is no longer under way.
-SELECT l.posting FROM live_postings l WHERE l.reservation IS NOT NULL
-  AND NOT EXISTS (SELECT 1 FROM sagas s WHERE s.id = l.reservation) LIMIT ?
+-- I3: live postings that can't be spent because something has claimed them; nothing does.
+SELECT posting FROM live_postings WHERE reservation IS NOT NULL LIMIT ?
 
 -- name: involved_between
 -- I8: what stands in the histories of accounts, from an envelope to another.
