@@ -39,7 +39,7 @@ INSERT INTO bursar.spends (posting, envelope) SELECT * FROM unnest($1::text::big
 -- It is no longer live.
 DELETE FROM bursar.live_postings WHERE posting = ANY ($1::text::bigint[])
 
--- name: live_by_id
+-- name: batch_live_by_id
 -- Live and free postings by number.
 SELECT posting, account, asset, amount::text FROM bursar.live_postings
 WHERE posting = ANY ($1::text::bigint[]) AND reservation IS NULL

@@ -22,7 +22,8 @@ from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope, decode_ids, decode_legs, decode_pins
 from bursar.model.money import Asset
 from bursar.model.postings import INDEX_BITS, Posting
-from bursar.store.rows import Row, account_of, asset_of, book_of
+from bursar.store.columns import Row
+from bursar.store.rows import account_of, asset_of, book_of
 from bursar.store.sqlite.calls import amount_out
 
 EVENT_COMMITTED = 1

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from bursar.model.records import Alert, OperationResult, Record, Transition
-from bursar.store.rows import Row, operation_result_of, record_of, transition_of
+from bursar.store.columns import Row
+from bursar.store.rows import operation_result_of, record_of, transition_of
 from bursar.store.session import Table
 
 NEWEST = 2**63 - 1

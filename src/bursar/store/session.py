@@ -6,10 +6,12 @@ each stands alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from bursar.store.rows import Row
+from bursar.store.columns import Row
+
+T = TypeVar("T")
 
 
 class Session(Protocol):
@@ -37,6 +39,13 @@ class Table:
 
     def __init__(self, session: Session) -> None:
         self._s = session
+
+    async def _all(self, read: Callable[[Row], T], name: str, *args: Any) -> list[T]:
+        return [read(row) for row in await self._s.rows(name, *args)]
+
+    async def _first(self, read: Callable[[Row], T], name: str, *args: Any) -> T | None:
+        rows = await self._s.rows(name, *args)
+        return read(rows[0]) if rows else None
 
     async def _one(self, name: str, *args: Any) -> Any:
         rows = await self._s.rows(name, *args)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+from bursar.store.columns import expand
+
 MARK = "-- name: "
 
 _found: dict[str, dict[str, str]] = {}  # of the engines in use: name → statement
@@ -43,7 +45,7 @@ def _add(engine: str, file: Traversable) -> None:
     for name, sql in _named(file) if file.is_file() else ():
         if name in _found[engine]:
             raise ValueError(f"{file}: a statement {name!r} exists already for {engine}")
-        _found[engine][name] = sql
+        _found[engine][name] = expand(engine, sql)
 
 
 def _named(file: Traversable) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from bursar.model.accounts import Account
 from bursar.model.entries import HoldState
 from bursar.model.records import Event, EventKind, HoldRow
-from bursar.store.rows import Row, account_of, parse_cursor, text_of
+from bursar.store.columns import Row, text_of
+from bursar.store.rows import account_of, parse_cursor
 from bursar.store.session import Table
 from bursar.store.value import LAST_PATH
 
@@ -122,11 +123,11 @@ class Holds(Table):
 
     async def open_of(self, account: int) -> list[HoldRow]:
         """Open holds of an account."""
-        return [self._hold(row) for row in await self._s.rows("holds_of_account", account)]
+        return await self._all(self._hold, "holds_of_account", account)
 
     async def due(self, limit: int) -> list[HoldRow]:
         """Open holds whose time is up."""
-        return [self._hold(row) for row in await self._s.rows("holds_due", limit)]
+        return await self._all(self._hold, "holds_due", limit)
 
     async def clock_us(self) -> int:
         """The clock that decides whose time is up."""

@@ -13,7 +13,8 @@ from bursar.model.accounts import Account, AccountStatus, Book, Policy, decode_p
 from bursar.model.money import Asset
 from bursar.model.postings import SEQ_MAX, Posting, PostingState, posting_id
 from bursar.model.records import ExistingEntry, StoredEnvelope, StoredPosting, StoredVersion
-from bursar.store.rows import Row, account_of, asset_of, book_of, envelope_of
+from bursar.store.columns import Row
+from bursar.store.rows import account_of, asset_of, book_of, envelope_of
 from bursar.store.session import Table
 
 LAST_PATH = "\x7f"  # sorts after every character a path may have
@@ -176,11 +177,11 @@ class Envelopes(Table):
 
     async def get(self, seqs: Iterable[int]) -> list[StoredEnvelope]:
         """Envelopes by number, in order of number."""
-        return [envelope_of(row) for row in await self._s.rows("envelopes_by_seq", list(seqs))]
+        return await self._all(envelope_of, "envelopes_by_seq", list(seqs))
 
     async def after(self, seq: int, *, book: int = 0, limit: int = 100) -> list[StoredEnvelope]:
         """Envelopes by number, after one; of one book if given. Not for followers: a lower number may commit later."""
-        return [envelope_of(row) for row in await self._s.rows("envelopes_range", seq, book, limit)]
+        return await self._all(envelope_of, "envelopes_range", seq, book, limit)
 
     async def place(self, seq: int) -> Place | None:
         """Where an envelope stands in the order of events."""
@@ -189,7 +190,7 @@ class Envelopes(Table):
 
     async def after_place(self, place: Place, *, book: int = 0, limit: int = 100) -> list[StoredEnvelope]:
         """Envelopes in the order of events, after a place in it; never one that another could still come before."""
-        return [envelope_of(row) for row in await self._s.rows("envelopes_after", *place, book, limit)]
+        return await self._all(envelope_of, "envelopes_after", *place, book, limit)
 
     async def of_account(
         self,
@@ -206,8 +207,7 @@ class Envelopes(Table):
         Exact unless a commit was overtaken by more than `OVERTAKEN_MAX` others of the same account.
         """
         span = (since_us, until_us, limit, OVERTAKEN_MAX)
-        rows = await self._s.rows("envelopes_of_account", account, *place, before, *span)
-        return [envelope_of(row) for row in rows]
+        return await self._all(envelope_of, "envelopes_of_account", account, *place, before, *span)
 
     async def by_hash(self, id_: bytes) -> int | None:
         """Number of the envelope with this content hash, by looking at all of them."""

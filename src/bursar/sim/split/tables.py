@@ -9,7 +9,8 @@ import msgspec
 
 from bursar.model.postings import Posting
 from bursar.model.records import EventKind, HoldRow, StoredEnvelope
-from bursar.store.rows import hold_values, text_of
+from bursar.store.columns import text_of
+from bursar.store.rows import hold_values
 from bursar.store.session import Table
 from bursar.store.sql import bring
 from bursar.store.sqlite.store import SqliteSession
@@ -108,7 +109,7 @@ class Steps(Sagas):
 
     async def live(self, ids: Iterable[int]) -> Sequence[Posting]:
         """Those of the postings that are live and free."""
-        rows = await self._s.rows("live_by_id", [*ids])
+        rows = await self._s.rows("batch_live_by_id", [*ids])
         return [Posting(row[0], row[1], row[2], self._s.minor(row[3])) for row in rows]
 
     async def reserve(self, ids: Sequence[int], saga: str, fence: int) -> int:
@@ -134,7 +135,7 @@ class Steps(Sagas):
 
     async def guarded(self, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
         """(account, asset) → guarded balance."""
-        rows = await self._s.rows("guarded_balances", [a for a, _ in wanted], [s for _, s in wanted])
+        rows = await self._s.rows("batch_guarded_balances", [a for a, _ in wanted], [s for _, s in wanted])
         return {(r[0], r[1]): int(r[2]) for r in rows}
 
     async def reserve_guarded(self, wanted: Sequence[tuple[int, int]], saga: str, fence: int) -> int:

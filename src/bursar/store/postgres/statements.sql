@@ -52,27 +52,27 @@ ON CONFLICT DO NOTHING
 
 -- name: heads_by_path
 -- Newest version of each account named.
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book FROM unnest($1::text[]) AS w (path)
+SELECT @a.account FROM unnest($1::text[]) AS w (path)
 CROSS JOIN LATERAL (SELECT * FROM bursar.accounts a WHERE a.path = w.path ORDER BY version DESC LIMIT 1) a
 
 -- name: heads_by_id
 -- Newest version of each account numbered.
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book FROM unnest($1::text::bigint[]) AS w (id)
+SELECT @a.account FROM unnest($1::text::bigint[]) AS w (id)
 CROSS JOIN LATERAL (SELECT * FROM bursar.accounts a WHERE a.id = w.id ORDER BY version DESC LIMIT 1) a
 
 -- name: versions
 -- Exact versions of accounts: lists of ids and versions, side by side.
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book
+SELECT @a.account
 FROM unnest($1::text::bigint[], $2::text::integer[]) AS w (id, version) JOIN bursar.accounts a USING (id, version)
 
 -- name: account_history
 -- Every version of one account, oldest first.
-SELECT id, path, version, policy, status, book, (extract(epoch FROM at) * 1000000)::bigint
+SELECT @account, (extract(epoch FROM at) * 1000000)::bigint
 FROM bursar.accounts WHERE path = $1 ORDER BY version
 
 -- name: list_accounts
 -- Heads by path from a prefix range, after a path, so many.
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book FROM bursar.accounts a
+SELECT @a.account FROM bursar.accounts a
 WHERE a.path > $1 AND a.path >= $2 AND a.path < $3
   AND a.version = (SELECT max(version) FROM bursar.accounts b WHERE b.path = a.path)
 ORDER BY a.path LIMIT $4
@@ -93,14 +93,12 @@ FROM unnest($1::text[], $2::text[]) AS w (scope, key) JOIN bursar.envelopes e ON
 
 -- name: envelopes_by_seq
 -- Whole envelopes by number.
-SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata::text,
-       (extract(epoch FROM at) * 1000000)::bigint
+SELECT @envelope
 FROM bursar.envelopes WHERE seq = ANY ($1::text::bigint[]) ORDER BY seq
 
 -- name: envelopes_range
 -- Whole envelopes after a number, of one book (0: any), by number: what audit walks over.
-SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata::text,
-       (extract(epoch FROM at) * 1000000)::bigint
+SELECT @envelope
 FROM bursar.envelopes WHERE seq > $1 AND ($2::integer = 0 OR book = $2) ORDER BY seq LIMIT $3
 
 -- name: place_of_envelope
@@ -110,8 +108,7 @@ SELECT epoch, xid::text::bigint, seq FROM bursar.events WHERE subject = $1 AND k
 -- name: envelopes_after
 -- Whole envelopes after a place in the order of events, of one book (0: any); none that a transaction still open could
 -- come before (decision 5).
-SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata::text,
-       (extract(epoch FROM e.at) * 1000000)::bigint
+SELECT @e.envelope
 FROM bursar.events v JOIN bursar.envelopes e ON e.seq = v.subject
 WHERE v.kind = 1 AND (v.epoch, v.xid, v.seq) > ($1::integer, $2::bigint::text::xid8, $3::bigint)
   AND (v.epoch < (SELECT epoch FROM bursar.clock_epoch) OR v.xid < pg_snapshot_xmin(pg_current_snapshot()))
@@ -129,8 +126,7 @@ WITH lines AS MATERIALIZED (
        AND e.at >= to_timestamp(0) + $6::bigint * interval '1 microsecond'
        AND e.at < to_timestamp(0) + $7::bigint * interval '1 microsecond'
      ORDER BY i.envelope DESC LIMIT $8 + $9))
-SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata::text,
-       (extract(epoch FROM e.at) * 1000000)::bigint
+SELECT @e.envelope
 FROM lines l
 CROSS JOIN LATERAL (
     SELECT epoch, xid, seq FROM bursar.events WHERE subject = l.envelope AND kind = 1 AND version = 0 LIMIT 1) v

@@ -24,6 +24,7 @@ import asyncpg
 from bursar.model.errors import DatabaseUnavailable, OutcomeUnknown
 from bursar.ports import Ports
 from bursar.store.batch import Lane, Unreachable
+from bursar.store.columns import Row
 from bursar.store.options import USUAL, Options
 from bursar.store.postgres.arrays import SQL, plain
 from bursar.store.postgres.batches import PostgresBatchSession
@@ -39,7 +40,6 @@ from bursar.store.postgres.errors import (
 )
 from bursar.store.postgres.schema import check_version
 from bursar.store.protocol import Work
-from bursar.store.rows import Row
 from bursar.store.tables import Tables
 
 T = TypeVar("T")

@@ -82,20 +82,20 @@ WHERE holds.state = 'open' AND holds.owner = excluded.owner
 
 -- name: holds_by_id
 -- Holds by number, each with the newest version of its account.
-SELECT h.id, h.account, h.asset, h.amount::text, h.remaining::text, h.posting, h.state, h.owner, h.expires_us, h.lasts_us,
-    a.id, a.path, a.version, a.policy, a.status, a.book
+SELECT @h.hold,
+    @a.account
 FROM bursar.holds h
 CROSS JOIN LATERAL (SELECT * FROM bursar.accounts a WHERE a.id = h.account ORDER BY version DESC LIMIT 1) a
 WHERE h.id = ANY ($1::text::bigint[]) ORDER BY h.id
 
 -- name: holds_of_account
 -- Open holds of an account.
-SELECT id, account, asset, amount::text, remaining::text, posting, state, owner, expires_us, lasts_us FROM bursar.holds
+SELECT @hold FROM bursar.holds
 WHERE account = $1 AND state = 'open' ORDER BY id
 
 -- name: holds_due
 -- Open holds that have expired and that no record owns.
-SELECT id, account, asset, amount::text, remaining::text, posting, state, owner, expires_us, lasts_us FROM bursar.holds
+SELECT @hold FROM bursar.holds
 WHERE state = 'open' AND expires_us <= (extract(epoch FROM now()) * 1000000)::bigint AND owner = ''
 ORDER BY expires_us, id LIMIT $1
 

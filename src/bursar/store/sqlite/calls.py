@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseReadOnly, DatabaseUnavailable
-from bursar.store.rows import Row
+from bursar.store.columns import Row
 from bursar.store.sql import statements
 
 T = TypeVar("T")

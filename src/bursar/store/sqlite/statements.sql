@@ -55,28 +55,28 @@ INSERT INTO books (name, assets, accounts) VALUES (?, ?, ?) ON CONFLICT DO NOTHI
 
 -- name: heads_by_path
 -- Newest version of each account named.
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book
+SELECT @a.account
 FROM json_each(?) AS w JOIN accounts a ON a.path = w.value
 WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.path = w.value)
 
 -- name: heads_by_id
 -- Newest version of each account numbered.
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book
+SELECT @a.account
 FROM json_each(?) AS w JOIN accounts a ON a.id = w.value
 WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.id = w.value)
 
 -- name: versions
 -- Exact versions of accounts: JSON list of [id, version].
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book
+SELECT @a.account
 FROM json_each(?1) AS i JOIN accounts a ON a.id = i.value AND a.version = json_extract(?2, '$[' || i.key || ']')
 
 -- name: account_history
 -- Every version of one account, oldest first.
-SELECT id, path, version, policy, status, book, at FROM accounts WHERE path = ? ORDER BY version
+SELECT @account, at FROM accounts WHERE path = ? ORDER BY version
 
 -- name: list_accounts
 -- Heads by path from a prefix range, after a path, so many.
-SELECT a.id, a.path, a.version, a.policy, a.status, a.book FROM accounts a
+SELECT @a.account FROM accounts a
 WHERE a.path > ?1 AND a.path >= ?2 AND a.path < ?3
   AND a.version = (SELECT max(version) FROM accounts b WHERE b.path = a.path)
 ORDER BY a.path LIMIT ?4
@@ -100,12 +100,12 @@ SELECT seq, id, book, legs FROM envelopes WHERE scope = ? AND key = ?
 
 -- name: envelopes_by_seq
 -- Whole envelopes by number.
-SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata, e.at
+SELECT @e.envelope
 FROM json_each(?) AS w JOIN envelopes e ON e.seq = w.value ORDER BY e.seq
 
 -- name: envelopes_range
 -- Whole envelopes after a number, of one book (0: any), by number: what audit walks over.
-SELECT seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at FROM envelopes
+SELECT @envelope FROM envelopes
 WHERE seq > ?1 AND (?2 = 0 OR book = ?2) ORDER BY seq LIMIT ?3
 
 -- name: place_of_envelope
@@ -114,7 +114,7 @@ SELECT 0, 0, seq FROM events WHERE subject = ? AND kind = 1 AND version = 0
 
 -- name: envelopes_after
 -- Whole envelopes after a place in the order of events, of one book (0: any).
-SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata, e.at
+SELECT @e.envelope
 FROM events v CROSS JOIN envelopes e ON e.seq = v.subject
 WHERE ?1 = ?1 AND ?2 = ?2 AND v.kind = 1 AND v.seq > ?3 AND (?4 = 0 OR e.book = ?4) ORDER BY v.seq LIMIT ?5
 
@@ -129,7 +129,7 @@ WITH lines AS MATERIALIZED (
     SELECT * FROM (
         SELECT i.envelope FROM involved i JOIN envelopes e ON e.seq = i.envelope
         WHERE i.account = ?1 AND i.envelope <= ?5 AND e.at >= ?6 AND e.at < ?7 ORDER BY i.envelope DESC LIMIT ?8 + ?9))
-SELECT e.seq, e.id, e.scope, e.key, e.book, e.kind, e.reverses, e.legs, e.pins, e.consumes, e.metadata, e.at
+SELECT @e.envelope
 FROM lines l CROSS JOIN events v ON v.subject = l.envelope AND v.kind = 1 AND v.version = 0
 CROSS JOIN envelopes e ON e.seq = l.envelope
 WHERE ?2 = ?2 AND ?3 = ?3 AND v.seq < ?4 AND e.at >= ?6 AND e.at < ?7 ORDER BY v.seq DESC LIMIT ?8
@@ -142,16 +142,15 @@ SELECT seq FROM envelopes WHERE id = ?
 -- An envelope in a unit of its own group; a key or number that is there already is an error. Here and in what else a
 -- group inserts: OR FAIL, because the unit is rolled back whatever fails. Without it, SQLite copies every page that a
 -- statement of several rows changes, in case that one of them fails; that cost as much again as the rows.
-INSERT OR FAIL INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT OR FAIL INTO envelopes (@envelopes, at) VALUES (:envelopes, :now)
 
 -- name: insert_account_history_new
 -- Who took part, in a unit of its own group.
-INSERT OR FAIL INTO involved (account, envelope) VALUES (?, ?)
+INSERT OR FAIL INTO involved (@account_history) VALUES (:account_history)
 
 -- name: insert_posting_new
 -- A posting in a unit of its own group.
-INSERT OR FAIL INTO postings (id, account, asset, amount) VALUES (?, ?, ?, ?)
+INSERT OR FAIL INTO postings (@postings) VALUES (:postings)
 
 -- name: insert_live_new
 -- The same for one of a few that a group has made, and has not spent itself.
@@ -187,7 +186,7 @@ WHERE i.account = ?1 AND i.envelope >= ?2 >> 16 AND p.id > ?2 AND (?3 = 0 OR p.a
 SELECT posting, account, asset, amount, reservation, NULL, 1 FROM live_postings
 WHERE account = ?1 AND posting > ?2 AND (?3 = 0 OR asset = ?3) ORDER BY posting LIMIT ?4
 
--- name: live_by_id
+-- name: batch_live_by_id
 -- Live and free postings by number.
 SELECT l.posting, l.account, l.asset, l.amount FROM json_each(?) AS w JOIN live_postings l ON l.posting = w.value
 WHERE l.reservation IS NULL
@@ -248,7 +247,7 @@ GROUP BY p.asset ORDER BY p.asset
 
 -- name: insert_spend
 -- A spend within a unit; a second one of the same posting is an error.
-INSERT OR FAIL INTO spends (posting, envelope) VALUES (?, ?)
+INSERT OR FAIL INTO spends (@spends) VALUES (:spends)
 
 -- name: batch_dead_one
 -- A posting that stops being live.

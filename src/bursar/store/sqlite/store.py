@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 from bursar.model.errors import BursarError, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
 from bursar.ports import Ports, SerialExecutor
 from bursar.store.batch import CommitUnknown, Lane, WriteConflict
+from bursar.store.columns import Row
 from bursar.store.protocol import Work
-from bursar.store.rows import Row
 from bursar.store.sql import migrations
 from bursar.store.sqlite import calls
 from bursar.store.sqlite.batches import SqliteBatchSession

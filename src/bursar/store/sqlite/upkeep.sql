@@ -10,7 +10,7 @@ SELECT account FROM balance_cache WHERE part = 0 AND asset = 0
 
 -- name: insert_cache
 -- A change of a cached balance.
-INSERT INTO balance_cache (account, asset, part, amount) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+INSERT INTO balance_cache (@cached_balances) VALUES (:cached_balances) ON CONFLICT DO NOTHING
 
 -- name: cache_crowds
 -- Cached balances in more than so many parts.
@@ -33,7 +33,7 @@ DELETE FROM balance_cache WHERE account = ?
 -- The whole cache is disposable.
 DELETE FROM balance_cache
 
--- name: guarded_balances
+-- name: batch_guarded_balances
 -- Guarded balances: lists of accounts and assets, side by side.
 SELECT h.account, h.asset, h.balance, h.turn, h.reservation
 FROM json_each(?1) AS a
@@ -71,26 +71,25 @@ SELECT account, asset, sum_amounts(amount), count(*) FROM live_postings GROUP BY
 
 -- name: put_hold
 -- A hold as it stands after a commit. One that is closed, or belongs to somebody else, does not change.
-INSERT INTO holds (id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO holds (@holds) VALUES (:holds)
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state
 WHERE holds.state = 'open' AND holds.owner = excluded.owner
 
 -- name: holds_by_id
 -- Holds by number, each with the newest version of its account.
-SELECT h.id, h.account, h.asset, h.amount, h.remaining, h.posting, h.state, h.owner, h.expires_us, h.lasts_us,
-    a.id, a.path, a.version, a.policy, a.status, a.book
+SELECT @h.hold,
+    @a.account
 FROM json_each(?) AS w JOIN holds h ON h.id = w.value JOIN accounts a ON a.id = h.account
 WHERE a.version = (SELECT max(version) FROM accounts b WHERE b.id = h.account) ORDER BY h.id
 
 -- name: holds_of_account
 -- Open holds of an account.
-SELECT id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us FROM holds
+SELECT @hold FROM holds
 WHERE account = ? AND state = 'open' ORDER BY id
 
 -- name: holds_due
 -- Open holds that have expired and that no record owns.
-SELECT id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us FROM holds
+SELECT @hold FROM holds
 WHERE state = 'open' AND expires_us <= now_us() AND owner = '' ORDER BY expires_us, id LIMIT ?
 
 -- name: clock
