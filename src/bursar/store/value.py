@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from bursar.model.accounts import Account, AccountStatus, Book, Policy, decode_policy, encode_policy
+from bursar.model.accounts import Account, Book, encode_policy
 from bursar.model.money import Asset
 from bursar.model.postings import SEQ_MAX, Posting, PostingState, posting_id
 from bursar.model.records import ExistingEntry, StoredEnvelope, StoredPosting, StoredVersion
@@ -84,11 +84,6 @@ class Accounts(Table):
     async def heads_by_id(self, ids: Iterable[int]) -> dict[int, Account]:
         """Newest versions by number."""
         return {row[0]: account_of(row) for row in await self._s.rows("heads_by_id", list(ids))}
-
-    async def standings(self, wanted: Sequence[tuple[str, int]]) -> dict[int, tuple[AccountStatus, Policy, int]]:
-        """(path, asset) by place in the list → status, policy and sum of what is live; the missing are missing."""
-        rows = await self._s.rows("standings", [path for path, _ in wanted], [asset for _, asset in wanted])
-        return {row[0]: (AccountStatus(row[1]), decode_policy(row[2]), int(row[3] or 0)) for row in rows}
 
     async def in_transit(self, account: int) -> int:
         """How many postings in transit came from it and may have to go back."""

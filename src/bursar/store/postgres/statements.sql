@@ -70,6 +70,17 @@ FROM unnest($1::text::bigint[], $2::text::integer[]) AS w (id, version) JOIN bur
 SELECT @account, (extract(epoch FROM at) * 1000000)::bigint
 FROM bursar.accounts WHERE path = $1 ORDER BY version
 
+-- name: in_transit_of
+-- How many postings in transit an account's own entries have put there: money that may have to come back (T35).
+SELECT count(*) FROM bursar.accounts t JOIN bursar.live_postings l ON l.account = t.id
+JOIN bursar.involved i ON i.envelope = l.posting >> 16 AND i.account = $1
+WHERE t.version = 1 AND t.path >= 'transit:' AND t.path < 'transit;'
+
+-- name: holding_accounts
+-- An account and all below it with their cached balances, asset by asset.
+SELECT a.path, sum(c.amount)::text FROM bursar.accounts a JOIN bursar.balance_cache c ON c.account = a.id
+WHERE a.version = 1 AND (a.path = $1 OR (a.path > $2 AND a.path < $3)) GROUP BY a.path, c.asset
+
 -- name: list_accounts
 -- Heads by path from a prefix range, after a path, so many.
 SELECT @a.account FROM bursar.accounts a

@@ -52,7 +52,6 @@ ISOLATION = "SELECT current_setting('transaction_isolation')"
 SHORT_LOCKS = (
     "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
 )
-READS = frozenset(name for name, text in SQL.items() if text.startswith("SELECT") or name.startswith("list_"))
 NO_KEY = "it has none; look whether it has happened before you repeat it"
 
 
@@ -85,7 +84,7 @@ class PoolSession(PostgresSession):
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
-        writes = name not in READS
+        writes = not SQL[name].startswith("SELECT") and not name.startswith("list_")
         if writes:
             await self._store.check_commits()
         async with self._store.connection(writes=writes) as connection:

@@ -73,3 +73,11 @@ SELECT count(*), min(since) FROM records INDEXED BY records_resting WHERE due IS
 -- name: count_records
 -- How many records are in each state of each flow, and since when the oldest of them is there. Reads them all.
 SELECT flow, state, count(*), min(since) FROM records GROUP BY flow, state ORDER BY flow, state
+
+-- name: count_open_of
+-- How many records of an owner have not ended and are driven. Few are, and they have an index.
+SELECT count(*) FROM records WHERE flow = ?1 AND owner = ?2 AND due IS NOT NULL
+
+-- name: count_records_of
+-- How many records of an owner there are, ended or not.
+SELECT count(*) FROM records WHERE flow = ?1 AND owner = ?2

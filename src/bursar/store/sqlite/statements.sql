@@ -74,6 +74,17 @@ FROM json_each(?1) AS i JOIN accounts a ON a.id = i.value AND a.version = json_e
 -- Every version of one account, oldest first.
 SELECT @account, at FROM accounts WHERE path = ? ORDER BY version
 
+-- name: in_transit_of
+-- How many postings in transit an account's own entries have put there: money that may have to come back (T35).
+SELECT count(*) FROM accounts t JOIN live_postings l ON l.account = t.id
+JOIN involved i ON i.envelope = l.posting >> 16 AND i.account = ?1
+WHERE t.version = 1 AND t.path >= 'transit:' AND t.path < 'transit;'
+
+-- name: holding_accounts
+-- An account and all below it with their cached balances, asset by asset.
+SELECT a.path, sum_text(c.amount) FROM accounts a JOIN balance_cache c ON c.account = a.id
+WHERE a.version = 1 AND (a.path = ?1 OR (a.path > ?2 AND a.path < ?3)) GROUP BY a.path, c.asset
+
 -- name: list_accounts
 -- Heads by path from a prefix range, after a path, so many.
 SELECT @a.account FROM accounts a
