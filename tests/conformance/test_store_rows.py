@@ -19,8 +19,8 @@ from bursar.model.money import Asset
 from bursar.model.records import Event, EventKind, StoredEnvelope
 from bursar.sim.split.tables import Saga
 from bursar.store import Store
+from bursar.store.envelopes import FIRST_PLACE
 from bursar.store.rows import envelope_of, envelope_row
-from bursar.store.value import FIRST_PLACE
 
 ALICE, BOB = 11, 12
 

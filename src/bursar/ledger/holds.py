@@ -36,7 +36,7 @@ from bursar.model.postings import SEQ_MAX
 from bursar.model.records import HoldRow
 from bursar.model.views import EnvelopeView, Hold, moment
 from bursar.store import Store
-from bursar.store.value import FOREVER_US
+from bursar.store.envelopes import FOREVER_US
 from bursar.writer import Change, Writer
 
 TRIES = 12

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from bursar.store.accounts import Accounts, Rules
+from bursar.store.balances import Balances
+from bursar.store.checks import Checks
 from bursar.store.cores import Cores
 from bursar.store.documents import Documents
-from bursar.store.engine import Alerts, Clock, Heartbeats, Nodes, Outcomes, Records
+from bursar.store.envelopes import Envelopes, Events
 from bursar.store.flow_rows import FlowRows
+from bursar.store.holds import Holds
 from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
+from bursar.store.postings import Postings
+from bursar.store.records import Alerts, Clock, Heartbeats, Nodes, Outcomes, Records
 from bursar.store.session import Session
-from bursar.store.upkeep import Balances, Checks, Events, Holds
-from bursar.store.value import Accounts, Envelopes, Postings, Rules
 
 
 class Tables:

@@ -252,7 +252,7 @@ def _write_entries(connection: sqlite3.Connection, writes: WriteSet, now_us: int
     if writes.cached_balances:
         many(SQL["insert_cache"], [(a, s, p, str(v)) for a, s, p, v in writes.cached_balances])
     if writes.holds:
-        written = many(SQL["put_hold"], [hold_values(h, amount_in) for h in writes.holds]).rowcount
+        written = many(SQL["batch_hold"], [hold_values(h, amount_in) for h in writes.holds]).rowcount
         if written != len(writes.holds):
             raise WriteConflict("a hold is closed, or belongs to another record")
     once(SQL["batch_events"], (first,))
