@@ -18,7 +18,7 @@ from tests.rows import Rows
 
 from bursar import Bursar, BursarError, Entry, ExternalAccount, Receipt, SystemAccount, deposit
 from bursar.ledger import Ledger
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import BookedLeg, Envelope
 from bursar.model.postings import Posting, posting_id
 from bursar.model.records import EventKind
@@ -230,7 +230,7 @@ async def dust(ledger: Ledger, account: str, count: int, asset: str = "USDT") ->
                 scope="dust",
                 key=str(seq),
                 book=(await unit.rules.books())["main"],
-                kind=Kind.ENTRY,
+                kind=EntryKind.ENTRY,
                 reverses=0,
                 legs=(BookedLeg(bank, owner, kind.id, part),),
                 accounts=tuple(sorted(heads.values(), key=lambda head: head.path)),

@@ -23,7 +23,7 @@ from bursar import (
     withdraw,
 )
 from bursar.ledger import Ledger
-from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.errors import (
     AccountClosed,
     AccountFrozen,
@@ -306,7 +306,9 @@ async def test_postings_named_by_number_must_be_ours_and_live(ledger: Ledger, co
         "never there": ((4711,), PostingNotLive),
         "somebody else's": ((theirs,), InvalidEntry),
     }[consume]
-    intent = Intent(scope="test", key="k", legs=(Leg("alice", "carol", "USDT", 1),), kind=Kind.ENTRY, consume=numbers)
+    intent = Intent(
+        scope="test", key="k", legs=(Leg("alice", "carol", "USDT", 1),), kind=EntryKind.ENTRY, consume=numbers
+    )
 
     with pytest.raises(error):
         await ledger.writer.apply(Change((intent,)))

@@ -12,7 +12,7 @@ from tests.rows import Rows
 
 from bursar.ledger import Ledger
 from bursar.model.accounts import Book
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import Envelope
 from bursar.model.errors import BursarError
 from bursar.model.money import Asset
@@ -31,7 +31,7 @@ def envelope(seq: int, *, key: str | None = None, book: int = 1, metadata: str =
         scope="user",
         key=f"key-{seq}" if key is None else key,
         book=Book(id=book, name="main"),
-        kind=Kind.ENTRY,
+        kind=EntryKind.ENTRY,
         reverses=0,
         legs=(),
         accounts=(),

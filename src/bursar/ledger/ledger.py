@@ -24,8 +24,8 @@ from bursar.model.accounts import (
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
+    EntryKind,
     Intent,
-    Kind,
     Leg,
     encode_metadata,
     intend,
@@ -110,7 +110,7 @@ class Ledger(Holds):
         if not rows:
             raise UnknownEnvelope(str(envelope))
         row = rows[0]
-        if row.kind is Kind.COMPACT:
+        if row.kind is EntryKind.COMPACT:
             raise InvalidName("envelope to reverse", str(seq), "it only merged postings; nothing moved")
         if row.scope == "void":
             raise InvalidName("envelope to reverse", str(seq), "it gave back what was held; authorize it again")
@@ -137,7 +137,7 @@ class Ledger(Holds):
                 legs=legs,
                 book=book,
                 metadata=encode_metadata(metadata or {}),
-                kind=Kind.RETURN,
+                kind=EntryKind.RETURN,
                 reverses=seq,
                 consume=tuple(
                     p.posting.id
@@ -186,7 +186,7 @@ class Ledger(Holds):
             scope="compact",
             key=self.store.ports.token(),
             legs=(),
-            kind=Kind.COMPACT,
+            kind=EntryKind.COMPACT,
             book=head.book or MAIN_BOOK,
             consume=tuple(sorted(p.id for p in found)),
             merge=head.path,

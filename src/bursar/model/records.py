@@ -7,7 +7,7 @@ from enum import IntEnum
 import msgspec
 
 from bursar.model.accounts import Account
-from bursar.model.entries import HoldState, Kind
+from bursar.model.entries import EntryKind, HoldState
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting, PostingState
 
@@ -41,7 +41,7 @@ class StoredEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     key: str
     book: int
-    kind: Kind
+    kind: EntryKind
     reverses: int
     legs: bytes
     pins: bytes

@@ -1,4 +1,4 @@
-"""Rows: one protocol, two engines, one set of tables."""
+"""Rows: one protocol, two dialects of SQL, one set of tables."""
 
 from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import Ports
@@ -11,7 +11,7 @@ def connect(url: str, ports: Ports, *, options: Options = USUAL) -> Store:
     """The store behind an address: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://…`."""
     scheme, separator, rest = url.partition("://")
     if scheme == "sqlite" and separator:
-        from bursar.store.sqlite.store import SqliteStore  # noqa: PLC0415 (an engine is loaded when it is used)
+        from bursar.store.sqlite.store import SqliteStore  # noqa: PLC0415 (a store is loaded when it is used)
 
         slash, path = rest[:1], rest[1:]
         if not path or slash != "/":  # with two slashes, what follows would be a host; and a typing error, a new file

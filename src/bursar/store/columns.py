@@ -1,4 +1,4 @@
-"""The columns of every kind of row, once for both engines: statements name a kind, and its columns are put in.
+"""The columns of every kind of row, once for both dialects: statements name a kind, and its columns are put in.
 
 What is read: `@record` stands for all columns of a record as they are selected, in the order of the struct's fields;
 `@r.record` for the same of a table that the statement calls `r`. `reader` makes the struct of such a row.
@@ -205,19 +205,19 @@ _READ = re.compile(r"@(?:(\w+)\.)?(\w+)")
 _WRITTEN = re.compile(r"([@:])(\w+)(?:\.(\w+))?")
 
 
-def expand(engine: str, sql: str) -> str:
+def expand(dialect: str, sql: str) -> str:
     """A statement with the columns put in."""
-    sql = _READ.sub(lambda found: _selected(engine, *found.groups()) or found[0], sql)
-    return _with_written(sql) if engine == "sqlite" else sql
+    sql = _READ.sub(lambda found: _selected(dialect, *found.groups()) or found[0], sql)
+    return _with_written(sql) if dialect == "sqlite" else sql
 
 
-def _selected(engine: str, table: str | None, name: str) -> str:
+def _selected(dialect: str, table: str | None, name: str) -> str:
     if name not in READ:
         return ""
     reading = READ[name]
     found = (reading.columns.get(field, (field, "")) for field in reading.struct.__struct_fields__)
     prefix = "" if table is None else f"{table}."
-    return ", ".join(_SELECTED[engine].get(how, "{}").format(prefix + column) for column, how in found)
+    return ", ".join(_SELECTED[dialect].get(how, "{}").format(prefix + column) for column, how in found)
 
 
 def _with_written(sql: str) -> str:

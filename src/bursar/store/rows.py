@@ -1,4 +1,4 @@
-"""Rows and records: how each table's rows read and are written, the same for both engines."""
+"""Rows and records: how each table's rows read and are written, the same for both dialects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session: named statements on a connection. What differs between the engines (SQL, lists, amounts) is behind it.
+"""A session: named statements on a connection. What differs between the stores (SQL, lists, amounts) is behind it.
 
 Whether several calls happen together is the session's affair: inside `store.transaction()` they do, in `store.single()`
 each stands alone.
@@ -22,11 +22,11 @@ class Session(Protocol):
         ...
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Run a statement once per row, in as few round trips as the engine can; returns how many rows changed."""
+        """Run a statement once per row, in as few round trips as the store can; returns how many rows changed."""
         ...
 
     def amount(self, minor: int) -> Any:
-        """An amount as this engine stores it."""
+        """An amount as this database stores it."""
         ...
 
     def minor(self, stored: Any) -> int:

@@ -18,7 +18,7 @@ from bursar.engine import Answer, Booking, FlowRecord, InlineCall
 from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, AccountSnapshot
 from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
 from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy, decode_policy
-from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult
 from bursar.rails.trading import BalancesReply, Op, Reply, Status, TradingClient
@@ -226,7 +226,7 @@ class FundingRail:
             scope=FUNDING_SCOPE,
             key=f"{item.id}:{op}",
             legs=(Leg(source, target, transfer.asset, transfer.minor),),
-            kind=Kind.RETURN if op == "refund" else Kind.ENTRY,
+            kind=EntryKind.RETURN if op == "refund" else EntryKind.ENTRY,
             # What arrives, or goes back, is the very posting that this transfer put there, and no other (T36).
             consume=() if op == "withdraw" else (item.record.in_flight_posting,),
             no_overdraft=op == "withdraw",  # T42

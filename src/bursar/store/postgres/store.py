@@ -100,7 +100,7 @@ class PoolSession(PostgresSession):
 class PostgresStore:
     """One PostgreSQL database."""
 
-    engine = "postgres"
+    dialect = "postgres"
     has_clock = True
     overlaps = True
     first_read = 2  # most payments need no more, and to read on costs a round trip
