@@ -8,6 +8,7 @@ from bursar.model.envelope import Envelope
 from bursar.sim.split.tables import Steps
 from bursar.store.rows import envelope_row
 from bursar.store.sql import bring
+from bursar.store.sqlite.store import SqliteSession
 from bursar.store.tables import Tables
 
 bring("tests")
@@ -18,6 +19,8 @@ class Rows(Steps):
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables.session)
+        if not isinstance(tables.session, SqliteSession):
+            self.amount = str  # type: ignore[assignment]
 
     async def store(self, envelope: Envelope, id_: bytes) -> int:
         """Write an envelope; 0 if its number or key is there already."""

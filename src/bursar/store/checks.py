@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bursar.store.columns import text_of
+from bursar.store.columns import minor_of, text_of
 from bursar.store.session import Table
 
 
@@ -30,12 +30,12 @@ class Checks(Table):
     async def open_holds(self, after: int, limit: int) -> list[tuple[int, int, int, int, int, int]]:
         """(hold, asset, remaining, posting, account, amount) of open holds, by number, after one."""
         rows = await self._s.rows("open_holds", after, limit)
-        return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4], self._s.minor(r[5])) for r in rows]
+        return [(r[0], r[1], minor_of(r[2]), r[3], r[4], minor_of(r[5])) for r in rows]
 
     async def owned_holds(self, after: int, limit: int) -> list[tuple[int, int, int, int, str]]:
         """(hold, asset, remaining, posting, owner) of open holds that records own, by number, after one."""
         rows = await self._s.rows("owned_holds", after, limit)
-        return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4]) for r in rows]
+        return [(r[0], r[1], minor_of(r[2]), r[3], r[4]) for r in rows]
 
     async def involved(self, accounts: Iterable[int], first: int, last: int) -> set[tuple[int, int]]:
         """What stands in the histories of accounts between two envelopes: (account, envelope)."""
@@ -48,7 +48,7 @@ class Checks(Table):
     async def transit(self, after: int, limit: int) -> list[tuple[int, int, int, str, str]]:
         """(posting, asset, amount, scope, key) of what lies in transit accounts, by number, after one."""
         rows = await self._s.rows("transit_postings", after, limit)
-        return [(r[0], r[1], self._s.minor(r[2]), r[3], r[4]) for r in rows]
+        return [(r[0], r[1], minor_of(r[2]), r[3], r[4]) for r in rows]
 
     async def records_in_transit(self, after: int, limit: int) -> list[tuple[int, str, str, str, int, bool]]:
         """(number, flow, id, state, posting, open) of records that own a posting in transit, by number, after one."""

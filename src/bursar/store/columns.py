@@ -34,112 +34,41 @@ from bursar.model.records import (
 
 Row = Sequence[Any]
 T = TypeVar("T")
+OFFSET = 2**127  # of amounts in 16 bytes, so that they sort as the numbers do
 
-# Types of PostgreSQL; and `amount`, a number that may be wider than bigint and is a text in the function, and `text?`,
-# a text that may be null.
+# One list for each kind of row: columns and their types. Types of PostgreSQL; and `amount`, a number that may be wider
+# than bigint and is a text in the function, and `text?`, a text that may be null.
+_LISTS = """
+envelopes: seq bigint, id bytea, scope text, key text, book integer, kind smallint, reverses bigint, legs bytea,
+    pins bytea, consumes bytea, metadata text
+postings: id bigint, account bigint, asset integer, amount amount, live boolean
+spends: posting bigint, envelope bigint
+spent_live: posting bigint
+account_history: account bigint, envelope bigint
+guarded: account bigint, asset integer, version bigint, balance amount
+cached_balances: account bigint, asset integer, part bigint, amount amount
+holds: id bigint, account bigint, asset integer, amount amount, remaining amount, posting bigint, state text,
+    owner text, expires_us bigint, lasts_us bigint
+operations: scope text, id text, op text, fingerprint text, outcome text, code text, detail text
+counters: key text, count bigint, amount amount, count_max bigint, amount_max amount, until_us bigint
+new_records: number bigint, flow text, id text, owner text, state text, version integer, in_flight_posting bigint,
+    delay_us bigint, worker text, body text, error text
+moves: number bigint, expected_version integer, state text, version integer, attempt integer,
+    in_flight_posting bigint, delay_us bigint, worker text, body text?, error text
+transitions: record bigint, version integer, source text, event text, target text, attempt integer, actor text,
+    evidence text
+flow_rows: expected_version bigint, flow text, kind text, key text, record bigint, state text, amount amount,
+    version bigint, permanent boolean, body text
+high_water: rail text, worker text, sequence bigint
+keys: scope text, key text
+positive_pools: account bigint, asset integer, most integer
+negative_pools: account bigint, asset integer, most integer
+named_postings: posting bigint
+guarded_keys: account bigint, asset integer
+"""
 ROWS: dict[str, dict[str, str]] = {
-    "envelopes": {
-        "seq": "bigint",
-        "id": "bytea",
-        "scope": "text",
-        "key": "text",
-        "book": "integer",
-        "kind": "smallint",
-        "reverses": "bigint",
-        "legs": "bytea",
-        "pins": "bytea",
-        "consumes": "bytea",
-        "metadata": "text",
-    },
-    "postings": {"id": "bigint", "account": "bigint", "asset": "integer", "amount": "amount", "live": "boolean"},
-    "spends": {"posting": "bigint", "envelope": "bigint"},
-    "spent_live": {"posting": "bigint"},
-    "account_history": {"account": "bigint", "envelope": "bigint"},
-    "guarded": {"account": "bigint", "asset": "integer", "version": "bigint", "balance": "amount"},
-    "cached_balances": {"account": "bigint", "asset": "integer", "part": "bigint", "amount": "amount"},
-    "holds": {
-        "id": "bigint",
-        "account": "bigint",
-        "asset": "integer",
-        "amount": "amount",
-        "remaining": "amount",
-        "posting": "bigint",
-        "state": "text",
-        "owner": "text",
-        "expires_us": "bigint",
-        "lasts_us": "bigint",
-    },
-    "operations": {
-        "scope": "text",
-        "id": "text",
-        "op": "text",
-        "fingerprint": "text",
-        "outcome": "text",
-        "code": "text",
-        "detail": "text",
-    },
-    "counters": {
-        "key": "text",
-        "count": "bigint",
-        "amount": "amount",
-        "count_max": "bigint",
-        "amount_max": "amount",
-        "until_us": "bigint",
-    },
-    "new_records": {
-        "number": "bigint",
-        "flow": "text",
-        "id": "text",
-        "owner": "text",
-        "state": "text",
-        "version": "integer",
-        "in_flight_posting": "bigint",
-        "delay_us": "bigint",
-        "worker": "text",
-        "body": "text",
-        "error": "text",
-    },
-    "moves": {
-        "number": "bigint",
-        "expected_version": "integer",
-        "state": "text",
-        "version": "integer",
-        "attempt": "integer",
-        "in_flight_posting": "bigint",
-        "delay_us": "bigint",
-        "worker": "text",
-        "body": "text?",
-        "error": "text",
-    },
-    "transitions": {
-        "record": "bigint",
-        "version": "integer",
-        "source": "text",
-        "event": "text",
-        "target": "text",
-        "attempt": "integer",
-        "actor": "text",
-        "evidence": "text",
-    },
-    "flow_rows": {
-        "expected_version": "bigint",
-        "flow": "text",
-        "kind": "text",
-        "key": "text",
-        "record": "bigint",
-        "state": "text",
-        "amount": "amount",
-        "version": "bigint",
-        "permanent": "boolean",
-        "body": "text",
-    },
-    "high_water": {"rail": "text", "worker": "text", "sequence": "bigint"},
-    # What a batch reads:
-    "keys": {"scope": "text", "key": "text"},
-    "positive_pools": {"account": "bigint", "asset": "integer", "most": "integer"},
-    "negative_pools": {"account": "bigint", "asset": "integer", "most": "integer"},
-    "named_postings": {"posting": "bigint"},
-    "guarded_keys": {"account": "bigint", "asset": "integer"},
+    name: dict(column.split() for column in columns.split(","))
+    for name, columns in (line.split(":") for line in _LISTS.replace("\n    ", " ").strip().splitlines())
 }
 # SQLite: columns that are called otherwise in their table, or are none, and those that say which row is meant.
 STORED = {"in_flight_posting": "transit", "delay_us": "due", "until_us": "until"}
@@ -155,7 +84,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 # How a column is stored, if not plainly: `time` (microseconds on SQLite), `age` (a time, as time since then), `json`,
-# `wide` (a number wider than bigint; text on SQLite), `amount` (the same; 16 bytes on SQLite, see `Session.minor`),
+# `wide` (a number wider than bigint; text on SQLite), `amount` (the same; 16 bytes on SQLite that sort as it does),
 # `raw` (text that may have been broken behind our back, and must not fail the statement; on SQLite read as bytes).
 READ = {
     "account": Reading(Account),
@@ -260,6 +189,11 @@ def text_of(stored: str | bytes) -> str:
     return stored if isinstance(stored, str) else stored.decode("utf-8", "replace")
 
 
+def minor_of(stored: str | bytes) -> int:
+    """An amount: text, or 16 bytes."""
+    return int(stored) if isinstance(stored, str) else int.from_bytes(stored, "big") - OFFSET
+
+
 def reader(name: str, kind: type[T]) -> Callable[[Row], T]:
     """The struct of a row that was selected as `@name`."""
     reading, types = READ[name], get_type_hints(kind)
@@ -279,6 +213,6 @@ def reader(name: str, kind: type[T]) -> Callable[[Row], T]:
 def _conversion(kind: Any, how: str) -> Callable[[Any], Any] | None:
     if how.startswith("raw"):
         return text_of
-    if how == "wide":
-        return int
+    if how in ("wide", "amount"):
+        return minor_of
     return kind if kind is bool or (isinstance(kind, type) and issubclass(kind, Enum)) else None

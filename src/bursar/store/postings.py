@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bursar.model.postings import Posting, PostingState, posting_id
 from bursar.model.records import StoredPosting
-from bursar.store.columns import Row
+from bursar.store.columns import Row, minor_of
 from bursar.store.session import Table
 
 
@@ -14,7 +14,7 @@ class Postings(Table):
     """Postings, who spent them, and the disposable table of what is live."""
 
     def _stored(self, row: Row) -> StoredPosting:
-        posting = Posting(row[0], row[1], row[2], self._s.minor(row[3]))
+        posting = Posting(row[0], row[1], row[2], minor_of(row[3]))
         if row[5] is not None and not row[6]:
             state = PostingState.SPENT
         else:
@@ -40,7 +40,7 @@ class Postings(Table):
     async def candidates(self, name: str, account: int, asset: int, limit: int) -> list[Posting]:
         """Free live postings: `largest`, `most_negative` or `smallest` first."""
         rows = await self._s.rows(name, account, asset, limit)
-        return [Posting(row[0], row[1], row[2], self._s.minor(row[3])) for row in rows]
+        return [Posting(row[0], row[1], row[2], minor_of(row[3])) for row in rows]
 
     async def spenders(self, ids: Iterable[int]) -> dict[int, int]:
         """Who spent them; the unspent are missing."""

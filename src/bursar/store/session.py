@@ -25,14 +25,6 @@ class Session(Protocol):
         """Run a statement once per row, in as few round trips as the store can; returns how many rows changed."""
         ...
 
-    def amount(self, minor: int) -> Any:
-        """An amount as this database stores it."""
-        ...
-
-    def minor(self, stored: Any) -> int:
-        """An amount as it was before it was stored."""
-        ...
-
 
 class Table:
     """Something that talks through a session."""

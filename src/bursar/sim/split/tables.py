@@ -9,10 +9,11 @@ import msgspec
 
 from bursar.model.postings import Posting
 from bursar.model.records import EventKind, HoldRow, StoredEnvelope
-from bursar.store.columns import text_of
+from bursar.store.columns import minor_of, text_of
 from bursar.store.rows import hold_values
 from bursar.store.session import Table
 from bursar.store.sql import bring
+from bursar.store.sqlite.calls import amount_in
 from bursar.store.sqlite.store import SqliteSession
 from bursar.store.tables import Tables
 
@@ -92,8 +93,10 @@ class Sagas(Table):
 class Steps(Sagas):
     """And the rows that a saga writes, step by step."""
 
+    amount = staticmethod(amount_in)
+
     def _rows(self, postings: Sequence[Posting]) -> Sequence[tuple[Any, ...]]:
-        return [(p.id, p.account, p.asset, self._s.amount(p.amount)) for p in postings]
+        return [(p.id, p.account, p.asset, self.amount(p.amount)) for p in postings]
 
     async def take_numbers(self, count: int) -> int:
         """Reserve envelope numbers; returns the last of them."""
@@ -110,7 +113,7 @@ class Steps(Sagas):
     async def live(self, ids: Iterable[int]) -> Sequence[Posting]:
         """Those of the postings that are live and free."""
         rows = await self._s.rows("batch_live_by_id", [*ids])
-        return [Posting(row[0], row[1], row[2], self._s.minor(row[3])) for row in rows]
+        return [Posting(row[0], row[1], row[2], minor_of(row[3])) for row in rows]
 
     async def reserve(self, ids: Sequence[int], saga: str, fence: int) -> int:
         """Claim free postings; what is taken is skipped. Ours count."""
@@ -170,7 +173,7 @@ class Steps(Sagas):
             ("insert_envelope_fenced", [(*head, s.legs, s.pins, s.consumes, s.metadata, saga, fence)]),
             ("insert_account_history_fenced", [(a, s.seq, saga, fence) for a in accounts]),
             ("insert_cache_fenced", [(a, asset, s.seq, str(v), saga, fence) for a, asset, v in cache]),
-            ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, self._s.amount), saga, fence, s.seq)]),
+            ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, amount_in), saga, fence, s.seq)]),
             ("insert_event_fenced", [(int(EventKind.COMMITTED), s.seq, 0, saga, fence)]),
         ]
         return (await cast("SqliteSession", self._s).together([(name, rows) for name, rows in writes if rows]))[0]

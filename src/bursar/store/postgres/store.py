@@ -72,9 +72,6 @@ class PostgresSession:
         status = await self._connection.execute(SQL[name], *plain(name, map(list, zip(*rows, strict=True))))
         return int(status.rsplit(" ", 1)[1])
 
-    amount = staticmethod(str)
-    minor = staticmethod(int)
-
 
 class PoolSession(PostgresSession):
     """Statements that each take a connection from the pool."""

@@ -32,10 +32,10 @@ from bursar.store.batch import (
     WriterCache,
     WriteSet,
 )
-from bursar.store.columns import Row
+from bursar.store.columns import OFFSET, Row
 from bursar.store.flow_rows import flow_row_of, flow_row_values
 from bursar.store.rows import account_of, asset_of, book_of, hold_values, operation_result_of
-from bursar.store.sqlite.calls import OFFSET, SQL, amount_in, amount_out, rows
+from bursar.store.sqlite.calls import SQL, amount_in, amount_out, rows
 
 LARGEST, MOST_NEGATIVE = SQL["largest"], SQL["most_negative"]
 FEW = 4  # pools, or rows: fewer are read or written faster one by one

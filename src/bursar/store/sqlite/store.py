@@ -49,9 +49,6 @@ class SqliteSession:
         """Several writes as one."""
         return await self._store.run(self._lane, partial(calls.write_all, self._connection(), writes))
 
-    amount = staticmethod(calls.amount_in)
-    minor = staticmethod(calls.amount_out)
-
 
 class ReadSession(SqliteSession):
     """Like a session, but waits for whoever holds the reading connection in a snapshot."""
