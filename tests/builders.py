@@ -253,7 +253,7 @@ async def check_sound(ledger: Ledger) -> None:
         assert set((await tables.checks.asset_sums()).values()) <= {0}, "value was made or lost"
         for name in ("stray_spends", "not_live", "wrongly_live", "stray_postings"):
             assert await tables.checks.ids(name, 5) == [], name
-        for key, guarded in (await tables.balances.all_heads()).items():
+        for key, guarded in (await tables.balances.all_guarded()).items():
             assert guarded == sums.get(key, 0), f"guarded balance of {key}"
         heads = {a.id: a for a in await tables.accounts.list(limit=100_000)}
         wide = await tables.balances.cached_accounts()

@@ -189,7 +189,7 @@ class Liveness(Check):
     async def _balances(self) -> None:
         """Kept balances: of system, external and wide accounts, of capped overdrafts, of what is held."""
         tables = self.scene.tables
-        guarded = await tables.balances.all_heads()
+        guarded = await tables.balances.all_guarded()
         cached: dict[int, dict[int, int]] = {}
         for account, asset, total in await tables.checks.cached_sums():
             cached.setdefault(account, {})[asset] = total

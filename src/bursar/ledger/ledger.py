@@ -234,12 +234,12 @@ class Ledger(Holds):
             wide = await unit.balances.cached_accounts()
             live = await unit.postings.rebuild()
             await unit.balances.clear_cache()
-            await unit.balances.clear_heads()
+            await unit.balances.clear_guarded()
             sums = await unit.postings.sums()
             heads = await unit.accounts.heads_by_id(sorted({account for account, _, _, _ in sums} | wide))
             assets = {a.id: a for a in (await unit.rules.assets()).values()}
             guarded = [(a, s, v) for a, s, v, _ in sums if heads[a].floor(assets[s]) is not None]
-            await unit.balances.put_heads(guarded)
+            await unit.balances.put_guarded(guarded)
             cached = [(a, s, 0, v) for a, s, v, _ in sums if not heads[a].pays_from_postings or a in wide]
             await unit.balances.add_cache([(a, 0, 0, 0) for a in sorted(wide)] + cached)
         return live

@@ -441,10 +441,10 @@ async def _change_guards(unit: Tables, head: Account, new: Account) -> None:
         if not new.may_owe(assets[number]) and await unit.postings.candidates("most_negative", head.id, number, 1):
             raise AccountNotEmpty(head.path, f"it has negative postings of {assets[number].code}; pay them off first")
     if isinstance(head.policy, CappedOverdraft):
-        await unit.balances.drop_head(head.id)
+        await unit.balances.drop_guarded(head.id)
     if isinstance(new.policy, CappedOverdraft):
         asset = next(a for a in assets.values() if a.code == new.policy.asset)
-        await unit.balances.put_heads([(head.id, asset.id, sums.get(asset.id, (0, 0))[0])])
+        await unit.balances.put_guarded([(head.id, asset.id, sums.get(asset.id, (0, 0))[0])])
     if head.pays_from_postings != new.pays_from_postings:
         await _start_cache(unit, head.id)
 

@@ -54,18 +54,18 @@ class Balances(Table):
         """Forget the cache."""
         await self._s.rows("clear_cache")
 
-    async def all_heads(self) -> dict[tuple[int, int], int]:
+    async def all_guarded(self) -> dict[tuple[int, int], int]:
         """Every guarded balance."""
-        return {(r[0], r[1]): int(r[2]) for r in await self._s.rows("all_heads")}
+        return {(r[0], r[1]): int(r[2]) for r in await self._s.rows("all_guarded")}
 
-    async def put_heads(self, rows: Sequence[tuple[int, int, int]]) -> int:
+    async def put_guarded(self, rows: Sequence[tuple[int, int, int]]) -> int:
         """(account, asset, balance)."""
         return await self._s.write("put_guarded_balance", [(a, s, str(b)) for a, s, b in rows])
 
-    async def drop_head(self, account: int) -> None:
+    async def drop_guarded(self, account: int) -> None:
         """Forget the guarded balance of an account that is no longer capped."""
-        await self._s.rows("drop_head", account)
+        await self._s.rows("drop_guarded", account)
 
-    async def clear_heads(self) -> None:
+    async def clear_guarded(self) -> None:
         """Forget the guarded balances."""
-        await self._s.rows("clear_heads")
+        await self._s.rows("clear_guarded")

@@ -59,9 +59,9 @@ class Checks(Table):
         """(number, id) of records that somebody drives, by number, after one."""
         return [(r[0], text_of(r[1])) for r in await self._s.rows("open_records", after, limit)]
 
-    async def outcomes(self) -> int:
+    async def operations(self) -> int:
         """How many answers are remembered."""
-        return int(await self._one("count_outcomes"))
+        return int(await self._one("count_operations"))
 
     async def counts(self) -> dict[str, int]:
         """How much there is."""

@@ -139,7 +139,7 @@ class Records(Table):
         await self._s.rows("look_again", record.number, record.version, delay_us)
 
 
-class Outcomes(Table):
+class Operations(Table):
     """What operations were answered."""
 
     async def get(self, scope: str, id_: str, op: str) -> OperationResult | None:

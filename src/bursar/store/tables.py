@@ -12,7 +12,7 @@ from bursar.store.flow_rows import FlowRows
 from bursar.store.holds import Holds
 from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
 from bursar.store.postings import Postings
-from bursar.store.records import Alerts, Clock, Heartbeats, Nodes, Outcomes, Records
+from bursar.store.records import Alerts, Clock, Heartbeats, Nodes, Operations, Records
 from bursar.store.session import Session
 
 
@@ -31,7 +31,7 @@ class Tables:
         self.checks = Checks(session)
         self.records = Records(session)
         self.flow_rows = FlowRows(session)
-        self.outcomes = Outcomes(session)
+        self.operations = Operations(session)
         self.alerts = Alerts(session)
         self.pauses = Pauses(session)
         self.actions = Actions(session)

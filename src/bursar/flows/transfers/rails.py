@@ -165,7 +165,7 @@ class FundingRail:
         return await self._refuse(item, op, CANCELLED)
 
     async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
-        found = await self._store.read.outcomes.get(FUNDING_SCOPE, item.id, op)
+        found = await self._store.read.operations.get(FUNDING_SCOPE, item.id, op)
         if found is None:
             return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message=f"nothing is on record of {op} {item.id}")
         return _answer(msgspec.structs.replace(found, replayed=True))

@@ -59,7 +59,7 @@ DELETE FROM bursar.balance_cache WHERE account = $1
 -- The whole cache is disposable.
 DELETE FROM bursar.balance_cache
 
--- name: all_heads
+-- name: all_guarded
 -- Every guarded balance, for audit.
 SELECT account, asset, balance::text FROM bursar.account_heads ORDER BY account, asset
 
@@ -69,10 +69,10 @@ INSERT INTO bursar.account_heads (account, asset, balance, turn)
 SELECT a, s, b::numeric, 1 FROM unnest($1::text::bigint[], $2::text::integer[], $3::text[]) AS h (a, s, b)
 ON CONFLICT (account, asset) DO UPDATE SET balance = excluded.balance, turn = account_heads.turn + 1
 
--- name: drop_head
+-- name: drop_guarded
 -- The account is no longer capped.
 DELETE FROM bursar.account_heads WHERE account = $1
 
--- name: clear_heads
+-- name: clear_guarded
 -- Guarded balances are disposable.
 DELETE FROM bursar.account_heads

@@ -100,6 +100,6 @@ WHERE e.scope IN (SELECT DISTINCT scope FROM bursar.outcomes WHERE op <> 'create
 ) IS DISTINCT FROM 'SUCCESS'
 LIMIT $1
 
--- name: count_outcomes
+-- name: count_operations
 -- How many answers are remembered.
 SELECT count(*) FROM bursar.outcomes

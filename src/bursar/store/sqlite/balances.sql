@@ -52,7 +52,7 @@ DELETE FROM balance_cache WHERE account = ?
 -- The whole cache is disposable.
 DELETE FROM balance_cache
 
--- name: all_heads
+-- name: all_guarded
 -- Every guarded balance, for audit.
 SELECT account, asset, balance FROM account_heads ORDER BY account, asset
 
@@ -61,10 +61,10 @@ SELECT account, asset, balance FROM account_heads ORDER BY account, asset
 INSERT INTO account_heads (account, asset, balance, turn) VALUES (?1, ?2, ?3, 1)
 ON CONFLICT (account, asset) DO UPDATE SET balance = excluded.balance, turn = turn + 1
 
--- name: drop_head
+-- name: drop_guarded
 -- The account is no longer capped.
 DELETE FROM account_heads WHERE account = ?
 
--- name: clear_heads
+-- name: clear_guarded
 -- Guarded balances are disposable.
 DELETE FROM account_heads

@@ -92,6 +92,6 @@ WHERE e.scope IN (SELECT DISTINCT scope FROM outcomes WHERE op <> 'create') AND 
       AND o.op = substr(e.key, length(rtrim(e.key, replace(e.key, ':', ''))) + 1) AND o.outcome = 'SUCCESS')
 LIMIT ?
 
--- name: count_outcomes
+-- name: count_operations
 -- How many answers are remembered.
 SELECT count(*) FROM outcomes
