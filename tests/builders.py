@@ -14,13 +14,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tests.rows import Rows
+
 from bursar import Bursar, BursarError, Entry, ExternalAccount, Receipt, SystemAccount, deposit
 from bursar.ledger import Ledger
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import BookedLeg, Envelope
 from bursar.model.postings import Posting, posting_id
 from bursar.model.records import EventKind
 from bursar.ports import Ports, SerialExecutor, SystemPorts
+from bursar.sim.split import SplitBursar
 from bursar.store import Store, connect
 
 T = TypeVar("T")
@@ -115,11 +118,13 @@ class Place:
 
     def bursar(self, ports: Ports | None = None, *, split: bool | None = None) -> Bursar:
         """Bursar on this database; several at once are several programs at once."""
-        return Bursar(self.url, ports=ports, split=self.mode == "split" if split is None else split)
+        if self.mode == "split" if split is None else split:
+            return SplitBursar(self.url, ports=ports)
+        return Bursar(self.url, ports=ports)
 
     def store(self, ports: Ports | None = None) -> Store:
         """The bare store, not opened yet."""
-        return connect(self.url, ports or SystemPorts(), split=self.mode == "split")
+        return connect(self.url, ports or SystemPorts())
 
 
 @dataclass(frozen=True)
@@ -215,17 +220,17 @@ async def dust(ledger: Ledger, account: str, count: int, asset: str = "USDT") ->
         bank, owner = heads[BANK].id, heads[account].id
         while count > 0:
             part = min(count, 60_000)
-            seq = await unit.envelopes.take_numbers(1)
+            seq = await Rows(unit).take_numbers(1)
             postings = [Posting(posting_id(seq, 0), bank, kind.id, -part)]
             postings += [Posting(posting_id(seq, i), owner, kind.id, 1) for i in range(1, part + 1)]
-            await unit.postings.insert(postings)
-            await unit.postings.enliven(postings)
+            await Rows(unit).insert(postings)
+            await Rows(unit).enliven(postings)
             envelope = Envelope(
                 seq=seq,
                 scope="dust",
                 key=str(seq),
                 book=(await unit.rules.books())["main"],
-                kind=Kind.ENTRY,
+                kind=EntryKind.ENTRY,
                 reverses=0,
                 legs=(BookedLeg(bank, owner, kind.id, part),),
                 accounts=tuple(sorted(heads.values(), key=lambda head: head.path)),
@@ -234,8 +239,8 @@ async def dust(ledger: Ledger, account: str, count: int, asset: str = "USDT") ->
                 creates=tuple(postings),
                 metadata="{}",
             )
-            await unit.envelopes.store(envelope, envelope.id())
-            await unit.envelopes.involve([bank, owner], seq)
+            await Rows(unit).store(envelope, envelope.id())
+            await Rows(unit).involve([bank, owner], seq)
             await unit.events.append(EventKind.COMMITTED, seq)
             await unit.balances.add_cache([(bank, kind.id, seq, -part)])
             count -= part
@@ -248,7 +253,7 @@ async def check_sound(ledger: Ledger) -> None:
         assert set((await tables.checks.asset_sums()).values()) <= {0}, "value was made or lost"
         for name in ("stray_spends", "not_live", "wrongly_live", "stray_postings"):
             assert await tables.checks.ids(name, 5) == [], name
-        for key, guarded in (await tables.balances.all_heads()).items():
+        for key, guarded in (await tables.balances.all_guarded()).items():
             assert guarded == sums.get(key, 0), f"guarded balance of {key}"
         heads = {a.id: a for a in await tables.accounts.list(limit=100_000)}
         wide = await tables.balances.cached_accounts()

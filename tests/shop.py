@@ -140,7 +140,7 @@ class Program:
             return [
                 len(records),
                 transitions,
-                await tables.checks.outcomes(),
+                await tables.checks.operations(),
                 (await tables.checks.counts())["envelopes"],
             ]
 

@@ -21,8 +21,7 @@ from tests.builders import Place
 from bursar import SystemAccount
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, Operators
 from bursar.ledger import Ledger
-from bursar.model.entries import Intent, Leg
-from bursar.model.entries import Kind as EntryKind
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record

@@ -19,18 +19,16 @@ class Bursar:
         url: str,
         *,
         ports: Ports | None = None,
-        split: bool = False,
         migrate: bool = False,
         options: Options = USUAL,
     ) -> None:
         self.url = url
         self._ports = SystemPorts() if ports is None else ports
-        self._split = split
         self._migrate = migrate
         self._options = options
 
     async def __aenter__(self) -> Self:
-        self.store = connect(self.url, self._ports, split=self._split, options=self._options)
+        self.store = connect(self.url, self._ports, options=self._options)
         try:
             await self.store.open(migrate=self._migrate)
         except BaseException:  # also a cancellation: nothing was written yet, let go and pass it on

@@ -379,14 +379,6 @@ class Ledger:
         """Merge the postings of an account."""
         return self._loop.call(self._inner.compact(account, most=most))
 
-    def recover(self) -> dict[str, int]:
-        """Finish or cleanly abandon what a crash left half done."""
-        return self._loop.call(self._inner.recover())
-
-    def release_saga(self, id: str, *, actor: str, reason: str) -> int:
-        """Give up a commit that `recover` has set aside."""
-        return self._loop.call(self._inner.release_saga(id, actor=actor, reason=reason))
-
     def rebuild(self) -> int:
         """Make the disposable tables anew."""
         return self._loop.call(self._inner.rebuild())

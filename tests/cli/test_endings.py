@@ -120,31 +120,20 @@ def test_a_missing_command_is_an_object_for_programs(shell: Shell) -> None:
     assert told.json["message"] == "a command is missing (see `bursar ledger --help`)"
 
 
-def test_commits_under_way_are_code_3(shell: Shell, broken: Callable[[str], None]) -> None:
-    broken("INSERT INTO sagas VALUES ('s1', 'commit', 'user', 'k', 'reserving', 1, 9000000000000000, x'00')")
-    rebuild = shell("rebuild")
-    assert rebuild.code == 3
-    assert rebuild.err.startswith("error: CONFLICT: ")
-    audit = shell("audit")
-    assert audit.code == 3
-    assert "1 commit is under way; run `bursar recover`" in audit.out
-    assert [f["judged"] for f in shell("--json", "audit").json] == [False] * 5 + [True]
+def test_recover_is_for_restores_only(shell: Shell) -> None:
+    ran = shell("recover")
+    assert (ran.code, ran.out) == (2, "")
+    assert "after a restore from a backup, say --restored" in ran.err
 
 
-def test_recover_sets_aside_what_it_cannot_read_and_says_so(shell: Shell, broken: Callable[[str], None]) -> None:
-    broken("INSERT INTO sagas VALUES ('s1', 'commit', 'user', 'k', 'reserving', 1, 0, x'00')")
-    ran = shell("--json", "recover")
-    assert (ran.code, ran.json["broken"]) == (1, 1)
-    audit = shell("audit")
-    assert (audit.code, "I3: commit s1 of key 'k' was set aside" in audit.out) == (1, True)
-    assert "→ Release what was set aside (`bursar saga list`, `bursar saga release`)" in audit.out
-    assert "critical" in shell("alert", "list").out
-    assert [(one["id"], one["phase"]) for one in shell("--json", "saga", "list").json] == [("s1", "set aside")]
-    assert "set aside" in shell("saga", "list").out
-    assert shell("saga", "release", "s1").code == 2
-    assert shell("saga", "release", "s2", "--actor", "anna", "--reason", "ticket 17").code == 1
-    assert "is released" in shell("saga", "release", "s1", "--actor", "anna", "--reason", "ticket 17").out
-    assert shell("--json", "saga", "list").json == []
+def test_a_posting_that_something_has_reserved_is_named_and_freed(shell: Shell, broken: Callable[[str], None]) -> None:
+    broken("UPDATE live_postings SET reservation = 's1' WHERE posting = 65537")
+    ran = shell("audit")
+    assert (ran.code, "I3: posting 65537 (100.000000 USDT of user:1) is reserved, and can't be spent" in ran.out) == (
+        1,
+        True,
+    )
+    assert shell("rebuild").code == 0
     assert shell("audit").code == 0
 
 
@@ -324,7 +313,6 @@ WRITES_NOTHING = [
     (*PAY, "1"),
     ("hold", "expire"),
     ("rebuild",),
-    ("recover",),
     ("recover", "--restored"),
     ("transfer", "list"),
     ("flow", "list"),

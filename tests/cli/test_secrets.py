@@ -23,7 +23,6 @@ COMMANDS = (
     ("audit",),
     ("migrate",),
     ("migrate", "--sql"),
-    ("recover",),
     ("recover", "--restored"),
     ("account", "list"),
     ("transfer", "list"),

@@ -19,7 +19,6 @@ from bursar import Bursar, CappedOverdraft, Entry, Movement, pay
 from bursar.audit import INVARIANTS, Finding, audit
 from bursar.audit import walk as walking
 from bursar.ledger import Ledger
-from bursar.model.records import Saga
 
 
 @dataclass
@@ -350,26 +349,8 @@ def test_evidence_is_limited_and_says_so(place: Place) -> None:
     assert "there are more" in finding.note
 
 
-def test_commits_under_way_are_no_false_alarm(place: Place) -> None:
-    """A saga half done: its posting is spent in the name of an envelope that is not there yet."""
-    saga = Saga(id="s1", kind="commit", scope="user", key="k", phase="finalizing", fence=1, lease_us=0, data=b"")
-
-    async def body() -> list[Finding]:
-        async with place.bursar() as b:
-            busy = await make_busy(b.ledger)
-            await b.store.single().sagas.save(saga)
-        await behind_our_back(place, f"INSERT INTO {{s}}spends (posting, envelope) VALUES ({busy.live}, 999999)")
-        return await look(place)
-
-    findings = {f.invariant: f for f in asyncio.run(body())}
-    assert {name for name, f in findings.items() if f.judged} == {"I8"}
-    assert all(f.ok for f in findings.values())
-    assert findings["I1"].note == "1 commit is under way; run `bursar recover` and audit again"
-
-
+@pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)  # split: each step is a moment of its own
 def test_an_audit_sees_one_moment_while_others_write(place: Place) -> None:
-    """In split mode each step of a commit is a moment of its own: there it waits with its verdict, or gives it."""
-
     async def write(b: Bursar) -> None:
         for n in range(30):
             await b.ledger.commit(pay("bob", "alice", "USDT", "0.01", key=f"k{n}"))

@@ -8,8 +8,12 @@ import asyncpg
 import pytest
 
 from bursar import Bursar
+from bursar.model.errors import DatabaseCorrupt
+from bursar.model.flow_rows import FlowRow, RowState
+from bursar.store import columns
+from bursar.store.columns import ROWS
 from bursar.store.postgres.arrays import SQL
-from bursar.store.postgres.columns import ROWS, arguments, array_of, expand
+from bursar.store.postgres.columns import arguments, array_of, expand
 
 LEDGER = ("envelopes", "postings", "spends", "spent_live", "account_history", "guarded", "cached_balances")
 RECORDS = ("operations", "counters", "new_records", "moves", "transitions")
@@ -30,6 +34,52 @@ def test_every_column_gets_a_parameter_in_the_order_of_the_list() -> None:
 def test_rows_of_the_wrong_width_are_refused() -> None:
     with pytest.raises(ValueError, match="argument"):
         arguments(expand("SELECT f(@spends)"), {"spends": [(1, 2, 3)]})
+
+
+def test_sqlite_numbers_a_rows_values_in_the_order_of_the_list() -> None:
+    insert = columns.expand("sqlite", "INSERT INTO transitions (@transitions, at) VALUES (:transitions, :now)")
+    assert insert == (
+        "INSERT INTO transitions (record, version, source, event, target, attempt, actor, evidence, at) "
+        "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"
+    )
+    rows = "INSERT INTO flow_rows (@flow_rows, created_at) VALUES (:flow_rows, :now)"
+    assert columns.expand("sqlite", rows) == (  # what the row must have been is no column
+        "INSERT INTO flow_rows (flow, kind, key, record, state, amount, version, permanent, body, created_at) "
+        "VALUES (?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)"
+    )
+
+
+def test_sqlite_updates_what_does_not_say_which_row_is_meant() -> None:
+    update = "UPDATE records SET @moves.changes WHERE number = :moves.number AND version = :moves.expected_version"
+    assert columns.expand("sqlite", update) == (
+        "UPDATE records SET state = ?3, version = ?4, attempt = ?5, transit = ?6, "
+        "due = CASE WHEN ?7 = -1 THEN due ELSE ?11 + ?7 END, worker = ?8, body = coalesce(?9, body), error = ?10 "
+        "WHERE number = ?1 AND version = ?2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "sql"),
+    [
+        ("sqlite", "SELECT c.path, c.token, now_us() - c.at FROM closings c"),
+        ("postgres", "SELECT c.path, c.token, (extract(epoch FROM now() - c.at) * 1000000)::bigint FROM closings c"),
+    ],
+)
+def test_what_is_read_is_selected_in_the_order_of_the_struct(engine: str, sql: str) -> None:
+    assert columns.expand(engine, "SELECT @c.closing FROM closings c") == sql
+
+
+def test_a_row_is_read_into_its_struct() -> None:
+    read = columns.reader("flow_row", FlowRow)
+    row = ("orders", "nonce", "k", 7, "held", "340282366920938463463374607431768211455", 2, 1, "{}")
+
+    found = read(row)
+
+    assert (found.state, found.amount, found.permanent) == (RowState.HELD, 2**128 - 1, True)
+    with pytest.raises(DatabaseCorrupt, match="flow_row orders"):
+        read((*row[:4], "no such state", *row[5:]))
+    with pytest.raises(DatabaseCorrupt):
+        read(row[:-1])
 
 
 def test_no_statement_numbers_more_parameters_by_hand_than_a_reader_can_count() -> None:

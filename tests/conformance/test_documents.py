@@ -17,10 +17,10 @@ from bursar.documents import (
     DOCUMENTS_S,
     Citation,
     Document,
+    DocumentKind,
     DocumentMoved,
     Documents,
     InvalidDocument,
-    Kind,
     Proposal,
     ProposalOpen,
     SecondPersonNeeded,
@@ -52,8 +52,8 @@ def raises(old: Limits | None, new: Limits) -> bool:
     return old is None or new.daily > old.daily
 
 
-LIMITS = Kind(name="limits", body=Limits, two_people=raises, check=check)
-NOTES = Kind(name="notes", body=Limits, two_people=False)
+LIMITS = DocumentKind(name="limits", body=Limits, two_people=raises, check=check)
+NOTES = DocumentKind(name="notes", body=Limits, two_people=False)
 KINDS = (LIMITS, NOTES)
 ANN = {"author": "ann", "reason": "ticket 17"}
 BOB = {"actor": "bob", "reason": "checked"}
@@ -196,7 +196,7 @@ async def test_what_is_refused_writes_nothing(store: Store) -> None:
     ):
         with pytest.raises(InvalidName):
             await docs.put(LIMITS, "usdt", Limits(1), base=0, **by)
-    stranger = Kind(name="stranger", body=Limits, two_people=False)
+    stranger = DocumentKind(name="stranger", body=Limits, two_people=False)
     with pytest.raises(UnknownKind, match="known here: limits, notes"):
         await docs.put(stranger, "usdt", Limits(1), base=0, **ANN)
     assert await store.read.documents.count() == (0, 0)
@@ -382,7 +382,7 @@ async def test_the_approvers_program_checks_again(store: Store) -> None:
     def stricter(old: Limits | None, new: Limits) -> None:
         raise ValueError("at most 4")
 
-    kind = Kind(name="limits", body=Limits, two_people=True, check=stricter)
+    kind = DocumentKind(name="limits", body=Limits, two_people=True, check=stricter)
     with pytest.raises(InvalidDocument, match="at most 4"):
         await Documents(store, [kind]).approve(kind, "usdt", made.hash, **BOB)
 
@@ -521,7 +521,7 @@ async def test_a_version_that_does_not_fit_the_declaration_is_an_error_and_can_b
         weekly: int
 
     await put(documents(store), 5)
-    kind = Kind(name="notes", body=Other, two_people=lambda old, new: False)
+    kind = DocumentKind(name="notes", body=Other, two_people=lambda old, new: False)
     docs = Documents(store, [kind])
     for work in (docs.current(kind, "usdt"), docs.all(kind)):
         with pytest.raises(UnreadableDocument, match="version 1 does not fit this program"):

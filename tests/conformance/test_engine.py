@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.builders import MovablePorts, Place, check_sound, outcome, scenario, seed
+from tests.rows import Rows
 from tests.toy import HAPPY, MACHINE, Order, World, book, program
 
 from bursar.engine import Answer, Booking, Engine, FlowRecord, FlowRefused, Worker
@@ -187,7 +188,7 @@ async def test_entries_are_booked_with_their_transition(place: Place) -> None:
         record = await p.now(await p.order("o-1", minor=3_000_000))
         assert record.state == "SHIPPING"
         assert await p.balances() == [7_000_000, 3_000_000, 0]
-        (owned,) = await p.engine.store.read.postings.live([record.in_flight_posting])
+        (owned,) = await Rows(p.engine.store.read).live([record.in_flight_posting])
         assert owned.amount == 3_000_000
         assert (await p.at(record)).in_flight_posting == record.in_flight_posting
         record = await p.now(record)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.builders import Place, outcome, scenario, seed
 from tests.conformance.test_callers_transaction import Theirs
+from tests.rows import Rows
 from tests.toy import Order, Program, World, program
 
 from bursar.engine import Flow, Started
@@ -141,7 +142,7 @@ async def test_what_else_is_remembered_stays(place: Place) -> None:
     """Given details of the caller's own, then they are remembered beside the record's id; a bad key is refused."""
     async with program(place, World()) as p:
         started = await p.engine.start("orders", Order(), operation=request(detail='{"from":"app"}'))
-        remembered = await p.engine.store.read.outcomes.get("orders:alice", "k", "create")
+        remembered = await p.engine.store.read.operations.get("orders:alice", "k", "create")
         assert remembered is not None
         assert msgspec.json.decode(remembered.detail) == {"from": "app", "record": started.record.id}
         for key in ("", "a\x00b", "x" * 129):
@@ -223,7 +224,7 @@ async def test_old_counters_are_forgotten(place: Place) -> None:
     async with program(place, World()) as p:
         gone = Limit(key="gone", count_max=1, amount_max=1, until_us=1_000, code="X")
         await start(p, "k1", limits=(gone, limit(1)))
-        assert await p.engine.store.single().outcomes.drop_counters(0) == 1
+        assert await p.engine.store.single().operations.drop_counters(0) == 1
         assert isinstance(await start(p, "k2", limits=(limit(1),)), LimitExceeded)
         assert isinstance(await start(p, "k3", limits=(gone,)), Started)
 
@@ -281,13 +282,13 @@ async def test_a_refusal_off_the_list_is_no_answer(place: Place) -> None:
         wanted = operation("o-1", 5)
         with pytest.raises(InsufficientFunds):
             await p.engine.writer.apply(wanted)
-        assert await p.engine.store.read.outcomes.get("rail", "o-1", "pay") is None
+        assert await p.engine.store.read.operations.get("rail", "o-1", "pay") is None
         await seed(p.ledger, "alice", "10")
         done = await p.engine.writer.apply(wanted)
         assert done.operation is not None
         assert (done.operation.outcome, done.operation.replayed) == (Outcome.SUCCESS, False)
         posting = msgspec.json.decode(done.operation.detail)["posting"]
-        assert [found.amount for found in await p.engine.store.read.postings.live([posting])] == [5]
+        assert [found.amount for found in await Rows(p.engine.store.read).live([posting])] == [5]
         again = await p.engine.writer.apply(wanted)
         assert (again.operation is not None and again.operation.replayed, again.receipts) == (True, ())
         with pytest.raises(IdempotencyKeyReused):

@@ -16,11 +16,11 @@ from tests.builders import Place, scenario
 
 from bursar.flows.transfers import AccountType, Filter, Limits, Transfers
 from bursar.model.records import Record
-from bursar.store.engine import NEWEST, Wanted
 from bursar.store.postgres import schema
 from bursar.store.postgres.arrays import SQL as POSTGRES_SQL
 from bursar.store.postgres.connecting import SETTINGS
 from bursar.store.protocol import Store
+from bursar.store.records import NEWEST, Wanted
 from bursar.store.sqlite import store as sqlite_store
 from bursar.store.sqlite.calls import SQL as SQLITE_SQL
 

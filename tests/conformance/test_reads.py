@@ -151,7 +151,7 @@ async def disposable_rows(ledger: Ledger) -> dict[str, object]:
     accounts = await read.accounts.list(limit=1000)
     return {
         "live": [await read.postings.of_account(a.id, live_only=True, limit=10_000) for a in accounts],
-        "heads": {key: total for key, total in (await read.balances.all_heads()).items() if total},
+        "heads": {key: total for key, total in (await read.balances.all_guarded()).items() if total},
         "wide": await read.balances.cached_accounts(),
         "cache": [
             {asset: total for asset, total in (await read.balances.cached(a.id)).items() if total} for a in accounts
@@ -177,7 +177,7 @@ async def test_rebuild_mends_what_was_thrown_away(ledger: Ledger) -> None:
     before = await disposable_rows(ledger)
     async with ledger.store.transaction() as unit:
         await unit.balances.clear_cache()
-        await unit.balances.clear_heads()
+        await unit.balances.clear_guarded()
 
     await ledger.rebuild()
 

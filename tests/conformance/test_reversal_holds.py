@@ -11,7 +11,7 @@ from tests.builders import BANK, balance, outcome, receipts, scenario, seed
 
 from bursar import CappedOverdraft, Conflict, Entry, Movement, UncappedOverdraft, deposit, pay
 from bursar.ledger import Ledger
-from bursar.model.entries import HoldState, Kind
+from bursar.model.entries import EntryKind, HoldState
 from bursar.model.errors import (
     AccountFrozen,
     AccountNotEmpty,
@@ -42,7 +42,7 @@ async def test_reverse(ledger: Ledger) -> None:
     reversal = await ledger.reverse(paid.envelope, metadata={"why": "mistake"})
 
     view = await ledger.envelope(reversal.envelope)
-    assert (view.kind, view.reverses, view.metadata) == (Kind.RETURN, paid.envelope, {"why": "mistake"})
+    assert (view.kind, view.reverses, view.metadata) == (EntryKind.RETURN, paid.envelope, {"why": "mistake"})
     assert (await balance(ledger, "alice"), await balance(ledger, "bob")) == ("10.000000", "0.000000")
 
 

@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 from tests.builders import FaultyPorts, Place, scenario, seed
+from tests.rows import Rows
 
 from bursar.ledger import Ledger
 from bursar.model.accounts import Book
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import Envelope
 from bursar.model.errors import BursarError
 from bursar.model.money import Asset
-from bursar.model.records import Event, EventKind, Saga, StoredEnvelope
+from bursar.model.records import Event, EventKind, StoredEnvelope
+from bursar.sim.split.tables import Saga
 from bursar.store import Store
+from bursar.store.envelopes import FIRST_PLACE
 from bursar.store.rows import envelope_of, envelope_row
-from bursar.store.value import FIRST_PLACE
 
 ALICE, BOB = 11, 12
 
@@ -29,7 +31,7 @@ def envelope(seq: int, *, key: str | None = None, book: int = 1, metadata: str =
         scope="user",
         key=f"key-{seq}" if key is None else key,
         book=Book(id=book, name="main"),
-        kind=Kind.ENTRY,
+        kind=EntryKind.ENTRY,
         reverses=0,
         legs=(),
         accounts=(),
@@ -43,8 +45,8 @@ def envelope(seq: int, *, key: str | None = None, book: int = 1, metadata: str =
 async def put(store: Store, *envelopes: Envelope, accounts: tuple[int, ...] = (ALICE,)) -> None:
     async with store.transaction() as unit:
         for row in envelopes:
-            assert await unit.envelopes.store(row, row.id()) == 1
-            await unit.envelopes.involve(accounts, row.seq)
+            assert await Rows(unit).store(row, row.id()) == 1
+            await Rows(unit).involve(accounts, row.seq)
             await unit.events.append(EventKind.COMMITTED, row.seq)
 
 
@@ -60,7 +62,7 @@ async def test_envelopes_store_and_replay(store: Store) -> None:
     row = envelope(1, metadata='{"b":1, "a":  "ü"}')
     await put(store, row)
 
-    assert await store.single().envelopes.store(row, row.id()) == 0
+    assert await Rows(store.single()).store(row, row.id()) == 0
     (found,) = await store.read.envelopes.get([1])
     assert (found.id, found.key, found.metadata) == (row.id(), row.key, row.metadata)
     assert found.at_us > 0
@@ -70,7 +72,7 @@ async def test_envelopes_store_and_replay(store: Store) -> None:
 async def test_a_key_that_is_taken_is_not_written_again(store: Store) -> None:
     await put(store, envelope(1, key="k"))
 
-    assert await store.single().envelopes.store(envelope(2, key="k"), bytes(32)) == 0
+    assert await Rows(store.single()).store(envelope(2, key="k"), bytes(32)) == 0
     assert (await store.read.envelopes.existing([("user", "k"), ("user", "free")])).keys() == {("user", "k")}
 
 
@@ -160,8 +162,8 @@ async def test_envelopes_by_number_and_by_hash(store: Store) -> None:
 
 @scenario
 async def test_numbers_are_never_given_twice(store: Store) -> None:
-    first = await store.single().envelopes.take_numbers(3)
-    second = await store.single().envelopes.take_numbers(1)
+    first = await Rows(store.single()).take_numbers(3)
+    second = await Rows(store.single()).take_numbers(1)
 
     assert second > first >= 3
 
@@ -173,9 +175,10 @@ def saga(name: str, *, key: str = "k", kind: str = "commit", phase: str = "reser
     return Saga(id=name, kind=kind, scope="user", key=key, phase=phase, fence=1, lease_us=lease_us, data=b"\x00\xff")
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_sagas_save_list_delete(store: Store) -> None:
-    sagas = store.single().sagas
+    sagas = Rows(store.single())
     assert await sagas.save(saga("b", key="1")) == 1
     assert await sagas.save(saga("a", key="2")) == 1
 
@@ -184,100 +187,109 @@ async def test_sagas_save_list_delete(store: Store) -> None:
     assert await sagas.list() == [saga("b", key="1")]
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_saga_kinds_come_back_as_they_were(store: Store) -> None:
-    await store.single().sagas.save(saga("a", key="1", kind="commit"))
-    await store.single().sagas.save(saga("b", key="2", kind="something-else"))
+    await Rows(store.single()).save(saga("a", key="1", kind="commit"))
+    await Rows(store.single()).save(saga("b", key="2", kind="something-else"))
 
-    assert [s.kind for s in await store.read.sagas.list()] == ["commit", "something-else"]
+    assert [s.kind for s in await Rows(store.read).list()] == ["commit", "something-else"]
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_two_sagas_can_not_have_one_key(store: Store) -> None:
-    await store.single().sagas.save(saga("a"))
+    await Rows(store.single()).save(saga("a"))
 
-    assert await store.single().sagas.save(saga("b")) == 0
+    assert await Rows(store.single()).save(saga("b")) == 0
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_a_saga_is_taken_over_when_its_lease_has_run_out(store: Store) -> None:
-    await store.single().sagas.save(saga("a", lease_us=100))
+    await Rows(store.single()).save(saga("a", lease_us=100))
 
-    assert await store.single().sagas.take(saga("a"), 300, 99) == 0
-    assert await store.single().sagas.take(saga("a"), 300, 100) == 1
-    (found,) = await store.read.sagas.list()
+    assert await Rows(store.single()).take(saga("a"), 300, 99) == 0
+    assert await Rows(store.single()).take(saga("a"), 300, 100) == 1
+    (found,) = await Rows(store.read).list()
     assert (found.fence, found.lease_us) == (2, 300)
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_an_old_fence_changes_nothing(store: Store) -> None:
-    await store.single().sagas.save(saga("a"))
-    await store.single().sagas.take(saga("a"), 0, 0)
+    await Rows(store.single()).save(saga("a"))
+    await Rows(store.single()).take(saga("a"), 0, 0)
     generation = await store.read.rules.generation()
 
-    assert await store.single().sagas.take(saga("a"), 0, 0) == 0
-    assert await store.single().sagas.finalize("a", 1, b"", generation) == 0
-    assert await store.single().sagas.delete("a", 1) == 0
+    assert await Rows(store.single()).take(saga("a"), 0, 0) == 0
+    assert await Rows(store.single()).finalize("a", 1, b"", generation) == 0
+    assert await Rows(store.single()).delete("a", 1) == 0
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_a_saga_that_passes_the_point_of_no_return_is_not_taken_as_it_was_before(store: Store) -> None:
-    await store.single().sagas.save(saga("a"))
-    await store.single().sagas.finalize("a", 1, b"", await store.read.rules.generation())
+    await Rows(store.single()).save(saga("a"))
+    await Rows(store.single()).finalize("a", 1, b"", await store.read.rules.generation())
 
-    assert await store.single().sagas.take(saga("a"), 0, 0) == 0
-    assert await store.single().sagas.take(saga("a", phase="finalizing"), 0, 0) == 1
+    assert await Rows(store.single()).take(saga("a"), 0, 0) == 0
+    assert await Rows(store.single()).take(saga("a", phase="finalizing"), 0, 0) == 1
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_an_envelope_is_published_only_with_the_sagas_fence(store: Store) -> None:
-    await store.single().sagas.save(saga("a"))
+    await Rows(store.single()).save(saga("a"))
     row = envelope_of((*envelope_row(envelope(1), bytes(32)), 0))
 
-    assert await store.single().envelopes.publish(row, [ALICE], [(ALICE, 1, 5)], None, "a", 2) == 0
+    assert await Rows(store.single()).publish(row, [ALICE], [(ALICE, 1, 5)], None, "a", 2) == 0
     assert await store.read.envelopes.get([1]) == []
-    assert await store.single().envelopes.publish(row, [ALICE], [(ALICE, 1, 5)], None, "a", 1) == 1
+    assert await Rows(store.single()).publish(row, [ALICE], [(ALICE, 1, 5)], None, "a", 1) == 1
     assert seqs(await store.read.envelopes.of_account(ALICE)) == [1]
     assert await store.read.balances.cached(ALICE) == {1: 5}
     assert [e.subject for e in await read_all(store)] == [1]
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_a_saga_is_not_finalized_under_changed_rules(store: Store) -> None:
-    await store.single().sagas.save(saga("a"))
+    await Rows(store.single()).save(saga("a"))
     generation = await store.single().rules.generation()
     await store.single().rules.bump()
 
-    assert await store.single().sagas.finalize("a", 1, b"", generation) == 0
-    assert await store.single().sagas.finalize("a", 1, b"new", generation + 1) == 1
-    assert [(s.phase, s.data) for s in await store.read.sagas.list()] == [("finalizing", b"new")]
+    assert await Rows(store.single()).finalize("a", 1, b"", generation) == 0
+    assert await Rows(store.single()).finalize("a", 1, b"new", generation + 1) == 1
+    assert [(s.phase, s.data) for s in await Rows(store.read).list()] == [("finalizing", b"new")]
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_a_corrupt_row_is_set_aside_and_the_others_stay(store: Store) -> None:
-    await store.single().sagas.save(saga("corrupt", key="1"))
-    await store.single().sagas.save(saga("fine", key="2"))
+    await Rows(store.single()).save(saga("corrupt", key="1"))
+    await Rows(store.single()).save(saga("fine", key="2"))
 
-    await store.single().sagas.set_aside("corrupt")
+    await Rows(store.single()).set_aside("corrupt")
 
-    assert [(s.id, s.phase) for s in await store.read.sagas.list()] == [("corrupt", "broken"), ("fine", "reserving")]
-    assert await store.single().sagas.take(saga("corrupt"), 0, 0) == 0
-    assert await store.read.sagas.count() == 1
+    assert [(s.id, s.phase) for s in await Rows(store.read).list()] == [("corrupt", "broken"), ("fine", "reserving")]
+    assert await Rows(store.single()).take(saga("corrupt"), 0, 0) == 0
+    assert await Rows(store.read).count() == 1
 
 
+@pytest.mark.parametrize("mode", ["split"], indirect=True)
 @scenario
 async def test_what_a_commit_that_was_set_aside_has_claimed_is_seen_and_released(ledger: Ledger) -> None:
     await seed(ledger, "alice", "10")
-    tables = ledger.store.single()
+    tables = Rows(ledger.store.single())
     [posting] = await ledger.postings("alice", "USDT")
-    await tables.sagas.save(saga("a"))
-    assert await tables.postings.reserve([posting.id], "a", 1) == 1
-    assert (await tables.sagas.claims(10), await tables.sagas.release("a")) == ([], 0)  # it is under way
-    await tables.sagas.set_aside("a")
-    assert list(await tables.sagas.claims(10)) == [(posting.id, "a")]
-    assert await tables.sagas.release("a") == 1
-    assert list(await tables.sagas.claims(10)) == []
-    assert await tables.sagas.delete("a", 1) == 1
+    await tables.save(saga("a"))
+    assert await tables.reserve([posting.id], "a", 1) == 1
+    assert (await tables.claims(10), await tables.release_claims("a")) == ([], 0)  # it is under way
+    await tables.set_aside("a")
+    assert list(await tables.claims(10)) == [(posting.id, "a")]
+    assert await tables.release_claims("a") == 1
+    assert list(await tables.claims(10)) == []
+    assert await tables.delete("a", 1) == 1
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

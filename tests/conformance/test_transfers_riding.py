@@ -42,7 +42,7 @@ def forbid_calls(here: Exchange) -> list[str]:
 
 
 async def remembered(here: Exchange, req_id: str) -> dict[str, str]:
-    found = await here.transfers.ledger.store.read.outcomes.of("funding", req_id)
+    found = await here.transfers.ledger.store.read.operations.of("funding", req_id)
     return {op: answer.outcome.value for op, answer in found.items()}
 
 

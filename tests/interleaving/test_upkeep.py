@@ -11,7 +11,7 @@ from tests.interleaving.world import ASSET, BANK, Operation, World, every_order
 from bursar import Account, CappedOverdraft, Receipt, SystemAccount, UncappedOverdraft, deposit, pay
 
 FOLDING = frozenset({"take_cache_parts", "add_to_cache"})
-REBUILDING = frozenset({"bump_rules", "clear_live", "rebuild_live", "clear_cache", "clear_heads", "insert_cache"})
+REBUILDING = frozenset({"bump_rules", "clear_live", "rebuild_live", "clear_cache", "clear_guarded", "insert_cache"})
 WIDENING = frozenset({"bump_rules", "balances", "clear_cache_of", "insert_cache"})
 
 

@@ -20,7 +20,7 @@ from bursar.engine import Answer, Booking, DatabaseClock, Engine, FlowRecord, Op
 from bursar.flows.sequence import flow, sequences
 from bursar.flows.sequence.machine import COMPENSATING, COMPENSATION_FAILED, RUNNING, STEP_DONE
 from bursar.flows.sequence.steps import Sequence
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.outcome import Outcome
 from bursar.sim import CrashAt, Moment, SimDisk, engine, sequence, sequence_model, two_process
 from bursar.sim.oracle import Violation
@@ -152,7 +152,7 @@ def test_an_entry_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_a_reversal_of_another_amount_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def less(item: FlowRecord[Sequence], found: Booking) -> Booking:
         (intent,) = found.intents
-        if intent.kind is not Kind.RETURN or intent.legs[0].amount == 1:
+        if intent.kind is not EntryKind.RETURN or intent.legs[0].amount == 1:
             return found
         leg = msgspec.structs.replace(intent.legs[0], amount=intent.legs[0].amount - 1)
         return msgspec.structs.replace(found, intents=(msgspec.structs.replace(intent, legs=(leg,)),))

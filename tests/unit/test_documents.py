@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.model.document_kinds import Kind, KindRefused
+from bursar.model.document_kinds import DocumentKind, KindRefused
 from bursar.model.documents import (
     BODY_BYTES_MAX,
     DEPTH_MAX,
@@ -44,7 +44,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     inner: tuple[Inner, ...] = ()
 
 
-POLICY = Kind(name="policy", body=Policy, two_people=lambda old, new: old is None or new.limit > old.limit)
+POLICY = DocumentKind(name="policy", body=Policy, two_people=lambda old, new: old is None or new.limit > old.limit)
 
 
 def stored(made: Proposal, **changes: Any) -> Document:
@@ -298,7 +298,7 @@ def body_of(type_: Any) -> Any:
 
 
 def test_a_kind_may_have_a_body_of_exact_values() -> None:
-    kind = Kind(name="tree", body=Tree, two_people=False)
+    kind = DocumentKind(name="tree", body=Tree, two_people=False)
     body = {"names": {"a": "red"}, "pair": [1, "x"], "branches": [{"names": {}, "pair": [2, "y"], "branches": None}]}
     assert kind.read(made(body=kind.write("t", body)[1])) == kind.write("t", body)[0]
 
@@ -322,12 +322,12 @@ def test_a_kind_may_have_a_body_of_exact_values() -> None:
 )
 def test_a_kind_whose_bodies_are_not_exact_can_not_be_declared(body: Any, why: str) -> None:
     with pytest.raises(KindRefused, match=why):
-        Kind(name="policy", body=body, two_people=True)
+        DocumentKind(name="policy", body=body, two_people=True)
 
 
 def test_a_kind_needs_a_name() -> None:
     with pytest.raises(InvalidName):
-        Kind(name="Policy", body=Policy, two_people=True)
+        DocumentKind(name="Policy", body=Policy, two_people=True)
 
 
 def test_whether_a_change_needs_two_people_is_the_kinds_to_say() -> None:
@@ -336,7 +336,7 @@ def test_whether_a_change_needs_two_people_is_the_kinds_to_say() -> None:
     assert POLICY.judge("daily", head, Policy(limit=8)) is True
     assert POLICY.judge("daily", head, Policy(limit=6)) is False
     for always in (True, False):
-        kind = Kind(name="policy", body=Policy, two_people=always)
+        kind = DocumentKind(name="policy", body=Policy, two_people=always)
         assert kind.judge("daily", head, Policy(limit=6)) is always
         assert kind.retiring_needs_two is always
     assert POLICY.retiring_needs_two is True
@@ -347,7 +347,7 @@ def test_what_can_not_be_compared_with_its_old_body_needs_two_people() -> None:
     unreadable = stored(made(body='{"gone":1}'))
     assert POLICY.judge("daily", retired, Policy(limit=6)) is True
     assert POLICY.judge("daily", unreadable, Policy(limit=6)) is True
-    alone = Kind(name="policy", body=Policy, two_people=False)
+    alone = DocumentKind(name="policy", body=Policy, two_people=False)
     assert alone.judge("daily", retired, Policy(limit=6)) is False
     assert alone.judge("daily", unreadable, Policy(limit=6)) is False
 
@@ -359,7 +359,7 @@ def test_a_check_refuses_with_its_own_words() -> None:
         if old is not None and old.note != new.note:
             raise InvalidName("note", new.note, "it never changes")
 
-    kind = Kind(name="policy", body=Policy, two_people=False, check=check)
+    kind = DocumentKind(name="policy", body=Policy, two_people=False, check=check)
     head = stored(made(body=kind.write("daily", Policy(limit=7))[1]))
     kind.judge("daily", head, Policy(limit=8))
     with pytest.raises(InvalidDocument, match="policy daily is refused: a limit is not negative"):

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.model.accounts import Account, AccountStatus, Book, decode_policy
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import (
     BookedLeg,
     Envelope,
@@ -61,7 +61,7 @@ def envelope_of(given: dict[str, Any]) -> Envelope:
         scope=given["scope"],
         key=given["key"],
         book=Book(id=1, name=given["book"]),
-        kind=Kind(given["kind"]),
+        kind=EntryKind(given["kind"]),
         reverses=given["reverses"],
         legs=tuple(
             BookedLeg(
@@ -135,7 +135,7 @@ def test_a_second_encoder_makes_the_same_bytes(name: str) -> None:
 
 
 def test_the_vectors_cover_every_kind() -> None:
-    assert {vector["input"]["kind"] for vector in VECTORS} == {int(kind) for kind in Kind}
+    assert {vector["input"]["kind"] for vector in VECTORS} == {int(kind) for kind in EntryKind}
 
 
 SWAP = envelope_of(BY_NAME["several assets"]["input"])
@@ -147,7 +147,7 @@ SWAP = envelope_of(BY_NAME["several assets"]["input"])
         {"scope": "reverse"},
         {"key": "another"},
         {"book": Book(id=1, name="another")},
-        {"kind": Kind.RETURN},
+        {"kind": EntryKind.RETURN},
         {"reverses": 5},
         {"metadata": '{"a":1}'},
         {"legs": SWAP.legs[:1]},

@@ -27,7 +27,7 @@ from bursar.model.accounts import (
     SystemAccount,
     UncappedOverdraft,
 )
-from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.envelope import BookedLeg, Envelope
 from bursar.model.errors import Refusal
 from bursar.model.ledger_state import MINUS, PLUS, LedgerState
@@ -78,7 +78,7 @@ def intents(draw: st.DrawFn) -> Intent:
         legs=(Leg(source, target, "USD", draw(amounts)),),
         consume=named,
         book=draw(st.sampled_from(["main", "main", "other"])),
-        kind=draw(st.sampled_from([Kind.ENTRY, Kind.ENTRY, Kind.RETURN])),
+        kind=draw(st.sampled_from([EntryKind.ENTRY, EntryKind.ENTRY, EntryKind.RETURN])),
     )
 
 
@@ -126,7 +126,7 @@ def small_envelopes() -> Iterator[tuple[Envelope, LedgerState]]:
                 scope="user",
                 key="k",
                 book=book,
-                kind=Kind.ENTRY,
+                kind=EntryKind.ENTRY,
                 reverses=0,
                 legs=(BookedLeg(1, 2, 1, minor),),
                 accounts=accounts,
@@ -266,7 +266,7 @@ def test_the_short_cut_takes_what_fits(spent: int, minor: int, taken: bool) -> N
         scope="user",
         key="k",
         book=Book(id=1, name="main"),
-        kind=Kind.ENTRY,
+        kind=EntryKind.ENTRY,
         reverses=0,
         legs=(BookedLeg(1, 2, 1, minor),),
         accounts=(ground.accounts["out"], ground.accounts["u"]),

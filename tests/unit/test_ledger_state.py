@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bursar.model.accounts import Account, Book, CappedOverdraft
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import Envelope
 from bursar.model.errors import UnknownAccount, UnknownAsset, UnknownBook
 from bursar.model.ledger_state import MINUS, PLUS, LedgerState
@@ -43,7 +43,7 @@ def plan(consumes: tuple[Posting, ...] = (), creates: tuple[Posting, ...] = (), 
         scope="user",
         key="k",
         book=MAIN,
-        kind=Kind.ENTRY,
+        kind=EntryKind.ENTRY,
         reverses=0,
         legs=(),
         accounts=(ALICE,),

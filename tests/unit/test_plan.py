@@ -18,7 +18,7 @@ from bursar.model.accounts import (
     SystemAccount,
     UncappedOverdraft,
 )
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import BookedLeg, Envelope, booked_amount
 from bursar.model.errors import (
     AccountClosed,
@@ -64,7 +64,7 @@ RIGHT = Envelope(
     scope="user",
     key="k",
     book=MAIN,
-    kind=Kind.ENTRY,
+    kind=EntryKind.ENTRY,
     reverses=0,
     legs=(BookedLeg(ALICE.id, BOB.id, USDT.id, 30),),
     accounts=(ALICE, BOB),
@@ -172,8 +172,8 @@ def test_the_account_belongs_to_another_book() -> None:
         validate_and_plan(but(accounts=(ALICE, bob)), ground(bob))
 
 
-@pytest.mark.parametrize("kind", [Kind.ENTRY, Kind.COMPACT])
-def test_a_suspended_asset_does_not_move(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [EntryKind.ENTRY, EntryKind.COMPACT])
+def test_a_suspended_asset_does_not_move(kind: EntryKind) -> None:
     suspended = msgspec.structs.replace(USDT, status=AssetStatus.SUSPENDED)
     with pytest.raises(AssetSuspended):
         validate_and_plan(but(assets=(suspended,), kind=kind), ground())
@@ -182,7 +182,7 @@ def test_a_suspended_asset_does_not_move(kind: Kind) -> None:
 def test_a_suspended_asset_is_given_back() -> None:
     suspended = msgspec.structs.replace(USDT, status=AssetStatus.SUSPENDED)
 
-    assert validate_and_plan(but(assets=(suspended,), kind=Kind.RETURN), ground()).id
+    assert validate_and_plan(but(assets=(suspended,), kind=EntryKind.RETURN), ground()).id
 
 
 # --- 4: accounts -----------------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ def test_an_envelope_made_against_an_older_version() -> None:
         validate_and_plan(RIGHT, ground(changed(ALICE, policy=UncappedOverdraft())))
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(EntryKind))
 @pytest.mark.parametrize("who", [ALICE, BOB], ids=["source", "target"])
-def test_a_closed_account_never_moves_again(who: Account, kind: Kind) -> None:
+def test_a_closed_account_never_moves_again(who: Account, kind: EntryKind) -> None:
     closed = changed(who, status=AccountStatus.CLOSED)
     accounts = tuple(closed if a is who else a for a in (ALICE, BOB))
     with pytest.raises(AccountClosed):
@@ -238,25 +238,25 @@ def test_a_frozen_account_takes_no_part(who: Account) -> None:
 def test_a_return_reaches_a_frozen_account() -> None:
     frozen = changed(BOB, status=AccountStatus.FROZEN)
 
-    assert validate_and_plan(but(accounts=(ALICE, frozen), kind=Kind.RETURN), ground(frozen)).id
+    assert validate_and_plan(but(accounts=(ALICE, frozen), kind=EntryKind.RETURN), ground(frozen)).id
 
 
 def test_a_return_passes_through_a_frozen_account() -> None:
     frozen = changed(BANK, status=AccountStatus.FROZEN)
     legs = (BookedLeg(ALICE.id, BANK.id, USDT.id, 30), BookedLeg(BANK.id, BOB.id, USDT.id, 30))
 
-    assert validate_and_plan(but(accounts=(ALICE, frozen, BOB), legs=legs, kind=Kind.RETURN), ground(frozen)).id
+    assert validate_and_plan(but(accounts=(ALICE, frozen, BOB), legs=legs, kind=EntryKind.RETURN), ground(frozen)).id
 
 
 def test_a_return_does_not_leave_a_frozen_account() -> None:
     frozen = changed(ALICE, status=AccountStatus.FROZEN)
     with pytest.raises(AccountFrozen):
-        validate_and_plan(but(accounts=(frozen, BOB), kind=Kind.RETURN), ground(frozen))
+        validate_and_plan(but(accounts=(frozen, BOB), kind=EntryKind.RETURN), ground(frozen))
 
 
 def test_a_frozen_account_may_be_compacted() -> None:
     frozen = changed(ALICE, status=AccountStatus.FROZEN)
-    merge = but(accounts=(frozen,), kind=Kind.COMPACT, legs=(), creates=(made(0, ALICE, 100),))
+    merge = but(accounts=(frozen,), kind=EntryKind.COMPACT, legs=(), creates=(made(0, ALICE, 100),))
 
     assert validate_and_plan(merge, ground(frozen)).id
 

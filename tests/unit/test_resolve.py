@@ -18,7 +18,7 @@ from bursar.model.accounts import (
     SystemAccount,
     UncappedOverdraft,
 )
-from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.envelope import BookedLeg, Envelope, booked_amount
 from bursar.model.errors import (
     AccountClosed,
@@ -136,10 +136,10 @@ def test_each_asset_is_settled_by_itself() -> None:
 
 
 def test_the_envelope_carries_what_the_intent_says() -> None:
-    wanted = intent(("bob", "alice", 30), metadata='{"a":1}', kind=Kind.RETURN, reverses=3)
+    wanted = intent(("bob", "alice", 30), metadata='{"a":1}', kind=EntryKind.RETURN, reverses=3)
     envelope = resolve(wanted, ground(bob=[30]), SEQ)
 
-    assert (envelope.seq, envelope.scope, envelope.key, envelope.kind) == (SEQ, "user", "k", Kind.RETURN)
+    assert (envelope.seq, envelope.scope, envelope.key, envelope.kind) == (SEQ, "user", "k", EntryKind.RETURN)
     assert (envelope.reverses, envelope.metadata, envelope.book.name) == (3, '{"a":1}', "main")
     assert envelope.legs == (BookedLeg(12, 11, 1, 30),)
     assert [account.path for account in envelope.accounts] == ["alice", "bob"]
@@ -337,7 +337,7 @@ def test_a_named_posting_of_an_account_that_takes_no_part(consume: tuple[int, ..
 
 
 def merge(account: str, *numbers: int) -> Intent:
-    return Intent(scope="compact", key="k", legs=(), kind=Kind.COMPACT, merge=account, consume=numbers)
+    return Intent(scope="compact", key="k", legs=(), kind=EntryKind.COMPACT, merge=account, consume=numbers)
 
 
 @pytest.mark.parametrize(

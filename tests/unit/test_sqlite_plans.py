@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import bursar
+from bursar.flows import transfers  # noqa: F401 (it brings statements)
 from bursar.store.sqlite.calls import SQL, register
 
 # Statement → the table, and by what it is looked up.
@@ -17,7 +18,7 @@ PLANS = {
     "envelopes_by_key": ("e", "(scope=? AND key=?)"),
     "batch_key": ("envelopes", "(scope=? AND key=?)"),
     "versions": ("a", "(id=? AND version=?)"),
-    "guarded_balances": ("h", "(account=? AND asset=?)"),
+    "batch_guarded_balances": ("h", "(account=? AND asset=?)"),
     "standings": ("l", "(account=? AND asset=?)"),
     "batch_live": ("postings", "(rowid>?)"),
     "batch_events": ("envelopes", "(rowid>?)"),

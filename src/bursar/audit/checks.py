@@ -19,8 +19,6 @@ from bursar.model.records import StoredEnvelope
 from bursar.store.rows import rebuild
 from bursar.store.tables import Tables
 
-SET_ASIDE = "was set aside"
-
 
 class Scene:
     """What all checks share: the snapshot, the walk over it, and the few tables that fit into memory."""
@@ -29,14 +27,12 @@ class Scene:
         self.tables = tables
         self.progress = progress
         self.walk = Walk(tables)
-        self.settled = True  # no commit is under way
         self.counts: dict[str, int] = {}
         self.assets: dict[int, Asset] = {}
         self.books: dict[int, Book] = {}
 
     async def read(self) -> None:
         """Read what fits into memory."""
-        self.settled = await self.tables.sagas.count() == 0
         self.counts = await self.tables.checks.counts()
         self.assets = {a.id: a for a in (await self.tables.rules.assets()).values()}
         self.books = {b.id: b for b in (await self.tables.rules.books()).values()}
@@ -64,7 +60,6 @@ class Check(ABC):
     walks = False  # whether it has to see every envelope
     needs_consumed = False  # with what each consumed
     needs_created = False  # and created
-    needs_settled = True  # whether commits under way would look like damage
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -162,19 +157,11 @@ class Liveness(Check):
         for number in await checks.ids("wrongly_live", EVIDENCE_MAX + 1):
             self.evidence.add(f"{await self.scene.posting(number)} is live, but it was spent or never created")
         for number in await checks.ids("stray_reservations", EVIDENCE_MAX + 1):
-            self.evidence.add(f"{await self.scene.posting(number)} is reserved by a commit that does not exist")
-        await self._set_aside()
+            self.evidence.add(
+                f"{await self.scene.posting(number)} is reserved, and can't be spent: no commit is under way"
+            )
         await self._holds()
         await self._balances()
-
-    async def _set_aside(self) -> None:
-        """A commit that recovery has set aside blocks what it has claimed, and its key (L12)."""
-        tables = self.scene.tables
-        for saga in await tables.sagas.list():
-            if saga.phase == "broken":
-                self.evidence.add(f"commit {saga.id} of key {saga.key!r} {SET_ASIDE}; see `bursar saga list`")
-        for number, saga_id in await tables.sagas.claims(EVIDENCE_MAX):
-            self.evidence.add(f"{await self.scene.posting(number)} can't be spent: commit {saga_id} {SET_ASIDE}")
 
     async def _holds(self) -> None:
         """Every open hold has its posting, and nothing else is held."""
@@ -202,7 +189,7 @@ class Liveness(Check):
     async def _balances(self) -> None:
         """Kept balances: of system, external and wide accounts, of capped overdrafts, of what is held."""
         tables = self.scene.tables
-        guarded = await tables.balances.all_heads()
+        guarded = await tables.balances.all_guarded()
         cached: dict[int, dict[int, int]] = {}
         for account, asset, total in await tables.checks.cached_sums():
             cached.setdefault(account, {})[asset] = total
@@ -241,7 +228,6 @@ class Content(Check):
     walks = True
     needs_consumed = True
     needs_created = True
-    needs_settled = False  # an envelope is written after its postings, so each one there is whole
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -328,7 +314,6 @@ class Content(Check):
         histories = await checks.histories()
         if not self.evidence.count and histories != self._parts:
             self.evidence.add(f"histories have {histories} lines, envelopes {self._parts} parts that somebody took")
-        if self.scene.settled:
-            for number in await checks.ids("stray_postings", EVIDENCE_MAX + 1):
-                self.evidence.add(f"{await self.scene.posting(number)} belongs to no envelope")
+        for number in await checks.ids("stray_postings", EVIDENCE_MAX + 1):
+            self.evidence.add(f"{await self.scene.posting(number)} belongs to no envelope")
         self.checked += await check_documents(self.scene.tables, self.evidence)

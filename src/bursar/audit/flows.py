@@ -96,7 +96,7 @@ class Effects(Check):
 
     async def finish(self) -> None:
         checks = self.scene.tables.checks
-        self.checked = await checks.outcomes()
+        self.checked = await checks.operations()
         for number in await checks.ids("effects_refused", EVIDENCE_MAX + 1):
             self.evidence.add(f"envelope {number} was booked for an operation that was refused")
         for number in await checks.ids("effects_unanswered", EVIDENCE_MAX + 1):

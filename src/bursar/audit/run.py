@@ -1,7 +1,4 @@
-"""Running an audit: which checks, over one snapshot, and when a verdict has to wait.
-
-Where commits go by saga, one that is under way has done half of its steps: I1 to I3 would call that damage. They are
-not judged until `recover` has ended every saga. I8 is: an envelope that is there is whole.
+"""Running an audit: which checks, over one snapshot.
 
 A snapshot lasts as long as the audit. On SQLite other readers of the same store wait for it, so a program that
 serves others opens a second store for its audits.
@@ -30,11 +27,9 @@ async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | 
     async with store.snapshot(unhurried=True) as tables:
         scene = Scene(tables, progress or _silent)
         await scene.read()
-        under_way = await tables.sagas.count()
         checks = [CHECKS[name](scene) for name in names]
-        judged = [check for check in checks if under_way == 0 or not check.needs_settled]
-        spent = await _walk(scene, [check for check in judged if check.walks], clock)
-        for check in judged:
+        spent = await _walk(scene, [check for check in checks if check.walks], clock)
+        for check in checks:
             scene.progress(check.invariant, 0, 0)
             start = clock()
             try:
@@ -42,10 +37,7 @@ async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | 
             except UNREADABLE as error:  # damage, too: the others are still judged
                 check.evidence.add(f"not judged to the end: {said(error)}")
             spent[check.invariant] = spent.get(check.invariant, 0.0) + clock() - start
-    return [
-        _finding(check, spent.get(check.invariant, 0.0)) if check in judged else _waits(check, under_way)
-        for check in checks
-    ]
+    return [_finding(check, spent.get(check.invariant, 0.0)) for check in checks]
 
 
 async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -> dict[str, float]:
@@ -81,12 +73,6 @@ def _finding(check: Check, seconds: float) -> Finding:
         seconds=seconds,
         note=evidence.note,
     )
-
-
-def _waits(check: Check, under_way: int) -> Finding:
-    commits = "1 commit is" if under_way == 1 else f"{under_way} commits are"
-    note = f"{commits} under way; run `bursar recover` and audit again"
-    return Finding(invariant=check.invariant, ok=True, checked=0, broken=[], seconds=0.0, judged=False, note=note)
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:

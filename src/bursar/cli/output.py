@@ -25,7 +25,7 @@ from bursar.model.views import moment
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from bursar.cli.tables import Rows
+    from bursar.cli.tables import TextTable
 
 PIPE_WIDTH = 1_000  # columns where nobody looks: nothing is wrapped or cut
 
@@ -125,14 +125,14 @@ def table(
     title: str | None = None,
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
-) -> Rows:
+) -> TextTable:
     """A table; the columns named in `right` are numbers, those in `whole` ids and times: neither is ever broken."""
     from rich.text import Text
 
-    from bursar.cli.tables import Rows
+    from bursar.cli.tables import TextTable
 
     cells = [[cell if isinstance(cell, Text) else Text(text(cell)) for cell in row] for row in rows]
-    return Rows(columns, cells, title=title, right=right, whole=whole)
+    return TextTable(columns, cells, title=title, right=right, whole=whole)
 
 
 def text(value: Any) -> str:

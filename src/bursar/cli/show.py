@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bursar.cli.output import Output, shown, time_text
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import Receipt
 from bursar.model.postings import PostingState
 from bursar.model.records import Event, EventKind
@@ -12,7 +12,7 @@ from bursar.model.views import EnvelopeView, PostingView
 POSTINGS_SHOWN = 20  # on each side of the graph
 INDENT = 2
 
-WHY = {Kind.ENTRY: "entry", Kind.RETURN: "gives back", Kind.COMPACT: "merges postings"}
+WHY = {EntryKind.ENTRY: "entry", EntryKind.RETURN: "gives back", EntryKind.COMPACT: "merges postings"}
 
 
 def show_receipt(out: Output, receipt: Receipt) -> None:

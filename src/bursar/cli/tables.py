@@ -18,7 +18,7 @@ TEXT_WIDTH_MIN = 16  # a path or a reason can still be read when it is folded to
 BETWEEN = 2  # cells between two columns
 
 
-class Rows:
+class TextTable:
     """Rows for a terminal of any width."""
 
     def __init__(

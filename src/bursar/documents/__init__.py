@@ -2,7 +2,7 @@
 
 from bursar.documents.cache import DOCUMENTS_S, Current
 from bursar.documents.documents import Documents
-from bursar.model.document_kinds import Kind, KindRefused
+from bursar.model.document_kinds import DocumentKind, KindRefused
 from bursar.model.documents import (
     Citation,
     Document,
@@ -23,10 +23,10 @@ __all__ = [
     "Citation",
     "Current",
     "Document",
+    "DocumentKind",
     "DocumentMoved",
     "Documents",
     "InvalidDocument",
-    "Kind",
     "KindRefused",
     "Proposal",
     "ProposalOpen",

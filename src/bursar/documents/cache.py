@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from bursar.model.document_kinds import Kind
+from bursar.model.document_kinds import DocumentKind
 from bursar.model.documents import Document, hash_of
 from bursar.model.errors import DatabaseCorrupt
 from bursar.store import Store
@@ -43,17 +43,17 @@ class Cache:
         """This process has changed something: look before the next use."""
         self._read_s = float("-inf")
 
-    async def names(self, kind: Kind[T], *, fresh: bool) -> list[str]:
+    async def names(self, kind: DocumentKind[T], *, fresh: bool) -> list[str]:
         """Documents of a kind that are in use."""
         await self._look(fresh)
         return sorted(name for name, head in self._heads.get(kind.name, {}).items() if not head.retired)
 
-    async def current(self, kind: Kind[T], name: str, *, fresh: bool) -> Current[T] | None:
+    async def current(self, kind: DocumentKind[T], name: str, *, fresh: bool) -> Current[T] | None:
         """The current version; None if there is none, or it is retired."""
         await self._look(fresh)
         return self.known(kind, name)
 
-    def known(self, kind: Kind[T], name: str) -> Current[T] | None:
+    def known(self, kind: DocumentKind[T], name: str) -> Current[T] | None:
         """The current version as it was read last. Its body is decoded once per version."""
         head = self._heads.get(kind.name, {}).get(name)
         if head is None or head.retired:

@@ -18,7 +18,7 @@ import msgspec
 
 from bursar.documents.cache import Cache, Current, intact
 from bursar.model.actors import check_actor, check_reason, same_person
-from bursar.model.document_kinds import Kind
+from bursar.model.document_kinds import DocumentKind
 from bursar.model.documents import (
     Citation,
     Document,
@@ -51,16 +51,16 @@ SUBJECT = "document"  # what operator_actions calls them
 class Documents:
     """The documents of some kinds in one database."""
 
-    def __init__(self, store: Store, kinds: Iterable[Kind[Any]]) -> None:
+    def __init__(self, store: Store, kinds: Iterable[DocumentKind[Any]]) -> None:
         self._store = store
         self._cache = Cache(store)
-        self._kinds: dict[str, Kind[Any]] = {}
+        self._kinds: dict[str, DocumentKind[Any]] = {}
         for kind in kinds:
             if kind.name in self._kinds:
                 raise ValueError(f"kind {kind.name} is declared twice")
             self._kinds[kind.name] = kind
 
-    def kind(self, name: str) -> Kind[Any]:
+    def kind(self, name: str) -> DocumentKind[Any]:
         """The kind of this name; UnknownKind if it was not declared."""
         found = self._kinds.get(name)
         if found is None:
@@ -70,7 +70,7 @@ class Documents:
     # --- change ------------------------------------------------------------------------------------------------------
 
     async def put(
-        self, kind: Kind[T], name: str, body: T | dict[str, Any], *, base: int, author: str, reason: str
+        self, kind: DocumentKind[T], name: str, body: T | dict[str, Any], *, base: int, author: str, reason: str
     ) -> Document | Proposal:
         """The version after `base` (0: the first one); a proposal of it, where two people are needed.
 
@@ -80,14 +80,16 @@ class Documents:
         new, text = kind.write(check_name(name), body)
         return await self._change(kind, name, text, new, base=base, author=author, reason=reason)
 
-    async def retire(self, kind: Kind[T], name: str, *, base: int, author: str, reason: str) -> Document | Proposal:
+    async def retire(
+        self, kind: DocumentKind[T], name: str, *, base: int, author: str, reason: str
+    ) -> Document | Proposal:
         """A version with the same body that says: no longer in use. `put` brings the document back."""
         self._declared(kind)
         before = await self.get(kind, name, base)
         return await self._change(kind, name, before.body, None, base=base, author=author, reason=reason)
 
     async def _change(
-        self, kind: Kind[T], name: str, text: str, new: T | None, *, base: int, author: str, reason: str
+        self, kind: DocumentKind[T], name: str, text: str, new: T | None, *, base: int, author: str, reason: str
     ) -> Document | Proposal:
         """Put a body; None: retire what is there."""
         person, why, retired = check_actor(author), check_reason(reason), new is None
@@ -109,7 +111,7 @@ class Documents:
         finally:
             self._cache.expire()  # also if the answer to COMMIT was lost: it may be there
 
-    async def approve(self, kind: Kind[T], name: str, hash_: bytes, *, actor: str, reason: str) -> Document:
+    async def approve(self, kind: DocumentKind[T], name: str, hash_: bytes, *, actor: str, reason: str) -> Document:
         """The proposal of this hash becomes a version. The same person who approves it once more gets that version."""
         self._declared(kind)
         person, why = check_actor(actor), check_reason(reason)
@@ -142,7 +144,7 @@ class Documents:
         finally:
             self._cache.expire()
 
-    async def withdraw(self, kind: Kind[T], name: str, hash_: bytes, *, actor: str, reason: str) -> bool:
+    async def withdraw(self, kind: DocumentKind[T], name: str, hash_: bytes, *, actor: str, reason: str) -> bool:
         """Drop the open proposal of this hash, any person's; whether there was one."""
         self._declared(kind)
         person, why = check_actor(actor), check_reason(reason)
@@ -157,7 +159,7 @@ class Documents:
 
     # --- read from the database --------------------------------------------------------------------------------------
 
-    async def get(self, kind: Kind[T], name: str, version: int | None = None) -> Document:
+    async def get(self, kind: DocumentKind[T], name: str, version: int | None = None) -> Document:
         """One version, or the newest, retired or not; UnknownDocument if it is not there."""
         tables = self._store.read.documents
         self._declared(kind)
@@ -171,7 +173,9 @@ class Documents:
             raise UnknownDocument(kind.name, name, version or 0)
         return intact(found)
 
-    async def history(self, kind: Kind[T], name: str, *, before: int = VERSION_MAX, limit: int = 100) -> list[Document]:
+    async def history(
+        self, kind: DocumentKind[T], name: str, *, before: int = VERSION_MAX, limit: int = 100
+    ) -> list[Document]:
         """The versions of a document, newest first."""
         self._declared(kind)
         found = await self._store.read.documents.history(
@@ -179,13 +183,13 @@ class Documents:
         )
         return [intact(document) for document in found]
 
-    async def list(self, kind: Kind[T], *, after: str = "", limit: int = 1_000) -> list[Document]:
+    async def list(self, kind: DocumentKind[T], *, after: str = "", limit: int = 1_000) -> list[Document]:
         """The newest version of each document of a kind, retired or not, by name."""
         self._declared(kind)
         found = await self._store.read.documents.list(kind.name, after=after and check_name(after), limit=limit)
         return [intact(document) for document in found]
 
-    async def proposals(self, kind: Kind[T] | None = None) -> tuple[Proposal, ...]:
+    async def proposals(self, kind: DocumentKind[T] | None = None) -> tuple[Proposal, ...]:
         """Changes that wait for a second person. One whose base is no longer current can't be approved any more."""
         return tuple(await self._store.read.documents.proposals(kind.name if kind else ""))
 
@@ -209,19 +213,19 @@ class Documents:
 
     # --- read through the cache --------------------------------------------------------------------------------------
 
-    async def current(self, kind: Kind[T], name: str, *, fresh: bool = False) -> Current[T] | None:
+    async def current(self, kind: DocumentKind[T], name: str, *, fresh: bool = False) -> Current[T] | None:
         """The version in use; None if there is none, or it is retired. At most `DOCUMENTS_S` old; `fresh`: now."""
         self._declared(kind)
         return await self._cache.current(kind, name, fresh=fresh)
 
-    async def all(self, kind: Kind[T], *, fresh: bool = False) -> Mapping[str, Current[T]]:
+    async def all(self, kind: DocumentKind[T], *, fresh: bool = False) -> Mapping[str, Current[T]]:
         """All documents of a kind that are in use, by name, as `current` would return them."""
         self._declared(kind)
         names = await self._cache.names(kind, fresh=fresh)
         found = {name: self._cache.known(kind, name) for name in names}
         return {name: current for name, current in found.items() if current is not None}
 
-    def _declared(self, kind: Kind[Any]) -> None:
+    def _declared(self, kind: DocumentKind[Any]) -> None:
         if self.kind(kind.name) is not kind:
             raise ValueError(f"another kind is declared as {kind.name}")
 

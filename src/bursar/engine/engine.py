@@ -443,7 +443,7 @@ class Engine:
     async def _written_before(self, record: Record, operation: Operation | None) -> OperationResult | None:
         """The answer that the caller's operation got before; `RecordMoved` if the record is not where it was seen."""
         if operation is not None:
-            found = await self.store.read.outcomes.get(*operation.key)
+            found = await self.store.read.operations.get(*operation.key)
             if found is not None and found.fingerprint == operation.fingerprint:
                 return msgspec.structs.replace(found, replayed=True)
         now = await self.get(record.flow, record.id)

@@ -17,8 +17,7 @@ import msgspec
 
 from bursar.engine.flow import Booking, FlowRecord
 from bursar.model.accounts import HELD, MAIN_BOOK
-from bursar.model.entries import HoldChange, HoldState, Intent, Leg
-from bursar.model.entries import Kind as EntryKind
+from bursar.model.entries import EntryKind, HoldChange, HoldState, Intent, Leg
 from bursar.model.errors import InvalidEntry
 from bursar.model.postings import INDEX_BITS
 from bursar.model.records import owner_name

@@ -80,7 +80,7 @@ class Worker:
             log.warning("the clock was set back by %.1f s; due as much earlier: %s records", by_us / 1e6, moved)
         await self.engine.pauses.read()
         if self.scans % SWEEP_EVERY == 1:
-            await self.engine.store.single().outcomes.drop_counters(int(COUNTER_AGE_S * 1e6))
+            await self.engine.store.single().operations.drop_counters(int(COUNTER_AGE_S * 1e6))
         found = 0
         while not self._stop.is_set() and len(self._queue) <= self.queue_max // 2:
             most = min(PAGE, self.queue_max - len(self._queue))

@@ -15,7 +15,7 @@ import msgspec
 from bursar.ledger.reads import Reads
 from bursar.ledger.rules import check_limit
 from bursar.model.accounts import HELD, MAIN_BOOK, Account, check_active, check_open_path
-from bursar.model.entries import USER_SCOPE, HoldChange, HoldState, Intent, Kind, Leg, check_key, encode_metadata
+from bursar.model.entries import USER_SCOPE, EntryKind, HoldChange, HoldState, Intent, Leg, check_key, encode_metadata
 from bursar.model.envelope import Receipt
 from bursar.model.errors import (
     AccountFrozen,
@@ -36,7 +36,7 @@ from bursar.model.postings import SEQ_MAX
 from bursar.model.records import HoldRow
 from bursar.model.views import EnvelopeView, Hold, moment
 from bursar.store import Store
-from bursar.store.value import FOREVER_US
+from bursar.store.envelopes import FOREVER_US
 from bursar.writer import Change, Writer
 
 TRIES = 12
@@ -146,7 +146,7 @@ class Holds(Reads):
             rest = row.remaining - minor
             state = HoldState.OPEN if rest else HoldState.CONFIRMED
             legs = (Leg(HELD, target, code, minor),)
-            intent = self._settle(row, head, code, legs, rest, state, USER_SCOPE, key, Kind.ENTRY, note)
+            intent = self._settle(row, head, code, legs, rest, state, USER_SCOPE, key, EntryKind.ENTRY, note)
             # It takes no part in the entry, and yet a freeze of it must stop this one.
             intent = msgspec.structs.replace(intent, pins=((head.path, head.snapshot),))
             try:
@@ -192,7 +192,7 @@ class Holds(Reads):
                     return Receipt(envelope=found.seq, id=found.id.hex(), key=str(hold), replayed=True)
                 raise HoldClosed(hold, row.state.value)
             legs = (Leg(HELD, head.path, asset.code, row.remaining),)
-            intent = self._settle(row, head, asset.code, legs, 0, state, "void", str(hold), Kind.RETURN, "{}")
+            intent = self._settle(row, head, asset.code, legs, 0, state, "void", str(hold), EntryKind.RETURN, "{}")
             try:
                 return (await self.writer.apply(Change((intent,)))).receipts[0]
             except (PostingNotLive, KeyReused):
@@ -209,7 +209,7 @@ class Holds(Reads):
         state: HoldState,
         scope: str,
         key: str,
-        kind: Kind,
+        kind: EntryKind,
         metadata: str,
     ) -> Intent:
         return Intent(
@@ -253,14 +253,7 @@ class Holds(Reads):
         return view.envelope
 
     async def _only_if_unasked(self, key: str) -> None:
-        """A hold that looks closed to us may be so because an earlier try of ours is being finished by recovery."""
-        if not self.store.split:
-            return
-        sagas = await self.store.read.sagas.list()
-        if any(
-            (saga.scope, saga.key) == (USER_SCOPE, key) for saga in sagas
-        ) or await self.store.read.envelopes.existing([(USER_SCOPE, key)]):
-            raise Conflict(f"key {key!r} is being committed by somebody else", 1)
+        """Raise if an earlier attempt under this key is half done: never, where a commit is one transaction."""
 
     async def _check_open(self, row: HoldRow) -> None:
         if row.state is not HoldState.OPEN:

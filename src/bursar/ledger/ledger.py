@@ -21,12 +21,11 @@ from bursar.model.accounts import (
     check_path,
     check_policy,
 )
-from bursar.model.actors import check_actor, check_reason
 from bursar.model.entries import (
     USER_SCOPE,
     Entry,
+    EntryKind,
     Intent,
-    Kind,
     Leg,
     encode_metadata,
     intend,
@@ -111,7 +110,7 @@ class Ledger(Holds):
         if not rows:
             raise UnknownEnvelope(str(envelope))
         row = rows[0]
-        if row.kind is Kind.COMPACT:
+        if row.kind is EntryKind.COMPACT:
             raise InvalidName("envelope to reverse", str(seq), "it only merged postings; nothing moved")
         if row.scope == "void":
             raise InvalidName("envelope to reverse", str(seq), "it gave back what was held; authorize it again")
@@ -138,7 +137,7 @@ class Ledger(Holds):
                 legs=legs,
                 book=book,
                 metadata=encode_metadata(metadata or {}),
-                kind=Kind.RETURN,
+                kind=EntryKind.RETURN,
                 reverses=seq,
                 consume=tuple(
                     p.posting.id
@@ -187,7 +186,7 @@ class Ledger(Holds):
             scope="compact",
             key=self.store.ports.token(),
             legs=(),
-            kind=Kind.COMPACT,
+            kind=EntryKind.COMPACT,
             book=head.book or MAIN_BOOK,
             consume=tuple(sorted(p.id for p in found)),
             merge=head.path,
@@ -227,30 +226,20 @@ class Ledger(Holds):
             return False
         return any([await read.postings.candidates("most_negative", head.id, asset, 1) for asset in forbidden])
 
-    async def recover(self) -> dict[str, int]:
-        """Finish or cleanly abandon what a crash left half done. Safe at any time; a second call does nothing."""
-        return await self.writer.recover()
-
-    async def release_saga(self, id: str, *, actor: str, reason: str) -> int:
-        """Give up a commit that `recover` has set aside, if nothing of it was written. Returns how many postings are
-        free again."""
-        return await self.writer.release_saga(id, actor=check_actor(actor), reason=check_reason(reason))
-
     async def rebuild(self) -> int:
         """Make the disposable tables anew from the value tables. Returns how many postings are live."""
         async with self.store.transaction(unhurried=True) as unit:
             await unit.rules.bump()
-            if await unit.sagas.count():
-                raise Conflict("commits are under way; run `bursar recover` first", 1)
+            await self._check_settled(unit)
             wide = await unit.balances.cached_accounts()
             live = await unit.postings.rebuild()
             await unit.balances.clear_cache()
-            await unit.balances.clear_heads()
+            await unit.balances.clear_guarded()
             sums = await unit.postings.sums()
             heads = await unit.accounts.heads_by_id(sorted({account for account, _, _, _ in sums} | wide))
             assets = {a.id: a for a in (await unit.rules.assets()).values()}
             guarded = [(a, s, v) for a, s, v, _ in sums if heads[a].floor(assets[s]) is not None]
-            await unit.balances.put_heads(guarded)
+            await unit.balances.put_guarded(guarded)
             cached = [(a, s, 0, v) for a, s, v, _ in sums if not heads[a].pays_from_postings or a in wide]
             await unit.balances.add_cache([(a, 0, 0, 0) for a in sorted(wide)] + cached)
         return live

@@ -19,8 +19,8 @@ from bursar.model.money import Asset, Money
 from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Event, StoredEnvelope, StoredPosting
 from bursar.model.views import EnvelopeView, HistoryLine, MovementView, PostingView, microseconds, moment
+from bursar.store.envelopes import FIRST_PLACE, FOREVER_US, LAST_PLACE, Place
 from bursar.store.rows import parse_cursor
-from bursar.store.value import FIRST_PLACE, FOREVER_US, LAST_PLACE, Place
 
 REVERSE = "reverse"  # the scope of reversals
 WIDE = 1_000  # live postings of one asset from which an account's balance is kept in the cache

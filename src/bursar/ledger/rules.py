@@ -49,8 +49,6 @@ from bursar.store.tables import Tables
 
 TRANSFERS = "transfers"  # the flow whose ends are users' funding accounts
 LIMIT_MAX = 1_000_000  # rows of one page
-LAST_COMMITS_TRIES = 200
-LAST_COMMITS_PAUSE_S = 0.005
 
 
 def check_limit(limit: int) -> int:
@@ -258,18 +256,7 @@ class RuleBook:
 
     async def freeze(self, path: str) -> Account:
         """From the moment this returns nothing moves out or in, except what is given back or has happened outside."""
-        account = await self._change(path, status=AccountStatus.FROZEN)
-        if self.store.split:
-            await self._last_commits()
-        return account
-
-    async def _last_commits(self) -> None:
-        """Split mode: commits that passed their point of no return before a change of rules are still being written."""
-        for _ in range(LAST_COMMITS_TRIES):
-            if not any(saga.phase == "finalizing" for saga in await self.store.single().sagas.list()):
-                return
-            await self.store.ports.sleep(LAST_COMMITS_PAUSE_S)
-        raise Conflict("it is in force, but commits before it are unfinished; run `bursar recover`", LAST_COMMITS_TRIES)
+        return await self._change(path, status=AccountStatus.FROZEN)
 
     async def unfreeze(self, path: str) -> Account:
         """Undo a freeze."""
@@ -294,10 +281,11 @@ class RuleBook:
             raise InvalidName("account to close", path, "flows book there what has happened outside")
         async with self.store.transaction() as unit:
             head, closing = await _locked(unit, path)
+            if status is AccountStatus.CLOSED or policy is not None:
+                await self._check_settled(unit)
             if status is AccountStatus.CLOSED:
                 await _check_empty(unit, head)
-                if not self.store.split:  # which has no records
-                    await _check_transfers(unit, head, transfers_seen)
+                await _check_transfers(unit, head, transfers_seen)
             new = changed(head, closing, status=status, policy=policy)
             if closing is not None and status is not None:  # the freeze is not the close's any more, to be lifted by it
                 await unit.closings.drop(path)
@@ -307,6 +295,9 @@ class RuleBook:
                 await _check_policy(unit, policy, head.book)
                 await _change_guards(unit, head, new)
             return await _append(unit, new)
+
+    async def _check_settled(self, unit: Tables) -> None:
+        """No commit is half done. None ever is, where a commit is one transaction; the simulator's split mode looks."""
 
     async def begin_close(self, path: str, token: str) -> Account:
         """Freeze a user's funding account for the close of this token, and write down whose freeze it is.
@@ -415,9 +406,7 @@ async def _check_policy(unit: Tables, policy: Policy, book: str) -> None:
 
 
 async def _check_empty(unit: Tables, head: Account) -> None:
-    """No value, no holds, nothing under way. The rules' row is ours, so nothing can arrive in between."""
-    if await unit.sagas.count():
-        raise AccountNotEmpty(head.path, "commits are under way; run `bursar recover` or try again")
+    """No value and no holds. The rules' row is ours, so nothing can arrive in between."""
     if any(amount for amount, _ in (await unit.balances.of(head.id)).values()):
         raise AccountNotEmpty(head.path, "it still has a balance")
     if await unit.holds.open_of(head.id):
@@ -446,18 +435,16 @@ async def _check_transfers(unit: Tables, head: Account, seen: int | None) -> Non
 
 async def _change_guards(unit: Tables, head: Account, new: Account) -> None:
     """What guards the new policy must be true from its first moment."""
-    if await unit.sagas.count():
-        raise AccountNotEmpty(head.path, "commits are under way; run `bursar recover` or try again")
     sums = await unit.balances.of(head.id)
     assets = {a.id: a for a in (await unit.rules.assets()).values()}
     for number in sums:
         if not new.may_owe(assets[number]) and await unit.postings.candidates("most_negative", head.id, number, 1):
             raise AccountNotEmpty(head.path, f"it has negative postings of {assets[number].code}; pay them off first")
     if isinstance(head.policy, CappedOverdraft):
-        await unit.balances.drop_head(head.id)
+        await unit.balances.drop_guarded(head.id)
     if isinstance(new.policy, CappedOverdraft):
         asset = next(a for a in assets.values() if a.code == new.policy.asset)
-        await unit.balances.put_heads([(head.id, asset.id, sums.get(asset.id, (0, 0))[0])])
+        await unit.balances.put_guarded([(head.id, asset.id, sums.get(asset.id, (0, 0))[0])])
     if head.pays_from_postings != new.pays_from_postings:
         await _start_cache(unit, head.id)
 

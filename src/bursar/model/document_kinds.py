@@ -43,7 +43,7 @@ class KindRefused(BursarError):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Kind(Generic[T]):
+class DocumentKind(Generic[T]):
     """One kind of document.
 
     `two_people` is True where a change could move money, or a pure function of the old body (None: there is none) and

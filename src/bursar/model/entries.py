@@ -74,7 +74,7 @@ class HoldState(StrEnum):
     EXPIRED = "expired"
 
 
-class Kind(IntEnum):
+class EntryKind(IntEnum):
     """Why an envelope exists; part of its content."""
 
     ENTRY = 0
@@ -115,7 +115,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     book: str = MAIN_BOOK
     metadata: str = "{}"  # JSON text, exactly as it will be stored and hashed
     pins: tuple[tuple[str, bytes], ...] = ()
-    kind: Kind = Kind.ENTRY
+    kind: EntryKind = EntryKind.ENTRY
     reverses: int = 0  # number of the envelope this one reverses
     consume: tuple[int, ...] = ()  # postings that must be consumed, by number (holds, transit, reversal)
     merge: str = ""  # COMPACT: the account whose postings are merged

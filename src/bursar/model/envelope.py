@@ -15,7 +15,7 @@ from functools import lru_cache
 import msgspec
 
 from bursar.model.accounts import Account, Book
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.money import Asset
 from bursar.model.postings import Posting
 
@@ -54,7 +54,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     scope: str
     key: str
     book: Book
-    kind: Kind
+    kind: EntryKind
     reverses: int
     legs: tuple[BookedLeg, ...]
     accounts: tuple[Account, ...]  # every account that takes part, as validated, by path: the pins

@@ -21,7 +21,7 @@ Commit safety map: what makes each of these still true when the rows are written
 from __future__ import annotations
 
 from bursar.model.accounts import Account, AccountStatus, check_active
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import Envelope
 from bursar.model.errors import (
     AmountTooLarge,
@@ -86,7 +86,7 @@ def _plainly_right(envelope: Envelope, ground: LedgerState, no_overdraft: bool =
     book, assets = envelope.book, envelope.assets
     if len(assets) != 1 or assets[0].status is not AssetStatus.ACTIVE:
         return False
-    if book.assets or book.accounts or envelope.kind is Kind.COMPACT:
+    if book.assets or book.accounts or envelope.kind is EntryKind.COMPACT:
         return False
     for account in accounts:
         if ground.accounts.get(account.path) is not account or account.book:
@@ -138,7 +138,7 @@ def _check_book(envelope: Envelope, outside: bool) -> None:
     for asset in envelope.assets:
         if book.assets and not book.admits_asset(asset.code):
             raise BookRefuses(book.name, "asset", asset.code)
-        if asset.status is not AssetStatus.ACTIVE and envelope.kind is not Kind.RETURN and not outside:
+        if asset.status is not AssetStatus.ACTIVE and envelope.kind is not EntryKind.RETURN and not outside:
             raise AssetSuspended(asset.code)
     for account in envelope.accounts:
         if (account.book and account.book != book.name) or (book.accounts and not book.admits_account(account.path)):
@@ -176,8 +176,10 @@ def _check_accounts(
         if head is not account and head.snapshot != account.snapshot:
             raise StalePin(account.path)
         if head.status is AccountStatus.FROZEN:
-            receives = envelope.kind is Kind.RETURN and all(d >= 0 for (a, _), d in wanted.items() if a == account.id)
-            if outside or receives or envelope.kind is Kind.COMPACT:
+            receives = envelope.kind is EntryKind.RETURN and all(
+                d >= 0 for (a, _), d in wanted.items() if a == account.id
+            )
+            if outside or receives or envelope.kind is EntryKind.COMPACT:
                 continue
         check_active(head)
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 import msgspec
 
 from bursar.model.accounts import Account
-from bursar.model.entries import HoldState, Kind
+from bursar.model.entries import EntryKind, HoldState
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting, PostingState
 
@@ -41,7 +41,7 @@ class StoredEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     key: str
     book: int
-    kind: Kind
+    kind: EntryKind
     reverses: int
     legs: bytes
     pins: bytes
@@ -88,19 +88,6 @@ class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     expires_us: int | None = None
     lasts_us: int | None = None
-
-
-class Saga(msgspec.Struct, frozen=True, kw_only=True):
-    """The write-ahead record of a commit under way (split mode)."""
-
-    id: str
-    kind: str
-    scope: str
-    key: str
-    phase: str
-    fence: int
-    lease_us: int
-    data: bytes
 
 
 class OperationResult(msgspec.Struct, frozen=True, kw_only=True):

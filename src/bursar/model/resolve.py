@@ -13,7 +13,7 @@ What comes out is not trusted: `validate_and_plan` checks it from scratch.
 from __future__ import annotations
 
 from bursar.model.accounts import Account, Book, check_active
-from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.envelope import BookedLeg, Envelope, booked_amount
 from bursar.model.errors import BalanceNotGuarded, InsufficientFunds, InvalidEntry, PostingNotLive, TooManyPostings
 from bursar.model.ledger_state import MINUS, PLUS, LedgerState
@@ -135,7 +135,7 @@ def _named(intent: Intent, ground: LedgerState) -> list[Posting]:
 
 
 def _deltas(intent: Intent, ground: LedgerState, named: list[Posting]) -> dict[tuple[str, str], int]:
-    if intent.kind is Kind.COMPACT:  # one account, every asset of the named postings, nothing moves
+    if intent.kind is EntryKind.COMPACT:  # one account, every asset of the named postings, nothing moves
         return {(intent.merge, ground.assets_by_id[p.asset].code): 0 for p in named}
     return intent.deltas()
 
@@ -144,7 +144,7 @@ def _settle(
     account: Account, asset: Asset, rest: int, intent: Intent, ground: LedgerState, consumes: list[Posting]
 ) -> int:
     """Consume what the account pays with (or pays off) and return what is left to create, with its sign."""
-    if intent.kind is Kind.COMPACT:
+    if intent.kind is EntryKind.COMPACT:
         return rest  # the named postings are all it is about
     if rest < 0 and intent.no_overdraft and account.may_owe(asset) and not account.capped:
         check_active(account)

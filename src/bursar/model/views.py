@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bursar.model.accounts import Account
-from bursar.model.entries import HoldState, Kind
+from bursar.model.entries import EntryKind, HoldState
 from bursar.model.errors import InvalidName
 from bursar.model.money import Money
 from bursar.model.postings import PostingState
@@ -55,7 +55,7 @@ class EnvelopeView(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     scope: str
     book: str
-    kind: Kind
+    kind: EntryKind
     reverses: int | None
     reversed_by: int | None
     at: datetime
@@ -89,7 +89,7 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
 
     envelope: int
     key: str
-    kind: Kind
+    kind: EntryKind
     reverses: int | None
     reversed_by: int | None
     at: datetime

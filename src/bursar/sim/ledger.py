@@ -29,6 +29,7 @@ from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.process import TICK_S, Moment, Process
 from bursar.sim.sharing import SharedPorts
+from bursar.sim.split import SplitLedger
 from bursar.store import connect
 
 PATH = "funds.db"
@@ -138,16 +139,16 @@ class Scenario:
 
     async def open(self, process: Process) -> Ledger:
         """A ledger on the disk that all processes share."""
-        store = connect(URL, SharedPorts(process) if self.split else process.ports, split=self.split)
+        store = connect(URL, SharedPorts(process) if self.split else process.ports)
         await store.open()
-        ledger = Ledger(store)
+        ledger = SplitLedger(store) if self.split else Ledger(store)
         await ledger.known_assets("")  # once, instead of by each caller
         return ledger
 
     async def serve(self, process: Process) -> None:
         """One life of the ledger: open, recover, serve the callers, tidy up."""
         ledger = await self.open(process)
-        if self.split:
+        if isinstance(ledger, SplitLedger):
             self.jump()  # the dead one's leases have run out by the time we are back
             await self.recover(ledger)
             self.boot(RIVAL)
@@ -156,7 +157,7 @@ class Scenario:
             async with asyncio.TaskGroup() as group:
                 for client in mine:
                     group.create_task(self.call(client, ledger), name=f"c{client.number}")
-                if self.split:
+                if isinstance(ledger, SplitLedger):
                     group.create_task(self.prowl(process, ledger, RIVAL), name="prowl")
                     await process.ports.sleep(TURN_S)
         if sum(crash.process == LEDGER for crash in self.kernel.crashes) < self.crashes:
@@ -167,7 +168,7 @@ class Scenario:
         while self.living().get(RIVAL) not in (None, self.retired):
             await process.ports.sleep(TURN_S)
         await ledger.writer.close()
-        if self.split:
+        if isinstance(ledger, SplitLedger):
             self.jump()
             await self.recover(ledger)
             again = await ledger.recover()
@@ -183,6 +184,7 @@ class Scenario:
     async def compete(self, process: Process) -> None:
         """One life of a second process on the same disk: some callers are its, and it finishes what others began."""
         ledger = await self.open(process)
+        assert isinstance(ledger, SplitLedger)  # only there is a second process
         mine = [client for client in self.clients if client.number % SHARING == SHARING - 1]
         while not self.closing:
             async with asyncio.TaskGroup() as group:
@@ -215,7 +217,7 @@ class Scenario:
             elif not self.disk.held():
                 self.oracle.look(others=True)
 
-    async def prowl(self, process: Process, ledger: Ledger, other: str) -> None:
+    async def prowl(self, process: Process, ledger: SplitLedger, other: str) -> None:
         """Recovery beside living commits, whose leases are over by the clock.
 
         Now and then their process is stopped first, and goes on while its commits are being finished for it, or after
@@ -249,7 +251,7 @@ class Scenario:
         """Whether a transaction is open, so that what there is to see may never have been."""
         return self.oracle.db.in_transaction or self.disk.held()
 
-    async def recover(self, ledger: Ledger) -> None:
+    async def recover(self, ledger: SplitLedger) -> None:
         """Recover, and judge all there is if nothing is half done."""
         found = await ledger.recover()
         if found["broken"]:

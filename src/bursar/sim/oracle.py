@@ -18,11 +18,12 @@ from itertools import chain
 import msgspec
 
 from bursar.model.accounts import Account
-from bursar.model.entries import Kind
+from bursar.model.entries import EntryKind
 from bursar.model.envelope import Envelope, decode_ids, decode_legs, decode_pins
 from bursar.model.money import Asset
 from bursar.model.postings import INDEX_BITS, Posting
-from bursar.store.rows import Row, account_of, asset_of, book_of
+from bursar.store.columns import Row
+from bursar.store.rows import account_of, asset_of, book_of
 from bursar.store.sqlite.calls import amount_out
 
 EVENT_COMMITTED = 1
@@ -191,7 +192,7 @@ class Oracle:
             raise Violation(f"I8: envelope {seq} has a posting of {why}") from None
         if hashed != id_:
             raise Violation(f"I8: envelope {seq} hashes to {hashed.hex()}, not {id_.hex()}")
-        if kind == Kind.COMPACT and movements:
+        if kind == EntryKind.COMPACT and movements:
             raise Violation(f"envelope {seq} merges postings and moves value")
         moved = self.moved
         for leg in movements:

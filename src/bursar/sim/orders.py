@@ -23,8 +23,7 @@ import msgspec
 from bursar.engine import Answer, Booking, Flow, FlowRecord, holds
 from bursar.engine.holds import Held
 from bursar.model.accounts import HELD
-from bursar.model.entries import Intent, Leg
-from bursar.model.entries import Kind as EntryKind
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.flow_rows import (
     Claim,
     Form,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bursar.model.documents import Document, Proposal
-from bursar.store.rows import Row
+from bursar.store.columns import reader
 from bursar.store.session import Table
 
 VERSION_MAX = 2**31 - 1
+
+_document = reader("document", Document)
+_proposal = reader("proposal", Proposal)
 
 
 class Documents(Table):
@@ -24,67 +27,40 @@ class Documents(Table):
 
     async def insert(self, number: int, made: Proposal, *, approved_by: str, approved_reason: str) -> Document | None:
         """A proposal as the next version; None if that version is there already. The caller has locked the number."""
-        at_us = await self._one(
-            "insert_document",
-            number,
-            made.kind,
-            made.name,
-            made.version,
-            made.body,
-            made.retired,
-            made.previous,
-            made.hash,
-            made.author,
-            made.reason,
-            approved_by,
-            approved_reason,
-        )
-        if at_us is None:
-            return None
-        await self._s.rows("count_document", number)
-        return Document(
-            number=number,
-            kind=made.kind,
-            name=made.name,
-            version=made.version,
-            body=made.body,
-            retired=made.retired,
-            previous=made.previous,
-            hash=made.hash,
-            author=made.author,
-            reason=made.reason,
-            approved_by=approved_by,
-            approved_reason=approved_reason,
-            at_us=at_us,
-        )
+        columns = (made.kind, made.name, made.version, made.body, made.retired, made.previous, made.hash)
+        people = (made.author, made.reason, approved_by, approved_reason)
+        found = await self._first(_document, "insert_document", number, *columns, *people)
+        if found is not None:
+            await self._s.rows("count_document", number)
+        return found
 
     async def head(self, kind: str, name: str) -> Document | None:
         """The newest version."""
-        return _first(await self._s.rows("document_head", kind, name))
+        return await self._first(_document, "document_head", kind, name)
 
     async def version(self, kind: str, name: str, version: int) -> Document | None:
         """One version."""
-        return _first(await self._s.rows("document_version", kind, name, version))
+        return await self._first(_document, "document_version", kind, name, version)
 
     async def of_hash(self, kind: str, name: str, hash_: bytes) -> Document | None:
         """The version that has this hash."""
-        return _first(await self._s.rows("document_of_hash", kind, name, hash_))
+        return await self._first(_document, "document_of_hash", kind, name, hash_)
 
     async def history(self, kind: str, name: str, *, before: int = VERSION_MAX, limit: int = 100) -> list[Document]:
         """The versions of a document, newest first."""
-        return [_document(row) for row in await self._s.rows("document_history", kind, name, before, limit)]
+        return await self._all(_document, "document_history", kind, name, before, limit)
 
     async def list(self, kind: str, *, after: str = "", limit: int = 1_000) -> list[Document]:
         """The newest version of each document of a kind, by name."""
-        return [_document(row) for row in await self._s.rows("document_list", kind, after, limit)]
+        return await self._all(_document, "document_list", kind, after, limit)
 
     async def heads_after(self, number: int, limit: int) -> Sequence[Document]:
         """The newest version of each document that has changed after this number, in the order of the changes."""
-        return [_document(row) for row in await self._s.rows("document_heads", number, limit)]
+        return await self._all(_document, "document_heads", number, limit)
 
     async def after(self, kind: str, name: str, version: int, limit: int) -> Sequence[Document]:
         """All versions of all documents, by kind, name and version: those after this one."""
-        return [_document(row) for row in await self._s.rows("documents_after", kind, name, version, limit)]
+        return await self._all(_document, "documents_after", kind, name, version, limit)
 
     async def count(self) -> tuple[int, int]:
         """How many versions there are of all documents, and the highest number."""
@@ -93,12 +69,11 @@ class Documents(Table):
 
     async def proposal(self, kind: str, name: str) -> Proposal | None:
         """The open proposal for a document."""
-        rows = await self._s.rows("document_proposal", kind, name)
-        return _proposal(rows[0]) if rows else None
+        return await self._first(_proposal, "document_proposal", kind, name)
 
     async def proposals(self, kind: str = "", *, limit: int = 1_000) -> Sequence[Proposal]:
         """Open proposals; of one kind, if it is named."""
-        return [_proposal(row) for row in await self._s.rows("document_proposals", kind, limit)]
+        return await self._all(_proposal, "document_proposals", kind, limit)
 
     async def propose(self, made: Proposal) -> int:
         """Open this proposal, instead of the one that is open. Returns when."""
@@ -108,40 +83,3 @@ class Documents(Table):
     async def drop_proposal(self, kind: str, name: str) -> None:
         """It was approved or withdrawn."""
         await self._s.rows("drop_proposal", kind, name)
-
-
-def _first(rows: Sequence[Row]) -> Document | None:
-    return _document(rows[0]) if rows else None
-
-
-def _document(row: Row) -> Document:
-    return Document(
-        number=row[0],
-        kind=row[1],
-        name=row[2],
-        version=row[3],
-        body=row[4],
-        retired=bool(row[5]),
-        previous=row[6],
-        hash=row[7],
-        author=row[8],
-        reason=row[9],
-        approved_by=row[10],
-        approved_reason=row[11],
-        at_us=row[12],
-    )
-
-
-def _proposal(row: Row) -> Proposal:
-    return Proposal(
-        kind=row[0],
-        name=row[1],
-        base=row[2],
-        body=row[3],
-        retired=bool(row[4]),
-        previous=row[5],
-        hash=row[6],
-        author=row[7],
-        reason=row[8],
-        at_us=row[9],
-    )

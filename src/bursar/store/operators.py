@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 from bursar.model.accounts import Closing
 from bursar.model.records import ForcedCall, OperatorAction, Pause
-from bursar.store.rows import Row
+from bursar.store.columns import reader
 from bursar.store.session import Table
 
 NEWEST = 2**63 - 1
+
+_action = reader("action", OperatorAction)
+_closing = reader("closing", Closing)
+_forced_call = reader("forced_call", ForcedCall)
+_pause = reader("pause", Pause)
 
 
 class Pauses(Table):
@@ -17,12 +22,11 @@ class Pauses(Table):
 
     async def list(self) -> list[Pause]:
         """All that is off."""
-        return [_pause(row) for row in await self._s.rows("pauses")]
+        return await self._all(_pause, "pauses")
 
     async def lock(self, kind: str, name: str) -> Pause | None:
         """One of them, which nobody else changes until the unit ends."""
-        rows = await self._s.rows("lock_pause", kind, name)
-        return _pause(rows[0]) if rows else None
+        return await self._first(_pause, "lock_pause", kind, name)
 
     async def add(self, kind: str, name: str, actor: str, reason: str, *, two_people: bool = False) -> bool:
         """Whether it was on before."""
@@ -30,15 +34,8 @@ class Pauses(Table):
 
     async def change(self, pause: Pause) -> None:
         """Write what may change of a pause: why, whether it needs two people, and who wants to lift it."""
-        await self._s.rows(
-            "change_pause",
-            pause.kind,
-            pause.name,
-            pause.reason,
-            pause.two_people,
-            pause.proposed_by,
-            pause.proposed_reason,
-        )
+        what = (pause.reason, pause.two_people, pause.proposed_by, pause.proposed_reason)
+        await self._s.rows("change_pause", pause.kind, pause.name, *what)
 
     async def drop(self, kind: str, name: str) -> bool:
         """Whether it was off before."""
@@ -56,13 +53,7 @@ class Actions(Table):
         self, *, kind: str = "", name: str = "", before: int = NEWEST, limit: int = 100
     ) -> list[OperatorAction]:
         """Newest first; of one thing, if it is named."""
-        rows = await self._s.rows("actions", kind, name, before, limit)
-        return [
-            OperatorAction(
-                number=r[0], action=r[1], kind=r[2], name=r[3], actor=r[4], reason=r[5], proposed_by=r[6], at_us=r[7]
-            )
-            for r in rows
-        ]
+        return await self._all(_action, "actions", kind, name, before, limit)
 
 
 class ForcedCalls(Table):
@@ -74,7 +65,7 @@ class ForcedCalls(Table):
 
     async def claim(self, limit: int, lease_us: int, cap_us: int) -> Sequence[ForcedCall]:
         """Take what is due, for so long; due later than the cap allows counts as due (L24)."""
-        return [_forced(row) for row in await self._s.rows("claim_forced", limit, lease_us, cap_us)]
+        return await self._all(_forced_call, "claim_forced", limit, lease_us, cap_us)
 
     async def ask_again(self, call: ForcedCall, said: str, delay_us: int | None) -> None:
         """What the rail said, and when to ask again; None: it was definite."""
@@ -82,7 +73,7 @@ class ForcedCalls(Table):
 
     async def open(self, limit: int = 1000) -> Sequence[ForcedCall]:
         """Those whose rail has not said anything definite yet."""
-        return [_forced(row) for row in await self._s.rows("forced_open", limit)]
+        return await self._all(_forced_call, "forced_open", limit)
 
 
 class Closings(Table):
@@ -90,8 +81,7 @@ class Closings(Table):
 
     async def of(self, path: str) -> Closing | None:
         """The close that has frozen this account. In a unit that has bumped the rules it stays so until the end."""
-        rows = await self._s.rows("closing_of", path)
-        return _closing(rows[0]) if rows else None
+        return await self._first(_closing, "closing_of", path)
 
     async def put(self, path: str, token: str) -> None:
         """The account's freeze belongs to the close of this token from now on."""
@@ -103,26 +93,4 @@ class Closings(Table):
 
     async def list(self, limit: int = 1000) -> Sequence[Closing]:
         """Closes that are under way or were interrupted, oldest first."""
-        return [_closing(row) for row in await self._s.rows("closings", limit)]
-
-
-def _closing(row: Row) -> Closing:
-    return Closing(path=row[0], token=row[1], age_us=row[2])
-
-
-def _pause(row: Row) -> Pause:
-    return Pause(
-        kind=row[0],
-        name=row[1],
-        actor=row[2],
-        reason=row[3],
-        at_us=row[4],
-        two_people=bool(row[5]),
-        proposed_by=row[6],
-        proposed_reason=row[7],
-        age_us=row[8],
-    )
-
-
-def _forced(row: Row) -> ForcedCall:
-    return ForcedCall(record=row[0], version=row[1], state=row[2], attempt=row[3], said=row[4])
+        return await self._all(_closing, "closings", limit)

@@ -1,4 +1,4 @@
-"""The store: what the ledger needs of a database. Two engines fulfil it, and the simulator runs one of them."""
+"""The store: what the ledger needs of a database. SQLite and PostgreSQL fulfil it; the simulator runs SQLite."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Work: TypeAlias = Callable[[BatchSession], Coroutine[Any, Any, T]]
 class Store(Protocol):
     """WriteSet, in units. It applies and returns what changed; it decides nothing."""
 
-    engine: str
-    split: bool  # commits go by saga, each primitive by itself
+    dialect: str  # sqlite or postgres
     overlaps: bool  # one batch can be prepared while the one before it is written
     first_read: int  # postings to read per account and asset at first
     reuses_postings: bool  # small batches may be decided on postings that the batch before has left
@@ -43,7 +42,7 @@ class Store(Protocol):
         ...
 
     def single(self) -> Tables:
-        """Primitives that each stand alone: the steps of a saga."""
+        """Primitives that each stand alone."""
         ...
 
     def snapshot(self, *, unhurried: bool = False) -> AbstractAsyncContextManager[Tables]:

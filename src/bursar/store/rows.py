@@ -1,25 +1,22 @@
-"""Rows and records: how each table's rows read and are written, the same for both engines."""
+"""Rows and records: how each table's rows read and are written, the same for both dialects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from bursar.model.accounts import Account, AccountStatus, Book, decode_policy
-from bursar.model.entries import Kind
 from bursar.model.envelope import Envelope, decode_legs, decode_pins, encode_ids, encode_legs, encode_pins
 from bursar.model.errors import DatabaseCorrupt, InvalidName
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
 from bursar.model.records import HoldRow, OperationResult, Record, StoredEnvelope, Transition
+from bursar.store.columns import Row, reader
 
-Row = Sequence[Any]
-
-_KINDS = frozenset(int(kind) for kind in Kind)
 _names = msgspec.json.Decoder(tuple[str, ...])
 
 
@@ -63,25 +60,9 @@ def _account(id_: int, path: str, version: int, policy: str, status: str, book: 
         raise DatabaseCorrupt(f"account {path}, version {version},", str(error)) from error
 
 
-def envelope_of(row: Row) -> StoredEnvelope:
-    """A whole row of envelopes."""
-    seq, id_, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at_us = row
-    if kind not in _KINDS:
-        raise DatabaseCorrupt(f"envelope {seq}", f"its kind is {kind}")
-    return StoredEnvelope(
-        seq=seq,
-        id=id_,
-        scope=scope,
-        key=key,
-        book=book,
-        kind=Kind(kind),
-        reverses=reverses,
-        legs=legs,
-        pins=pins,
-        consumes=consumes,
-        metadata=metadata,
-        at_us=at_us,
-    )
+envelope_of = reader("envelope", StoredEnvelope)
+record_of = reader("record", Record)
+transition_of = reader("transition", Transition)
 
 
 def envelope_row(envelope: Envelope, id_: bytes) -> tuple[Any, ...]:
@@ -98,49 +79,6 @@ def envelope_row(envelope: Envelope, id_: bytes) -> tuple[Any, ...]:
         encode_pins(envelope.accounts),
         encode_ids(envelope.consumes),
         envelope.metadata,
-    )
-
-
-def record_of(row: Row) -> Record:
-    """A whole row of records."""
-    number, flow, id_, owner, state, version, attempt, transit, due, worker, body, error, since, created, updated = row
-    return Record(
-        number=number,
-        flow=text_of(flow),
-        id=text_of(id_),
-        owner=text_of(owner),
-        state=text_of(state),
-        version=version,
-        attempt=attempt,
-        in_flight_posting=transit,
-        due_us=due,
-        worker=text_of(worker),
-        body=text_of(body),
-        error=text_of(error),
-        since_us=since,
-        created_us=created,
-        updated_us=updated,
-    )
-
-
-def text_of(stored: str | bytes) -> str:
-    """Text that may have been broken behind our back: whoever reads on finds out, alone."""
-    return stored if isinstance(stored, str) else stored.decode("utf-8", "replace")
-
-
-def transition_of(row: Row) -> Transition:
-    """A whole row of transitions."""
-    record, version, source, event, target, attempt, actor, evidence, at_us = row
-    return Transition(
-        record=record,
-        version=version,
-        source=source,
-        event=event,
-        target=target,
-        attempt=attempt,
-        actor=actor,
-        evidence=evidence,
-        at_us=at_us,
     )
 
 

@@ -1,15 +1,17 @@
-"""A session: named statements on a connection. What differs between the engines (SQL, lists, amounts) is behind it.
+"""A session: named statements on a connection. What differs between the stores (SQL, lists, amounts) is behind it.
 
-Whether several calls happen together is the session's affair: inside `store.transaction()` they do, in split mode each
-stands alone.
+Whether several calls happen together is the session's affair: inside `store.transaction()` they do, in `store.single()`
+each stands alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from bursar.store.rows import Row
+from bursar.store.columns import Row
+
+T = TypeVar("T")
 
 
 class Session(Protocol):
@@ -20,19 +22,7 @@ class Session(Protocol):
         ...
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Run a statement once per row, in as few round trips as the engine can; returns how many rows changed."""
-        ...
-
-    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        """Several writes as one: the largest primitive there is."""
-        ...
-
-    def amount(self, minor: int) -> Any:
-        """An amount as this engine stores it."""
-        ...
-
-    def minor(self, stored: Any) -> int:
-        """An amount as it was before it was stored."""
+        """Run a statement once per row, in as few round trips as the store can; returns how many rows changed."""
         ...
 
 
@@ -41,6 +31,13 @@ class Table:
 
     def __init__(self, session: Session) -> None:
         self._s = session
+
+    async def _all(self, read: Callable[[Row], T], name: str, *args: Any) -> list[T]:
+        return [read(row) for row in await self._s.rows(name, *args)]
+
+    async def _first(self, read: Callable[[Row], T], name: str, *args: Any) -> T | None:
+        rows = await self._s.rows(name, *args)
+        return read(rows[0]) if rows else None
 
     async def _one(self, name: str, *args: Any) -> Any:
         rows = await self._s.rows(name, *args)

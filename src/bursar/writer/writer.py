@@ -16,7 +16,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Any, NamedTuple
 
-from bursar.model.errors import BursarError, Conflict, DatabaseUnavailable, OutcomeUnknown, Refusal
+from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, Refusal
 from bursar.store import Store
 from bursar.store.batch import (
     BatchSession,
@@ -33,7 +33,6 @@ from bursar.writer.blocked import BlockedLane
 from bursar.writer.change import Change, ChangeResult
 from bursar.writer.commit import commit, prepare
 from bursar.writer.runner import BATCH_MAX, BatchRunner, PendingChange, answer, fail, keys_of, mark_unknown
-from bursar.writer.saga import SagaCommit
 
 GATHER_MIN = 24  # callers that are worth a batch of their own while another one is written
 HALVE_FROM = 48  # waiting callers from which it pays to prepare one half while the other is written
@@ -68,7 +67,6 @@ class Writer:
         self._task: asyncio.Task[None] | None = None
         self._enough: asyncio.Future[None] | None = None  # set when so many callers have come
         self._wanted = 0
-        self._sagas = SagaCommit(store, conflicts_max)
 
     @property
     def cache(self) -> WriterCache:
@@ -91,10 +89,6 @@ class Writer:
 
     async def apply(self, change: Change) -> ChangeResult:
         """Make a change, in one transaction with those of other callers. Raises its refusal."""
-        if self.store.split:
-            if not change.plain:
-                raise DatabaseUnavailable("split mode is for the ledger alone; records need a store with transactions")
-            return await self._sagas.apply(change)
         future: asyncio.Future[ChangeResult] = asyncio.get_running_loop().create_future()
         pending = PendingChange(change, future)
         if self._blocked.held and self._blocked.route(pending):
@@ -142,14 +136,6 @@ class Writer:
                 await asyncio.wait(tasks, timeout=PARTING_S)
                 return False
         return True
-
-    async def recover(self) -> dict[str, int]:
-        """Finish or undo what a crash left half done. Nothing, unless the store works in split mode."""
-        return await self._sagas.recover()
-
-    async def release_saga(self, id_: str, *, actor: str, reason: str) -> int:
-        """Give up a commit that recovery has set aside; returns how many postings are free again."""
-        return await self._sagas.release(id_, actor=actor, reason=reason)
 
     async def _run(self) -> None:
         in_flight: InFlightBatch | None = None
@@ -260,8 +246,6 @@ class Writer:
 
     async def consolidate(self, above: int = CONSOLIDATE_ABOVE) -> int:
         """Sum up cached balances that have come apart into many small changes. Returns how many."""
-        if self.store.split and await self.store.read.sagas.count():
-            return 0  # a saga that is rolled forward again would add its change a second time
         fragmented = await self.store.read.balances.fragmented(above)
         for account, asset in fragmented:
             async with self.store.transaction() as tables:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bursar.ports import Files, SystemPorts
-from bursar.rails.trading import Core, Limits, Server, TradingClient
+from bursar.rails.trading import Core, Server, ServerLimits, TradingClient
 from bursar.rails.trading.frames import encode
 from bursar.rails.trading.history import Named, indexed
 from bursar.rails.trading.state import CoreState
@@ -135,7 +135,12 @@ class Desk:
 
 @asynccontextmanager
 async def desk(
-    folder: Path, *, ports: SystemPorts | None = None, limits: Limits | None = None, name: str = NAME, **sizes: Any
+    folder: Path,
+    *,
+    ports: SystemPorts | None = None,
+    limits: ServerLimits | None = None,
+    name: str = NAME,
+    **sizes: Any,
 ) -> AsyncIterator[Desk]:
     """A core on a folder, served at a Unix socket in it; stopped and closed at the end."""
     ports = ports or SystemPorts()

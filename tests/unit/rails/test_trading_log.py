@@ -39,7 +39,7 @@ from bursar.rails.trading import (
 )
 from bursar.rails.trading.frames import BadFrame, decode, encode
 from bursar.rails.trading.history import Block, Named, blocks_of
-from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
+from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, OperationBlocks, StatusChange
 from bursar.rails.trading.snapshots import BadSnapshot
 from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log, segment_name
@@ -79,10 +79,10 @@ def put(files: SimFiles, path: str, data: bytes) -> None:
 # --- frames
 
 
-def rows(sequence: int, *given: tuple[int, int, int, int, int]) -> Rows:
+def rows(sequence: int, *given: tuple[int, int, int, int, int]) -> OperationBlocks:
     """A record of rows: id, user, amount, other, meta of each."""
     items = [(meta >> 8 & 0xFF, id_, user, 0, amount, other) for id_, user, amount, other, meta in given]
-    return Rows(blocks_of(sequence, items, [row[-1] for row in given]))
+    return OperationBlocks(blocks_of(sequence, items, [row[-1] for row in given]))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_an_empty_frame_is_none() -> None:
         [rows(8, (1, 2, 3, 0, Op.DEPOSIT << 8))],
         [rows(7, (1, 2, 3, 0, Op.CANCEL << 8))],
         [rows(7, (1, 2, 3, 0, Op.DEPOSIT << 8 | 128))],
-        [Rows([Block(7, 1, b"\0\1\0\0", b"\x91\x96\2\1\1\0\1\0", 1, 1, 1)])],
-        [Rows([Block(7, 2, b"\0\1\0\0", b"\x91\x96\1\1\1\0\1\0", 1, 1, 1)])],
-        [Rows([Block(7, 1, b"\0\1\0\0", b"\x91\x95\1\1\1\0\1", 1, 1, 1)])],
-        [Rows([Block(7, 0, b"", b"\x90", 1, 1, 1)])],
+        [OperationBlocks([Block(7, 1, b"\0\1\0\0", b"\x91\x96\2\1\1\0\1\0", 1, 1, 1)])],
+        [OperationBlocks([Block(7, 2, b"\0\1\0\0", b"\x91\x96\1\1\1\0\1\0", 1, 1, 1)])],
+        [OperationBlocks([Block(7, 1, b"\0\1\0\0", b"\x91\x95\1\1\1\0\1", 1, 1, 1)])],
+        [OperationBlocks([Block(7, 0, b"", b"\x90", 1, 1, 1)])],
         [StatusChange(7, 1, 9)],
         [FloorsRaised(7, 5, 6, ())],
         [Bound(7, "")],

@@ -11,7 +11,7 @@ from tests.unit.rails.desk import Desk, deposit
 from tests.unit.rails.test_trading_server import log_in, next_frame, play
 
 from bursar.ports import Stream
-from bursar.rails.trading import Limits, protocol
+from bursar.rails.trading import ServerLimits, protocol
 from bursar.rails.trading.history import indexed
 
 QUESTIONS = 3_000  # some 20 bytes each
@@ -48,7 +48,7 @@ def test_a_client_that_reads_no_answers_is_not_read_from(tmp_path: Path) -> None
             answered += len(splitter.feed(await stream.read()))
         assert most < BOUND
 
-    play(tmp_path, case, limits=Limits(unsent_bytes=BYTES, waiting_bytes=BYTES))
+    play(tmp_path, case, limits=ServerLimits(unsent_bytes=BYTES, waiting_bytes=BYTES))
 
 
 def test_answers_that_wait_for_the_disk_are_counted(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_answers_that_wait_for_the_disk_are_counted(tmp_path: Path) -> None:
         assert taken == QUESTIONS + 1
         assert await stuck
 
-    play(tmp_path, case, limits=Limits(waiting_bytes=BYTES))
+    play(tmp_path, case, limits=ServerLimits(waiting_bytes=BYTES))

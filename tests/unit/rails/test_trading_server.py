@@ -18,11 +18,11 @@ from bursar.rails.trading import (
     FixedLink,
     Floors,
     Known,
-    Limits,
     NoConnection,
     Op,
     Operation,
     Reply,
+    ServerLimits,
     Status,
     TradingClient,
     protocol,
@@ -167,7 +167,7 @@ def test_silence_during_the_handshake_ends_it(tmp_path: Path) -> None:
         assert await is_closed(await stranger(made))
         assert made.server.connections == []
 
-    play(tmp_path, case, limits=Limits(handshake_s=0.05))
+    play(tmp_path, case, limits=ServerLimits(handshake_s=0.05))
 
 
 def test_a_client_that_has_to_make_way_in_its_handshake_comes_back(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_client_that_has_to_make_way_in_its_handshake_comes_back(tmp_path: Pat
         listener.close()
         assert [why.code for why in heard] == ["NOT_CONNECTED"]
 
-    play(tmp_path, case, limits=Limits(strangers=1))
+    play(tmp_path, case, limits=ServerLimits(strangers=1))
 
 
 def test_too_many_clients_are_refused_and_room_comes_back(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_too_many_clients_are_refused_and_room_comes_back(tmp_path: Path) -> Non
         await made.until(lambda: late.is_connected)
         assert (await late.deposit(1, 1, "USDT", 1)).outcome is Outcome.SUCCESS
 
-    play(tmp_path, case, limits=Limits(connections=3))
+    play(tmp_path, case, limits=ServerLimits(connections=3))
 
 
 def test_connections_that_never_log_in_keep_nobody_out(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_connections_that_never_log_in_keep_nobody_out(tmp_path: Path) -> None:
         for stream in silent:
             stream.abort()
 
-    play(tmp_path, case, limits=Limits(strangers=4))
+    play(tmp_path, case, limits=ServerLimits(strangers=4))
 
 
 # --- garbage
@@ -305,7 +305,7 @@ def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
         await next_frame(stream)
         assert await is_closed(stream)
 
-    play(tmp_path, case, limits=Limits(idle_s=0.05))
+    play(tmp_path, case, limits=ServerLimits(idle_s=0.05))
 
 
 def test_a_connection_with_too_much_waiting_is_not_read_from(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_connection_with_too_much_waiting_is_not_read_from(tmp_path: Path) -> 
         assert most < 4 * 1024 * 1024
         assert made.core.state.sequence == 399 * 50
 
-    play(tmp_path, case, limits=Limits(waiting_bytes=2_000))
+    play(tmp_path, case, limits=ServerLimits(waiting_bytes=2_000))
 
 
 # --- what the client makes of it
@@ -551,7 +551,7 @@ def test_a_slow_subscriber_is_cut_off_and_others_go_on(tmp_path: Path) -> None:
             assert id_ < 1_000_000
         assert (await client.totals()).totals == {"USDT": id_ - 1}
 
-    play(tmp_path, case, limits=Limits(unsent_bytes=50_000))
+    play(tmp_path, case, limits=ServerLimits(unsent_bytes=50_000))
 
 
 def test_a_subscriber_with_a_wrong_secret_is_refused(tmp_path: Path) -> None:

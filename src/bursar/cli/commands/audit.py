@@ -11,7 +11,6 @@ import click
 
 from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
-from bursar.audit.checks import SET_ASIDE
 from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.output import Output, shown, table
 from bursar.cli.place import open_database, until_back
@@ -73,8 +72,8 @@ def audit(
 
     With a configuration its cores are asked what they hold, and I5 is one more row.
 
-    Exit code 0: all hold. 1: something is broken, and the evidence says what. 3: some can't be judged, because commits
-    are under way (run `bursar recover` first) or a core does not answer.
+    Exit code 0: all hold. 1: something is broken, and the evidence says what. 3: some can't be judged, because a
+    core does not answer.
     """
     asks = bool(file or data) if cores is None else cores
     if set(only) & ELSEWHERE.keys() and not asks:
@@ -223,9 +222,6 @@ def advice(findings: list[Finding]) -> list[str]:
     broken = {f.invariant for f in findings if not f.ok}
     sound = {f.invariant for f in findings if f.ok and f.judged}
     lines = []
-    if any(SET_ASIDE in text for f in findings for text in f.broken):
-        lines.append("Release what was set aside (`bursar saga list`, `bursar saga release`), then audit again.")
-        return lines
     if broken & WRITTEN:
         lines.append("Stop writing, and restore from a backup: what was written is not what is there.")
     elif broken & REBUILT and sound >= WRITTEN:

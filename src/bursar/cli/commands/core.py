@@ -128,7 +128,7 @@ async def _run(
 ) -> None:
     from bursar import garbage
     from bursar.ports import SystemPorts
-    from bursar.rails.trading import Core, Limits, Server
+    from bursar.rails.trading import Core, Server, ServerLimits
 
     ports = SystemPorts()
     if until_eof and not Path(data).parent.is_dir():  # the parent has gone, with all it had: don't make it anew
@@ -143,12 +143,12 @@ async def _run(
         _log(line)
     garbage.relax_gc(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
     sys.setswitchinterval(SWITCH_S)
-    limits = Limits(connections=connections)
+    limits = ServerLimits(connections=connections)
     fits = descriptors(limits.connections + limits.strangers + RESERVED) - RESERVED
     if fits < limits.connections + limits.strangers:
         # At the limit of open files the log could not begin a new segment, and the core would end.
         strangers = max(1, min(limits.strangers, fits // 4))
-        limits = Limits(connections=max(1, min(connections, fits - strangers)), strangers=strangers)
+        limits = ServerLimits(connections=max(1, min(connections, fits - strangers)), strangers=strangers)
         _log(f"only {limits.connections} clients fit into the limit of open files; raise it (ulimit -n)")
     server = Server(ports, opened, secret, limits=limits, log=_log)
     loop = asyncio.get_running_loop()

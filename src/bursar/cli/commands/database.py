@@ -13,7 +13,7 @@ import click
 
 from bursar.cli.commands.serve import alone, config_option, configured, data_option
 from bursar.cli.errors import Unusable
-from bursar.cli.output import Output, shown, table
+from bursar.cli.output import Output, shown
 from bursar.cli.place import check_place, on_postgres, open_database, sqlite_path
 from bursar.cli.state import Command, State, on_database
 from bursar.model.errors import DatabaseOlder
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 NOT_ASKED = (
     "the cores were not asked what they know: give --config or --data, as `bursar serve` has it, and repeat this"
 )
-RECOVERED = {
-    "finished": "commits rolled forward: they had passed their point of no return, or could still be made",
-    "abandoned": "commits given up cleanly: nothing of them remains",
-    "broken": "commits that can't be read or contradict the ledger; set aside for a person",
-    "alive": "commits whose owner may still be at work; run it again in a few seconds",
-}
 
 
 @click.command(
@@ -111,7 +105,6 @@ async def _migrate_postgres(url: str) -> list[int]:
 @click.command(
     cls=Command,
     examples="""
-    bursar recover
     bursar --database postgresql://bursar@db.internal/money recover --restored
     """,
 )
@@ -120,40 +113,28 @@ async def _migrate_postgres(url: str) -> list[int]:
 @data_option
 @click.pass_context
 def recover(ctx: click.Context, restored: bool, file: str | None, data: str | None) -> int:
-    """Finish or cleanly abandon what a crash left half done. Safe at any time; a second time finds nothing to do.
+    """Go on after a restore. After a crash there is nothing to do: commits are transactions.
 
-    A ledger that commits in transactions (the default) never has anything half done. After the database was restored
-    from a backup or a dump, run it once with --restored: events written from then on come after every cursor that a
-    reader may have kept, which would skip them otherwise. If the ledger has trading cores, new transfers are paused
-    until two people allow them, because the cores may know what this database has forgotten; with --config or --data
-    the cores are asked, and what they know is shown. Child cores are started for that, if no `bursar serve` runs them.
+    After the database was restored from a backup or a dump, run it once with --restored: events written from then on
+    come after every cursor that a reader may have kept, which would skip them otherwise. If the ledger has trading
+    cores, new transfers are paused until two people allow them, because the cores may know what this database has
+    forgotten; with --config or --data the cores are asked, and what they know is shown. Child cores are started for
+    that, if no `bursar serve` runs them.
     """
+    if not restored:
+        raise click.UsageError("a crash leaves nothing half done; after a restore from a backup, say --restored", ctx)
     state = ctx.ensure_object(State)
     output = Output(as_json=state.json)
     config = configured(ctx, file, data=data) if file or data else None
     database = state.database if config is None or state.database_given else config.database_url
-    if restored:
-        epoch = asyncio.run(_raise_epoch(database))
-        paused, ahead = asyncio.run(_pause_restored(database, config))
-        lines = [f"events written from now on belong to epoch {epoch}", *ahead]
-        if paused:
-            lines.append(
-                "new transfers are paused; docs/how-to/restore.md says how to go on: bursar transfer reconcile"
-            )
-        facts = {"epoch": epoch, "paused": paused, "cores": ahead}
-        output.show(facts, lambda: "\n".join(shown(line) for line in lines))
-        return 0
-    found = asyncio.run(_recover(database))
-    rows = [(name, found.get(name, 0), text) for name, text in RECOVERED.items()]
-    output.show(found, lambda: table("outcome", "commits", "meaning", rows=rows, right=("commits",)))
-    if found.get("broken"):
-        return 1
-    return 3 if found.get("alive") else 0
-
-
-async def _recover(url: str) -> dict[str, int]:
-    async with open_database(url) as b:
-        return await b.ledger.recover()
+    epoch = asyncio.run(_raise_epoch(database))
+    paused, ahead = asyncio.run(_pause_restored(database, config))
+    lines = [f"events written from now on belong to epoch {epoch}", *ahead]
+    if paused:
+        lines.append("new transfers are paused; docs/how-to/restore.md says how to go on: bursar transfer reconcile")
+    facts = {"epoch": epoch, "paused": paused, "cores": ahead}
+    output.show(facts, lambda: "\n".join(shown(line) for line in lines))
+    return 0
 
 
 async def _pause_restored(url: str, config: Config | None) -> tuple[bool, list[str]]:

@@ -204,7 +204,7 @@ class Deposits:
         Older versions have left deposits of which no request is remembered: records, and entries under another key. One
         that is booked counts more than one that waits.
         """
-        remembered = await self.ledger.store.read.outcomes.get(DEPOSITS, wanted.reference, CREATE)
+        remembered = await self.ledger.store.read.operations.get(DEPOSITS, wanted.reference, CREATE)
         if remembered is not None and not (first := asked_of(remembered)).record:
             if remembered.fingerprint != wanted.incoming.fingerprint:
                 raise used_before(wanted.reference)

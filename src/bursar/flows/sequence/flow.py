@@ -29,7 +29,7 @@ from bursar.flows.sequence.machine import (
     UNDONE_IN_PART,
 )
 from bursar.flows.sequence.steps import Call, EntryStep, OwnCall, OwnStep, Refused, Sequence
-from bursar.model.entries import Intent, Kind, Leg, check_key
+from bursar.model.entries import EntryKind, Intent, Leg, check_key
 from bursar.model.outcome import Outcome
 from bursar.model.postings import PostingState
 from bursar.model.records import Record
@@ -202,7 +202,7 @@ def _reverse(item: FlowRecord[Sequence], step: EntryStep, answer: Answer) -> Boo
         legs=(Leg(step.target, step.source, step.asset, int(step.amount)),),
         book=step.book,
         metadata=_note(item.id, item.body.index - 1),
-        kind=Kind.RETURN,
+        kind=EntryKind.RETURN,
         reverses=seq,
         consume=tuple(answer.evidence[CONSUMES]),
     )

@@ -136,7 +136,7 @@ class Sequences:
 
     async def find(self, key: str, *, owner: str = "") -> SequenceView | None:
         """The sequence that was started under this key."""
-        answer = await self.ledger.store.read.outcomes.get(_scope(owner), key, CREATE)
+        answer = await self.ledger.store.read.operations.get(_scope(owner), key, CREATE)
         return None if answer is None else await self.get(msgspec.json.decode(answer.detail)["record"])
 
     async def list(
@@ -175,7 +175,7 @@ class Sequences:
 
     async def _first(self, owner: str, key: str, same: str) -> Record | None:
         """The sequence that this key stands for already."""
-        answer = await self.ledger.store.read.outcomes.get(_scope(owner), key, CREATE)
+        answer = await self.ledger.store.read.operations.get(_scope(owner), key, CREATE)
         if answer is None:
             return None
         if answer.fingerprint != same:

@@ -27,7 +27,7 @@ from bursar.flows.transfers.calls import ARRIVED, Alert, Calls
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.rails import Rail
 from bursar.flows.transfers.request import SUSPENSE, TRANSIT, AccountType, Transfer, core_account, funding_account
-from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
 
@@ -151,13 +151,13 @@ def dispute(called: FlowRecord[Transfer], now: FlowRecord[Transfer], answer: Ans
     key = f"{now.id}:{state}:late:{now.record.version}"
     disputed = tuple(sorted({state} ^ set(transfer.disputed)))
     body = msgspec.structs.replace(transfer, disputed=disputed)
-    return Dispute((Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN, outside=True),), body)
+    return Dispute((Intent(scope=SCOPE, key=key, legs=(leg,), kind=EntryKind.RETURN, outside=True),), body)
 
 
 def _booking(item: FlowRecord[Any], source: str, target: str) -> Booking:
     leg = Leg(source, target, item.body.asset, item.body.minor)
     key = f"{item.id}:{item.record.state}"
-    intent = Intent(scope=SCOPE, key=key, legs=(leg,), kind=Kind.RETURN, outside=True)
+    intent = Intent(scope=SCOPE, key=key, legs=(leg,), kind=EntryKind.RETURN, outside=True)
     if target == TRANSIT:
         return Booking((intent,), in_flight_account=TRANSIT)
     return Booking((msgspec.structs.replace(intent, consume=(item.record.in_flight_posting,)),), clears_in_flight=True)

@@ -17,14 +17,17 @@ import msgspec
 from bursar.engine import Answer, Booking, FlowRecord, InlineCall
 from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, AccountSnapshot
 from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
-from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy
-from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy, decode_policy
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult
 from bursar.rails.trading import BalancesReply, Op, Reply, Status, TradingClient
 from bursar.rails.trading.words import Code
 from bursar.store import Store
+from bursar.store.sql import bring
 from bursar.writer import Change, Operation, Writer
+
+bring("bursar.flows.transfers")
 
 FUNDING_SCOPE = "funding"
 # The written list of business refusals of the funding end. Whatever else goes wrong is no answer.
@@ -121,10 +124,10 @@ class AccountLookup:
 
     async def _answer(self, asked: list[tuple[tuple[str, int], asyncio.Future[AccountSnapshot]]]) -> None:
         try:
-            found = await self._store.read.accounts.standings([pair for pair, _ in asked])
-            snapshots = [
-                AccountSnapshot(exists=False) if n not in found else _snapshot(*found[n]) for n in range(len(asked))
-            ]
+            paths, assets = [path for (path, _), _ in asked], [asset for (_, asset), _ in asked]
+            rows = await self._store.read.session.rows("standings", paths, assets)
+            found = {row[0]: _snapshot(AccountStatus(row[1]), decode_policy(row[2]), int(row[3] or 0)) for row in rows}
+            snapshots = [found.get(place, AccountSnapshot(exists=False)) for place in range(len(asked))]
         except Exception as error:
             for _, future in asked:
                 if not future.done():
@@ -162,7 +165,7 @@ class FundingRail:
         return await self._refuse(item, op, CANCELLED)
 
     async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
-        found = await self._store.read.outcomes.get(FUNDING_SCOPE, item.id, op)
+        found = await self._store.read.operations.get(FUNDING_SCOPE, item.id, op)
         if found is None:
             return Answer(outcome=Outcome.UNKNOWN, code="NOT_FOUND", message=f"nothing is on record of {op} {item.id}")
         return _answer(msgspec.structs.replace(found, replayed=True))
@@ -223,7 +226,7 @@ class FundingRail:
             scope=FUNDING_SCOPE,
             key=f"{item.id}:{op}",
             legs=(Leg(source, target, transfer.asset, transfer.minor),),
-            kind=Kind.RETURN if op == "refund" else Kind.ENTRY,
+            kind=EntryKind.RETURN if op == "refund" else EntryKind.ENTRY,
             # What arrives, or goes back, is the very posting that this transfer put there, and no other (T36).
             consume=() if op == "withdraw" else (item.record.in_flight_posting,),
             no_overdraft=op == "withdraw",  # T42

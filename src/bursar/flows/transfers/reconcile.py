@@ -23,7 +23,7 @@ from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.request import SUSPENSE, AccountType, Transfer, core_account, funding_account
 from bursar.ledger import Ledger
 from bursar.model.actors import check_actor, check_reason
-from bursar.model.entries import Intent, Kind, Leg
+from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.errors import RecordMoved, Refusal, UnknownAsset
 from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
@@ -194,5 +194,5 @@ def _change(made: Plan, source: str, target: str, actor: str, reason: str) -> Ch
     if not source:
         return Change(moves=(move,))
     leg = Leg(source, target, made.transfer.asset, made.transfer.minor)
-    intent = Intent(scope=SCOPE, key=f"{made.id}:{RECONCILED}", legs=(leg,), kind=Kind.RETURN, outside=True)
+    intent = Intent(scope=SCOPE, key=f"{made.id}:{RECONCILED}", legs=(leg,), kind=EntryKind.RETURN, outside=True)
     return Change(intents=(intent,), moves=(move,))

@@ -361,7 +361,7 @@ class Transfers:
 
     async def _first(self, request: Request) -> Record | None:
         """The transfer that this `client_order_id` stands for already."""
-        answer = await self.ledger.store.read.outcomes.get(_orders(request.user), request.client_order_id, CREATE)
+        answer = await self.ledger.store.read.operations.get(_orders(request.user), request.client_order_id, CREATE)
         if answer is None:
             return None
         if not same_request(answer.fingerprint, request.fingerprint):

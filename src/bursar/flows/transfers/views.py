@@ -11,7 +11,7 @@ from bursar.flows.transfers.request import AccountType, Transfer
 from bursar.model.machine import Kind
 from bursar.model.money import Asset
 from bursar.model.records import Record
-from bursar.store.engine import Wanted
+from bursar.store.records import Wanted
 
 NEWEST = 2**63 - 1
 PENDING = "PENDING"

@@ -22,7 +22,7 @@ from bursar.rails.trading.replies import (
     Reply,
     TotalsReply,
 )
-from bursar.rails.trading.server import Limits, Server
+from bursar.rails.trading.server import Server, ServerLimits
 from bursar.rails.trading.subscription import EventsGone
 from bursar.rails.trading.words import REFUSALS, Code, Op, Status, operation_id
 
@@ -43,7 +43,6 @@ __all__ = [
     "FixedLink",
     "Floors",
     "Known",
-    "Limits",
     "Loading",
     "LookupReply",
     "NoConnection",
@@ -55,6 +54,7 @@ __all__ = [
     "Recovery",
     "Reply",
     "Server",
+    "ServerLimits",
     "Status",
     "TotalsReply",
     "TradingClient",

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
+from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, OperationBlocks, StatusChange
 from bursar.rails.trading.words import Op, Status, code_name
 
 STATUS: Final = 20
@@ -45,7 +45,7 @@ def to_wire(records: Iterable[JournalRecord], after: int, asset_code: Callable[[
     found: list[Wire] = []
     for record in records:
         match record:
-            case Rows(blocks):
+            case OperationBlocks(blocks):
                 found += [
                     (meta >> 8 & 0xFF, sequence, id_, user, asset_code(meta >> 16), amount, other, meta & 0xFF)
                     for block in blocks

@@ -29,7 +29,7 @@ from struct import Struct
 from typing import Final, assert_never
 
 from bursar.rails.trading.history import load
-from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
+from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, OperationBlocks, StatusChange
 from bursar.rails.trading.words import IDENTITY_DIGITS, Status, is_asset, is_identity, is_ledger
 
 SEGMENT_MAGIC: Final = b"BURSWAL2"
@@ -112,7 +112,7 @@ def encode(records: Iterable[JournalRecord], first: int, count: int) -> bytes:
 def _blocks(records: Iterable[JournalRecord]) -> Iterator[bytes]:
     for record in records:
         match record:
-            case Rows(blocks):
+            case OperationBlocks(blocks):
                 for block in blocks:
                     yield _BLOCK.pack(ROWS, block.size)
                     yield block.dump()
@@ -176,7 +176,7 @@ def _records(payload: bytes, first: int, count: int) -> Iterator[JournalRecord]:
             if block.sequence != sequence:
                 raise ValueError(f"rows begin with sequence {block.sequence} where {sequence} is next")
             sequence += block.count
-            yield Rows([block])
+            yield OperationBlocks([block])
             continue
         record = _record(kind, body)
         sequence = _follow(sequence, record.sequence)

@@ -11,7 +11,7 @@ from bursar.ports import Files
 from bursar.rails.trading import snapshots, wal
 from bursar.rails.trading.errors import CoreDamaged, WrongCore
 from bursar.rails.trading.frames import BadFrame, read_segment_header
-from bursar.rails.trading.journal import Rows
+from bursar.rails.trading.journal import OperationBlocks
 from bursar.rails.trading.snapshots import BadSnapshot
 from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log
@@ -161,7 +161,10 @@ def _segment(files: Files, folder: str, segment: wal.Segment, *, last: bool) -> 
             report.frames += 1
             report.last = frame.last
             report.operations += sum(
-                block.count for record in frame.records if isinstance(record, Rows) for block in record.blocks
+                block.count
+                for record in frame.records
+                if isinstance(record, OperationBlocks)
+                for block in record.blocks
             )
         if log.torn is not None:
             report.why = f"torn end of {log.torn.size} bytes, which the core cuts: {log.torn.why}"

@@ -18,7 +18,7 @@ class NewAsset(NamedTuple):
     code: str
 
 
-class Rows(NamedTuple):
+class OperationBlocks(NamedTuple):
     """Operations, executed or refused."""
 
     blocks: list[Block]
@@ -52,4 +52,4 @@ class Bound(NamedTuple):
     ledger: str
 
 
-JournalRecord = NewAsset | Rows | StatusChange | FloorsRaised | Bound
+JournalRecord = NewAsset | OperationBlocks | StatusChange | FloorsRaised | Bound

@@ -37,7 +37,7 @@ LOOKS = 4  # at silent connections, before one is closed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """How much is too much."""
 
     connections: int = 256  # that have logged in
@@ -68,7 +68,13 @@ class Server:
     """Serves one core to whoever knows its secret."""
 
     def __init__(
-        self, ports: Ports, core: Core, secret: bytes, *, limits: Limits | None = None, log: Callable[[str], object]
+        self,
+        ports: Ports,
+        core: Core,
+        secret: bytes,
+        *,
+        limits: ServerLimits | None = None,
+        log: Callable[[str], object],
     ) -> None:
         if len(secret) < protocol.SECRET_BYTES_MIN:
             raise ValueError(f"a secret of {len(secret)} bytes is too short: at least {protocol.SECRET_BYTES_MIN}")
@@ -77,7 +83,7 @@ class Server:
         self.strangers: list[Connection] = []  # that have not, oldest first
         self._ports = ports
         self._secret = secret
-        self._limits = limits or Limits()
+        self._limits = limits or ServerLimits()
         self._log = log
         self._outages = Outages(log)
         self._pruning: asyncio.Task[None] | None = None

@@ -21,7 +21,7 @@ from typing import Final
 from bursar.rails.trading.accounts import AVAILABLE, COMMITTED, FROZEN, Accounts
 from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.history import Block, History, Item, Row, blocks_of
-from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
+from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, OperationBlocks, StatusChange
 from bursar.rails.trading.words import ASSETS_MAX, CANCELLABLE, U64_MAX, UNSURE, Code, Op, Status, is_asset
 
 # Operations come off the wire as `history.Item`: operation, id, user, asset, amount, other. The asset is a place in the
@@ -346,7 +346,7 @@ class CoreState:
             self._fresh, self._metas = [], []
             self.history.extend(blocks)
             self.highest = max(self.highest, *(block.moved_high for block in blocks))
-            self._records.append(Rows(blocks))
+            self._records.append(OperationBlocks(blocks))
 
     def replay(self, records: Iterable[JournalRecord]) -> None:
         """Apply journal records. They were decided once; here they are only checked for whether they fit."""
@@ -356,7 +356,7 @@ class CoreState:
                     if number != len(self._by_number) or code in self.assets:
                         raise ValueError(f"asset {code} comes as number {number}, out of order")
                     self._new_asset(Accounts(code, 0))
-                case Rows(blocks):
+                case OperationBlocks(blocks):
                     for block in blocks:
                         self.history.index(block, self.history.end)
                         self.history.extend([block])

@@ -16,7 +16,7 @@ from typing import Any
 from bursar.model.errors import InvalidEntry
 from bursar.store.sql import statements
 
-SQL = statements("bursar.store.postgres")
+SQL = statements("postgres")
 _LITERAL = re.compile(r"\$(\d+)::text::(bigint|integer|smallint|boolean|bytea)\[\]")
 _MARK, _NULL = "\x1f", "\x1e"
 

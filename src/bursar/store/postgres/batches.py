@@ -30,6 +30,7 @@ from bursar.store.batch import (
     WriterCache,
     WriteSet,
 )
+from bursar.store.columns import Row
 from bursar.store.flow_rows import flow_row_of, flow_row_values
 from bursar.store.postgres.arrays import SQL, columns, numbers_text
 from bursar.store.postgres.columns import (
@@ -41,7 +42,7 @@ from bursar.store.postgres.columns import (
     arguments,
     one_column,
 )
-from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, operation_result_of
+from bursar.store.rows import account_of, asset_of, book_of, hold_values, operation_result_of
 
 NUMBERS_AHEAD = 8  # at least, that come with the write of a small batch
 NUMBERS_S = 1.0  # for so long

@@ -1,4 +1,4 @@
-"""The columns of every kind of row that a batch writes: one list each, from which arguments and SQL are made.
+"""What a batch writes on PostgreSQL: arguments and SQL are made from the one list of columns of each kind of row.
 
 A statement names a kind of row as `@envelopes`, and a single value as `@generation:bigint`. `expand` puts one parameter
 per column in its place, in the order of the list, and `arguments` packs the rows in the same order. The functions in
@@ -11,114 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from bursar.store.columns import ROWS
 from bursar.store.postgres.arrays import SQL, packed
 
-# Types of PostgreSQL; and `amount`, a number that may be wider than bigint and is a text in the function, and `text?`,
-# a text that may be null.
-ROWS: dict[str, dict[str, str]] = {
-    "envelopes": {
-        "seq": "bigint",
-        "id": "bytea",
-        "scope": "text",
-        "key": "text",
-        "book": "integer",
-        "kind": "smallint",
-        "reverses": "bigint",
-        "legs": "bytea",
-        "pins": "bytea",
-        "consumes": "bytea",
-        "metadata": "text",
-    },
-    "postings": {"id": "bigint", "account": "bigint", "asset": "integer", "amount": "amount", "live": "boolean"},
-    "spends": {"posting": "bigint", "envelope": "bigint"},
-    "spent_live": {"posting": "bigint"},
-    "account_history": {"account": "bigint", "envelope": "bigint"},
-    "guarded": {"account": "bigint", "asset": "integer", "version": "bigint", "balance": "amount"},
-    "cached_balances": {"account": "bigint", "asset": "integer", "part": "bigint", "amount": "amount"},
-    "holds": {
-        "id": "bigint",
-        "account": "bigint",
-        "asset": "integer",
-        "amount": "amount",
-        "remaining": "amount",
-        "posting": "bigint",
-        "state": "text",
-        "owner": "text",
-        "expires_us": "bigint",
-        "lasts_us": "bigint",
-    },
-    "operations": {
-        "scope": "text",
-        "id": "text",
-        "op": "text",
-        "fingerprint": "text",
-        "outcome": "text",
-        "code": "text",
-        "detail": "text",
-    },
-    "counters": {
-        "key": "text",
-        "count": "bigint",
-        "amount": "amount",
-        "count_max": "bigint",
-        "amount_max": "amount",
-        "until_us": "bigint",
-    },
-    "new_records": {
-        "number": "bigint",
-        "flow": "text",
-        "id": "text",
-        "owner": "text",
-        "state": "text",
-        "version": "integer",
-        "in_flight_posting": "bigint",
-        "delay_us": "bigint",
-        "worker": "text",
-        "body": "text",
-        "error": "text",
-    },
-    "moves": {
-        "number": "bigint",
-        "expected_version": "integer",
-        "state": "text",
-        "version": "integer",
-        "attempt": "integer",
-        "in_flight_posting": "bigint",
-        "delay_us": "bigint",
-        "worker": "text",
-        "body": "text?",
-        "error": "text",
-    },
-    "transitions": {
-        "record": "bigint",
-        "version": "integer",
-        "source": "text",
-        "event": "text",
-        "target": "text",
-        "attempt": "integer",
-        "actor": "text",
-        "evidence": "text",
-    },
-    "flow_rows": {
-        "expected_version": "bigint",
-        "flow": "text",
-        "kind": "text",
-        "key": "text",
-        "record": "bigint",
-        "state": "text",
-        "amount": "amount",
-        "version": "bigint",
-        "permanent": "boolean",
-        "body": "text",
-    },
-    "high_water": {"rail": "text", "worker": "text", "sequence": "bigint"},
-    # What a batch reads:
-    "keys": {"scope": "text", "key": "text"},
-    "positive_pools": {"account": "bigint", "asset": "integer", "most": "integer"},
-    "negative_pools": {"account": "bigint", "asset": "integer", "most": "integer"},
-    "named_postings": {"posting": "bigint"},
-    "guarded_keys": {"account": "bigint", "asset": "integer"},
-}
 _PLACE = re.compile(r"@(\w+)(?::(\w+))?")
 _PACKERS = {"text": "t", "text?": "t", "bytea": "b"}  # all others: n
 

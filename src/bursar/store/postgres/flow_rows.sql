@@ -2,28 +2,28 @@
 
 -- name: batch_flow_rows
 -- Rows by their keys.
-SELECT w.flow, w.kind, w.key, w.record, w.state, w.amount::text, w.version, w.permanent, w.body::text
+SELECT @w.flow_row
 FROM unnest($1::text[], $2::text[], $3::text[]) AS k (flow, kind, key)
 JOIN bursar.flow_rows w ON w.flow = k.flow AND w.kind = k.kind AND w.key = k.key
 
 -- name: flow_row
 -- One row by its key.
-SELECT flow, kind, key, record, state, amount::text, version, permanent, body::text FROM bursar.flow_rows
+SELECT @flow_row FROM bursar.flow_rows
 WHERE flow = $1 AND kind = $2 AND key = $3
 
 -- name: flow_rows_of_record
 -- The rows that a record has, of one kind or of all. Arguments: record, kind or "".
-SELECT flow, kind, key, record, state, amount::text, version, permanent, body::text FROM bursar.flow_rows
+SELECT @flow_row FROM bursar.flow_rows
 WHERE record = $1::bigint AND record <> 0 AND ($2::text = '' OR kind = $2) ORDER BY kind, key
 
 -- name: flow_rows_by_prefix
 -- A page of rows of a kind. Arguments: flow, kind, first key, key before which to end, key after which to begin, limit.
-SELECT flow, kind, key, record, state, amount::text, version, permanent, body::text FROM bursar.flow_rows
+SELECT @flow_row FROM bursar.flow_rows
 WHERE flow = $1 AND kind = $2 AND key >= $3 AND key < $4 AND key > $5 ORDER BY key LIMIT $6
 
 -- name: all_flow_rows
 -- A page of all rows, for the audit, with the flow of the record that has each. Arguments: flow, kind, key after which
 -- to begin, limit.
-SELECT w.flow, w.kind, w.key, w.record, w.state, w.amount::text, w.version, w.permanent, w.body::text, r.flow
+SELECT @w.flow_row, r.flow
 FROM bursar.flow_rows w LEFT JOIN bursar.records r ON r.number = w.record
 WHERE (w.flow, w.kind, w.key) > ($1::text, $2::text, $3::text) ORDER BY w.flow, w.kind, w.key LIMIT $4

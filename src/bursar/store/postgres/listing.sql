@@ -7,9 +7,7 @@
 
 -- name: list_records
 -- Records of a flow, along the primary key.
-SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
-    worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+SELECT @record
 FROM bursar.records
 WHERE flow || '' = $1 AND ($2::text[] = '{}' OR state = ANY ($2))
   AND ($3::bigint <= 0 OR (extract(epoch FROM created_at) * 1000000)::bigint >= $3)
@@ -20,9 +18,7 @@ ORDER BY number DESC LIMIT $9
 
 -- name: list_records_of
 -- Records of a flow and an owner, along the index of owners.
-SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
-    worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+SELECT @record
 FROM bursar.records
 WHERE flow = $1 AND owner = $2 AND ($3::text[] = '{}' OR state = ANY ($3))
   AND ($4::bigint <= 0 OR (extract(epoch FROM created_at) * 1000000)::bigint >= $4)
@@ -52,9 +48,7 @@ found AS (
        AND NOT EXISTS (SELECT FROM unnest($5::text[], $6::text[]) AS f (name, said) WHERE body ->> f.name IS DISTINCT FROM f.said)
        AND number >= $7 AND number < $8
      ORDER BY number DESC LIMIT $9))
-SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
-    worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+SELECT @record
 FROM found ORDER BY number DESC LIMIT $9
 
 -- name: floor_records
@@ -87,3 +81,11 @@ WHERE due IS NULL AND flow = $1 AND state = $2
 -- How many records are in each state of each flow, and since when the oldest of them is there. Reads them all.
 SELECT flow, state, count(*), (extract(epoch FROM min(since)) * 1000000)::bigint FROM bursar.records GROUP BY flow,
     state ORDER BY flow, state
+
+-- name: count_open_of
+-- How many records of an owner have not ended and are driven. Few are, and they have an index.
+SELECT count(*) FROM bursar.records WHERE flow = $1 AND owner = $2 AND due IS NOT NULL
+
+-- name: count_records_of
+-- How many records of an owner there are, ended or not.
+SELECT count(*) FROM bursar.records WHERE flow = $1 AND owner = $2

@@ -3,14 +3,12 @@
 
 -- name: pauses
 -- What is switched off.
-SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint, two_people, proposed_by, proposed_reason,
-    (extract(epoch FROM now() - at) * 1000000)::bigint
+SELECT @pause
 FROM bursar.pauses ORDER BY kind, name
 
 -- name: lock_pause
 -- One pause, which nobody else changes until the unit ends.
-SELECT kind, name, actor, reason, (extract(epoch FROM at) * 1000000)::bigint, two_people, proposed_by, proposed_reason,
-    (extract(epoch FROM now() - at) * 1000000)::bigint
+SELECT @pause
 FROM bursar.pauses WHERE kind = $1 AND name = $2 FOR UPDATE
 
 -- name: put_pause
@@ -33,7 +31,7 @@ INSERT INTO bursar.operator_actions (action, kind, name, actor, reason, proposed
 
 -- name: actions
 -- What operators did, newest first. Arguments: kind and name, or "" for all; below which number; how many.
-SELECT number, action, kind, name, actor, reason, proposed_by, (extract(epoch FROM at) * 1000000)::bigint
+SELECT @action
 FROM bursar.operator_actions
 WHERE ($1 = '' OR kind = $1) AND ($2 = '' OR name = $2) AND number < $3 ORDER BY number DESC LIMIT $4
 
@@ -50,7 +48,7 @@ WITH found AS MATERIALIZED (
     ORDER BY due LIMIT $1 FOR UPDATE SKIP LOCKED)
 UPDATE bursar.forced_calls f SET due = now() + $2::bigint * interval '1 microsecond', attempt = attempt + 1
 FROM found WHERE f.record = found.record AND f.version = found.version
-RETURNING f.record, f.version, f.state, f.attempt, f.said
+RETURNING @f.forced_call
 
 -- name: forced_said
 -- What the rail said, and when to ask again; null: it was definite. Arguments: record, version, said, delay.
@@ -59,12 +57,12 @@ WHERE record = $1 AND version = $2
 
 -- name: forced_open
 -- Forced calls whose rail has not said anything definite.
-SELECT record, version, state, attempt, said FROM bursar.forced_calls WHERE due IS NOT NULL
+SELECT @forced_call FROM bursar.forced_calls WHERE due IS NOT NULL
 ORDER BY record, version LIMIT $1
 
 -- name: closing_of
 -- The close that has frozen an account, and how long ago it began.
-SELECT path, token, (extract(epoch FROM now() - at) * 1000000)::bigint FROM bursar.closings WHERE path = $1
+SELECT @closing FROM bursar.closings WHERE path = $1
 
 -- name: put_closing
 -- A close freezes an account, or takes over the freeze of another close.
@@ -77,4 +75,4 @@ DELETE FROM bursar.closings WHERE path = $1
 
 -- name: closings
 -- Closes that have not ended, and how long ago each began. The oldest first.
-SELECT path, token, (extract(epoch FROM now() - at) * 1000000)::bigint FROM bursar.closings ORDER BY at, path LIMIT $1
+SELECT @closing FROM bursar.closings ORDER BY at, path LIMIT $1

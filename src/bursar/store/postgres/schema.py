@@ -13,7 +13,7 @@ import asyncpg
 from bursar.model.errors import DatabaseNewer, DatabaseOlder, DatabaseUnavailable
 from bursar.store.sql import migrations
 
-MIGRATIONS = migrations("bursar.store.postgres")
+MIGRATIONS = migrations("postgres")
 VERSION = MIGRATIONS[-1][0]
 LOCK = 0x6275_7273_6172  # "bursar"
 

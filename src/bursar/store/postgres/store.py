@@ -24,6 +24,7 @@ import asyncpg
 from bursar.model.errors import DatabaseUnavailable, OutcomeUnknown
 from bursar.ports import Ports
 from bursar.store.batch import Lane, Unreachable
+from bursar.store.columns import Row
 from bursar.store.options import USUAL, Options
 from bursar.store.postgres.arrays import SQL, plain
 from bursar.store.postgres.batches import PostgresBatchSession
@@ -39,7 +40,6 @@ from bursar.store.postgres.errors import (
 )
 from bursar.store.postgres.schema import check_version
 from bursar.store.protocol import Work
-from bursar.store.rows import Row
 from bursar.store.tables import Tables
 
 T = TypeVar("T")
@@ -52,7 +52,6 @@ ISOLATION = "SELECT current_setting('transaction_isolation')"
 SHORT_LOCKS = (
     "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
 )
-READS = frozenset(name for name, text in SQL.items() if text.startswith("SELECT") or name.startswith("list_"))
 NO_KEY = "it has none; look whether it has happened before you repeat it"
 
 
@@ -73,14 +72,6 @@ class PostgresSession:
         status = await self._connection.execute(SQL[name], *plain(name, map(list, zip(*rows, strict=True))))
         return int(status.rsplit(" ", 1)[1])
 
-    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        """Several writes as one transaction."""
-        async with whole(self._connection):
-            return [await self.write(name, rows) for name, rows in writes]
-
-    amount = staticmethod(str)
-    minor = staticmethod(int)
-
 
 class PoolSession(PostgresSession):
     """Statements that each take a connection from the pool."""
@@ -90,7 +81,7 @@ class PoolSession(PostgresSession):
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
-        writes = name not in READS
+        writes = not SQL[name].startswith("SELECT") and not name.startswith("list_")
         if writes:
             await self._store.check_commits()
         async with self._store.connection(writes=writes) as connection:
@@ -102,17 +93,11 @@ class PoolSession(PostgresSession):
         async with self._store.connection(writes=True) as connection:
             return await PostgresSession(connection).write(name, rows)
 
-    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        """Several writes as one transaction."""
-        async with self._store.connection() as connection:
-            return await PostgresSession(connection).together(writes)
-
 
 class PostgresStore:
     """One PostgreSQL database."""
 
-    engine = "postgres"
-    split = False
+    dialect = "postgres"
     has_clock = True
     overlaps = True
     first_read = 2  # most payments need no more, and to read on costs a round trip

@@ -7,10 +7,10 @@ owns the connection (`store.run_batch`), so a lone caller pays for no further sw
 from __future__ import annotations
 
 import itertools
+import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import msgspec
 
@@ -32,9 +32,10 @@ from bursar.store.batch import (
     WriterCache,
     WriteSet,
 )
+from bursar.store.columns import OFFSET, Row
 from bursar.store.flow_rows import flow_row_of, flow_row_values
-from bursar.store.rows import Row, account_of, asset_of, book_of, hold_values, operation_result_of
-from bursar.store.sqlite.calls import OFFSET, SQL, amount_in, amount_out, rows
+from bursar.store.rows import account_of, asset_of, book_of, hold_values, operation_result_of
+from bursar.store.sqlite.calls import SQL, amount_in, amount_out, rows
 
 LARGEST, MOST_NEGATIVE = SQL["largest"], SQL["most_negative"]
 FEW = 4  # pools, or rows: fewer are read or written faster one by one
@@ -90,7 +91,7 @@ class SqliteBatchSession:
             itertools.count(self._last + 1),
             await self.existing(read.keys) if reads_keys else {},
             _pools(self._sqlite, read.pools),
-            _postings(rows(self._sqlite, "live_by_id", [read.named])) if read.named else [],
+            _postings(rows(self._sqlite, "batch_live_by_id", [read.named])) if read.named else [],
             _guarded(self._sqlite, read.guarded) if read.guarded else {},
             None if read.records is None else _load_records(self._sqlite, read.records),
             keys_read=reads_keys,
@@ -150,7 +151,9 @@ def _postings(found: Sequence[Row]) -> list[Posting]:
 def _guarded(
     connection: sqlite3.Connection, wanted: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[int, int]]:
-    found = rows(connection, "guarded_balances", [[account for account, _ in wanted], [asset for _, asset in wanted]])
+    found = rows(
+        connection, "batch_guarded_balances", [[account for account, _ in wanted], [asset for _, asset in wanted]]
+    )
     return {(row[0], row[1]): (int(row[2]), row[3]) for row in found}
 
 
@@ -202,12 +205,12 @@ def _write_records(connection: sqlite3.Connection, writes: RecordWrites, now_us:
 @cache
 def _of_many(name: str) -> str:
     """An INSERT of one row, as one of many."""
-    sql = SQL[name]
+    sql = re.sub(r"\?\d+", "?", SQL[name])  # each value once, in order
     values = sql[sql.rindex("(") :].strip()
     return sql + f", {values}" * (TOGETHER - 1)
 
 
-def _insert(connection: sqlite3.Connection, name: str, values: Sequence[tuple[Any, ...]]) -> None:
+def _insert(connection: sqlite3.Connection, name: str, values: Sequence[Row]) -> None:
     """WriteSet of a group, many by one statement: most of what a short row costs is to begin and to end one."""
     whole = len(values) - len(values) % TOGETHER
     if whole:
@@ -223,14 +226,8 @@ def _write_entries(connection: sqlite3.Connection, writes: WriteSet, now_us: int
     first = min([row[0] for row in writes.envelopes])  # whatever has that number or a higher one is theirs
     many, once = connection.executemany, connection.execute
     blob = bytearray  # the driver takes it as it is, where it would ask around what `bytes` are to become
-    _insert(
-        connection,
-        "insert_envelope_new",
-        [
-            (seq, blob(id_), scope, key, book, kind, back, blob(legs), blob(pins), blob(consumes), metadata, now_us)
-            for seq, id_, scope, key, book, kind, back, legs, pins, consumes, metadata in writes.envelopes
-        ],
-    )
+    envelopes = [[blob(v) if type(v) is bytes else v for v in row] + [now_us] for row in writes.envelopes]
+    _insert(connection, "insert_envelope_new", envelopes)
     _insert(connection, "insert_spend", writes.spends)
     if not writes.spent_live:
         gone = 0
@@ -255,7 +252,7 @@ def _write_entries(connection: sqlite3.Connection, writes: WriteSet, now_us: int
     if writes.cached_balances:
         many(SQL["insert_cache"], [(a, s, p, str(v)) for a, s, p, v in writes.cached_balances])
     if writes.holds:
-        written = many(SQL["put_hold"], [hold_values(h, amount_in) for h in writes.holds]).rowcount
+        written = many(SQL["batch_hold"], [hold_values(h, amount_in) for h in writes.holds]).rowcount
         if written != len(writes.holds):
             raise WriteConflict("a hold is closed, or belongs to another record")
     once(SQL["batch_events"], (first,))

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from bursar.model.errors import BursarError, Conflict, DatabaseCorrupt, DatabaseReadOnly, DatabaseUnavailable
-from bursar.store.rows import Row
+from bursar.store.columns import OFFSET, Row
 from bursar.store.sql import statements
 
 T = TypeVar("T")
-OFFSET = 2**127
-SQL = statements("bursar.store.sqlite")
+SQL = statements("sqlite")
 BUSY_MS = 5000
 WAL_TURNS = 50
 

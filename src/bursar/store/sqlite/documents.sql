@@ -10,10 +10,9 @@ SELECT number FROM document_counter WHERE id = 1
 
 -- name: insert_document
 -- A new version, unless there is one of that number. Arguments: the columns in order, without the time.
-INSERT INTO documents (number, kind, name, version, body, retired, previous, hash, author, reason, approved_by,
-    approved_reason, at)
+INSERT INTO documents (@document)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, now_us())
-ON CONFLICT DO NOTHING RETURNING at
+ON CONFLICT DO NOTHING RETURNING @document
 
 -- name: count_document
 -- There is a newer version: what caches compare.
@@ -21,38 +20,34 @@ UPDATE document_counter SET number = ?1 WHERE id = 1
 
 -- name: document_head
 -- The newest version of a document.
-SELECT number, kind, name, version, body, retired, previous, hash, author, reason, approved_by, approved_reason, at
+SELECT @document
 FROM documents WHERE kind = ?1 AND name = ?2 ORDER BY version DESC LIMIT 1
 
 -- name: document_version
 -- One version of a document.
-SELECT number, kind, name, version, body, retired, previous, hash, author, reason, approved_by, approved_reason, at
+SELECT @document
 FROM documents WHERE kind = ?1 AND name = ?2 AND version = ?3
 
 -- name: document_of_hash
 -- The version of a document that has a hash.
-SELECT number, kind, name, version, body, retired, previous, hash, author, reason, approved_by, approved_reason, at
+SELECT @document
 FROM documents WHERE kind = ?1 AND name = ?2 AND hash = ?3
 
 -- name: document_history
 -- The versions of a document, newest first. Arguments: kind, name, below which version, how many.
-SELECT number, kind, name, version, body, retired, previous, hash, author, reason, approved_by, approved_reason, at
+SELECT @document
 FROM documents WHERE kind = ?1 AND name = ?2 AND version < ?3 ORDER BY version DESC LIMIT ?4
 
 -- name: document_list
 -- The newest version of each document of a kind. Arguments: kind, after which name, how many.
-SELECT d.number, d.kind, d.name, d.version, d.body, d.retired, d.previous, d.hash,
-    d.author, d.reason, d.approved_by, d.approved_reason,
-    d.at
+SELECT @d.document
 FROM documents d WHERE d.kind = ?1 AND d.name > ?2
     AND NOT EXISTS (SELECT 1 FROM documents n WHERE n.kind = d.kind AND n.name = d.name AND n.version = d.version + 1)
 ORDER BY d.name LIMIT ?3
 
 -- name: document_heads
 -- The newest version of each document that has changed. Arguments: after which number, how many.
-SELECT d.number, d.kind, d.name, d.version, d.body, d.retired, d.previous, d.hash,
-    d.author, d.reason, d.approved_by, d.approved_reason,
-    d.at
+SELECT @d.document
 FROM documents d WHERE d.number > ?1
     AND NOT EXISTS (SELECT 1 FROM documents n WHERE n.kind = d.kind AND n.name = d.name AND n.version = d.version + 1)
 ORDER BY d.number LIMIT ?2
@@ -60,7 +55,7 @@ ORDER BY d.number LIMIT ?2
 -- name: documents_after
 -- All versions of all documents, in the order in which each follows from the one before. Arguments: kind, name and version
 -- after which to go on; how many.
-SELECT number, kind, name, version, body, retired, previous, hash, author, reason, approved_by, approved_reason, at
+SELECT @document
 FROM documents WHERE (kind, name, version) > (?1, ?2, ?3) ORDER BY kind, name, version LIMIT ?4
 
 -- name: documents_count
@@ -69,15 +64,15 @@ SELECT count(*), coalesce(max(number), 0) FROM documents
 
 -- name: document_proposal
 -- The open proposal for a document.
-SELECT kind, name, base, body, retired, previous, hash, author, reason, at FROM document_proposals WHERE kind = ?1 AND name = ?2
+SELECT @proposal FROM document_proposals WHERE kind = ?1 AND name = ?2
 
 -- name: document_proposals
 -- Open proposals, of one kind or of all ("").
-SELECT kind, name, base, body, retired, previous, hash, author, reason, at FROM document_proposals WHERE (?1 = '' OR kind = ?1) ORDER BY kind, name LIMIT ?2
+SELECT @proposal FROM document_proposals WHERE (?1 = '' OR kind = ?1) ORDER BY kind, name LIMIT ?2
 
 -- name: put_proposal
 -- A proposal, instead of the one that is open. Arguments: the columns in order, without the time.
-INSERT INTO document_proposals (kind, name, base, body, retired, previous, hash, author, reason, at)
+INSERT INTO document_proposals (@proposal)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, now_us())
 ON CONFLICT (kind, name) DO UPDATE SET base = excluded.base, body = excluded.body, retired = excluded.retired,
     previous = excluded.previous, hash = excluded.hash, author = excluded.author, reason = excluded.reason, at = excluded.at

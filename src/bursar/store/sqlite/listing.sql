@@ -7,8 +7,7 @@
 
 -- name: list_records
 -- Records of a flow, along the primary key.
-SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+SELECT @record
 FROM records NOT INDEXED
 WHERE flow = ?1 AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
   AND created_at >= ?3 AND created_at < ?4
@@ -20,8 +19,7 @@ ORDER BY number DESC LIMIT ?9
 
 -- name: list_records_of
 -- Records of a flow and an owner, along the index of owners.
-SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+SELECT @record
 FROM records INDEXED BY records_owner
 WHERE flow = ?1 AND owner = ?2 AND (?3 = '[]' OR state IN (SELECT value FROM json_each(?3)))
   AND created_at >= ?4 AND created_at < ?5
@@ -33,8 +31,7 @@ ORDER BY number DESC LIMIT ?10
 
 -- name: list_records_in
 -- Records of a flow in these states: the open ones along the index of what is due, the others along that of what rests.
-SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+SELECT @record
 FROM records
 WHERE number IN (
     SELECT number FROM records INDEXED BY records_due
@@ -76,3 +73,11 @@ SELECT count(*), min(since) FROM records INDEXED BY records_resting WHERE due IS
 -- name: count_records
 -- How many records are in each state of each flow, and since when the oldest of them is there. Reads them all.
 SELECT flow, state, count(*), min(since) FROM records GROUP BY flow, state ORDER BY flow, state
+
+-- name: count_open_of
+-- How many records of an owner have not ended and are driven. Few are, and they have an index.
+SELECT count(*) FROM records WHERE flow = ?1 AND owner = ?2 AND due IS NOT NULL
+
+-- name: count_records_of
+-- How many records of an owner there are, ended or not.
+SELECT count(*) FROM records WHERE flow = ?1 AND owner = ?2

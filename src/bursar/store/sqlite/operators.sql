@@ -3,11 +3,11 @@
 
 -- name: pauses
 -- What is switched off.
-SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason, now_us() - at FROM pauses ORDER BY kind, name
+SELECT @pause FROM pauses ORDER BY kind, name
 
 -- name: lock_pause
 -- One pause. Nobody else writes while a unit is open.
-SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason, now_us() - at FROM pauses
+SELECT @pause FROM pauses
 WHERE kind = ? AND name = ?
 
 -- name: put_pause
@@ -29,7 +29,7 @@ INSERT INTO operator_actions (action, kind, name, actor, reason, proposed_by, at
 
 -- name: actions
 -- What operators did, newest first. Arguments: kind and name, or "" for all; below which number; how many.
-SELECT number, action, kind, name, actor, reason, proposed_by, at FROM operator_actions
+SELECT @action FROM operator_actions
 WHERE (?1 = '' OR kind = ?1) AND (?2 = '' OR name = ?2) AND number < ?3 ORDER BY number DESC LIMIT ?4
 
 -- name: put_forced
@@ -43,7 +43,7 @@ UPDATE forced_calls SET due = now_us() + ?2, attempt = attempt + 1
 WHERE (record, version) IN (
     SELECT record, version FROM forced_calls WHERE due IS NOT NULL AND (due <= now_us() OR due > now_us() + ?3)
     ORDER BY due LIMIT ?1)
-RETURNING record, version, state, attempt, said
+RETURNING @forced_call
 
 -- name: forced_said
 -- What the rail said, and when to ask again; null: it was definite. Arguments: record, version, said, delay.
@@ -51,11 +51,11 @@ UPDATE forced_calls SET said = ?3, due = now_us() + ?4 WHERE record = ?1 AND ver
 
 -- name: forced_open
 -- Forced calls whose rail has not said anything definite.
-SELECT record, version, state, attempt, said FROM forced_calls WHERE due IS NOT NULL ORDER BY record, version LIMIT ?
+SELECT @forced_call FROM forced_calls WHERE due IS NOT NULL ORDER BY record, version LIMIT ?
 
 -- name: closing_of
 -- The close that has frozen an account, and how long ago it began.
-SELECT path, token, now_us() - at FROM closings WHERE path = ?
+SELECT @closing FROM closings WHERE path = ?
 
 -- name: put_closing
 -- A close freezes an account, or takes over the freeze of another close.
@@ -68,4 +68,4 @@ DELETE FROM closings WHERE path = ?
 
 -- name: closings
 -- Closes that have not ended, and how long ago each began. The oldest first.
-SELECT path, token, now_us() - at FROM closings ORDER BY at, path LIMIT ?
+SELECT @closing FROM closings ORDER BY at, path LIMIT ?

@@ -1,8 +1,4 @@
-"""The SQLite store: two threads (one writes, one reads), transactions, snapshots, batches.
-
-In *split* mode an entry is not committed by group but by write-ahead saga, each primitive by itself (`single`). The
-simulator runs that mode to crash between every two primitives.
-"""
+"""The SQLite store: two threads (one writes, one reads), transactions, snapshots, batches."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from typing import Any, TypeVar, cast
 from bursar.model.errors import BursarError, DatabaseNewer, DatabaseOlder, DatabaseUnavailable
 from bursar.ports import Ports, SerialExecutor
 from bursar.store.batch import CommitUnknown, Lane, WriteConflict
+from bursar.store.columns import Row
 from bursar.store.protocol import Work
-from bursar.store.rows import Row
 from bursar.store.sql import migrations
 from bursar.store.sqlite import calls
 from bursar.store.sqlite.batches import SqliteBatchSession
@@ -25,7 +21,7 @@ from bursar.store.sqlite.log import Log, is_full
 from bursar.store.tables import Tables
 
 T = TypeVar("T")
-MIGRATIONS = migrations("bursar.store.sqlite")
+MIGRATIONS = migrations("sqlite")
 VERSION = MIGRATIONS[-1][0]
 PAGE = 2_048
 CACHE_KIB = 65_536
@@ -52,9 +48,6 @@ class SqliteSession:
     async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
         """Several writes as one."""
         return await self._store.run(self._lane, partial(calls.write_all, self._connection(), writes))
-
-    amount = staticmethod(calls.amount_in)
-    minor = staticmethod(calls.amount_out)
 
 
 class ReadSession(SqliteSession):
@@ -93,16 +86,15 @@ class SingleSession(SqliteSession):
 class SqliteStore:
     """One SQLite file."""
 
-    engine = "sqlite"
+    dialect = "sqlite"
     has_clock = False
     overlaps = False  # reading, deciding and writing are one transaction on one thread
     first_read = 1  # the largest is mostly enough, and to read on costs one more look, not a round trip
     reuses_postings = False  # nor does reading at all
 
-    def __init__(self, ports: Ports, path: str, *, split: bool = False) -> None:
+    def __init__(self, ports: Ports, path: str) -> None:
         self.ports = ports
         self.path = path
-        self.split = split
         self._write_lane = ports.lane("write")
         self._read_lane = ports.lane("read")
         self._writer: sqlite3.Connection | None = None
@@ -169,7 +161,7 @@ class SqliteStore:
         return self.ports.now_us()
 
     def single(self) -> Tables:
-        """Primitives that each stand alone: the steps of a saga."""
+        """Primitives that each stand alone."""
         return Tables(SingleSession(self, self._write_lane, self._get_writer))
 
     @contextlib.asynccontextmanager

@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 
 from bursar.model.records import Alert, OperationResult, Record, Transition
-from bursar.store.rows import Row, operation_result_of, record_of, transition_of
+from bursar.store.columns import reader
+from bursar.store.rows import operation_result_of, record_of, transition_of
 from bursar.store.session import Table
 
 NEWEST = 2**63 - 1
 LOOKED_MAX = 10_000  # rows that one page looks at
+
+_alert = reader("alert", Alert)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,17 +46,15 @@ class Records(Table):
 
     async def get(self, flow: str, id_: str) -> Record | None:
         """One record by its flow's id."""
-        rows = await self._s.rows("record", flow, id_)
-        return record_of(rows[0]) if rows else None
+        return await self._first(record_of, "record", flow, id_)
 
     async def by_number(self, number: int) -> Record | None:
         """One record by number."""
-        rows = await self._s.rows("record_by_number", number)
-        return record_of(rows[0]) if rows else None
+        return await self._first(record_of, "record_by_number", number)
 
     async def by_numbers(self, numbers: Sequence[int]) -> Sequence[Record]:
         """Several records, by number."""
-        return [record_of(row) for row in await self._s.rows("records_by_number", list(numbers))]
+        return await self._all(record_of, "records_by_number", list(numbers))
 
     async def list(
         self, flow: str, *, owner: str = "", states: tuple[str, ...] = (), before: int = NEWEST, limit: int = 100
@@ -79,7 +80,7 @@ class Records(Table):
         states = [list(wanted.states)] if name != "records_in" else []
         facts = (list(wanted.facts), list(wanted.facts.values()))
         args = (flow, *who, *states, wanted.since_us, wanted.until_us, *facts, floor, before, limit)
-        return [record_of(row) for row in await self._s.rows(f"list_{name}", *args)]
+        return await self._all(record_of, f"list_{name}", *args)
 
     async def _floor(self, flow: str, wanted: Wanted, before: int, skipped: int) -> int:
         name, who = wanted.way
@@ -110,14 +111,13 @@ class Records(Table):
 
     async def history(self, number: int) -> Sequence[Transition]:
         """Every transition of a record, oldest first."""
-        return [transition_of(row) for row in await self._s.rows("transitions_of", number)]
+        return await self._all(transition_of, "transitions_of", number)
 
     async def claim_due(
         self, flows: Sequence[str], worker: str, limit: int, lease_us: int, cap_us: int
     ) -> Sequence[Record]:
         """Take what is due, for so long."""
-        rows = await self._s.rows("claim_due", list(flows), limit, worker, lease_us, cap_us)
-        return [record_of(row) for row in rows]
+        return await self._all(record_of, "claim_due", list(flows), limit, worker, lease_us, cap_us)
 
     async def claim_all(
         self, flows: Sequence[str], worker: str, limit: int, lease_us: int, after: int
@@ -139,13 +139,12 @@ class Records(Table):
         await self._s.rows("look_again", record.number, record.version, delay_us)
 
 
-class Outcomes(Table):
+class Operations(Table):
     """What operations were answered."""
 
     async def get(self, scope: str, id_: str, op: str) -> OperationResult | None:
         """The answer to one operation."""
-        rows = await self._s.rows("operation", scope, id_, op)
-        return operation_result_of(rows[0]) if rows else None
+        return await self._first(operation_result_of, "operation", scope, id_, op)
 
     async def of(self, scope: str, id_: str) -> dict[str, OperationResult]:
         """The answers to all operations of one request."""
@@ -169,11 +168,11 @@ class Alerts(Table):
 
     async def open(self, *, limit: int = 1000) -> list[Alert]:
         """Not acknowledged yet, oldest first."""
-        return [_alert(row) for row in await self._s.rows("alerts_open", limit)]
+        return await self._all(_alert, "alerts_open", limit)
 
     async def untold(self, sink: str, limit: int) -> list[Alert]:
         """What this sink has to be told now."""
-        return [_alert(row) for row in await self._s.rows("alerts_untold", sink, limit)]
+        return await self._all(_alert, "alerts_untold", sink, limit)
 
     async def claim(self, alert: Alert, sink: str, lease_us: int) -> int | None:
         """Which attempt to tell this sink is ours to make; None: somebody else makes it, or nobody has to any more."""
@@ -192,19 +191,6 @@ class Alerts(Table):
     async def acknowledge(self, record: int, reason: str, by: str) -> bool:
         """Whether there was one to acknowledge."""
         return await self._one("acknowledge_alert", record, reason, by) is not None
-
-
-def _alert(row: Row) -> Alert:
-    return Alert(
-        record=row[0],
-        reason=row[1],
-        severity=row[2],
-        message=row[3],
-        raised_us=row[4],
-        delivered_us=row[5],
-        acknowledged_us=row[6],
-        acknowledged_by=row[7],
-    )
 
 
 class Clock(Table):

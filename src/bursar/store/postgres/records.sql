@@ -54,29 +54,22 @@ DELETE FROM bursar.counters WHERE until < now() - $1::bigint * interval '1 micro
 
 -- name: record
 -- One record by its flow's id.
-SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
-    worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+SELECT @record
 FROM bursar.records WHERE flow = $1 AND id = $2
 
 -- name: record_by_number
 -- One record by number.
-SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
-    worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+SELECT @record
 FROM bursar.records WHERE number = $1
 
 -- name: records_by_number
 -- Several records.
-SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
-    worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+SELECT @record
 FROM bursar.records WHERE number = ANY ($1::text::bigint[]) ORDER BY number
 
 -- name: transitions_of
 -- A record's history.
-SELECT record, version, source, event, target, attempt, actor, evidence::text,
-    (extract(epoch FROM at) * 1000000)::bigint
+SELECT @transition
 FROM bursar.transitions WHERE record = $1 ORDER BY version
 
 -- name: claim_due
@@ -93,10 +86,7 @@ far AS MATERIALIZED (
 found AS (SELECT number FROM late UNION ALL SELECT number FROM far LIMIT $2)
 UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
 FROM found WHERE r.number = found.number
-RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.transit,
-    (extract(epoch FROM r.due) * 1000000)::bigint, r.worker, r.body::text, r.error,
-    (extract(epoch FROM r.since) * 1000000)::bigint, (extract(epoch FROM r.created_at) * 1000000)::bigint,
-    (extract(epoch FROM r.updated_at) * 1000000)::bigint
+RETURNING @r.record
 
 -- name: claim_all
 -- At start: take all that are open and that nobody else drives, page by page; leased for longer than any lease is not
@@ -109,10 +99,7 @@ WITH found AS MATERIALIZED (
     ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED)
 UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
 FROM found WHERE r.number = found.number
-RETURNING r.number, r.flow, r.id, r.owner, r.state, r.version, r.attempt, r.transit,
-    (extract(epoch FROM r.due) * 1000000)::bigint, r.worker, r.body::text, r.error,
-    (extract(epoch FROM r.since) * 1000000)::bigint, (extract(epoch FROM r.created_at) * 1000000)::bigint,
-    (extract(epoch FROM r.updated_at) * 1000000)::bigint
+RETURNING @r.record
 
 -- name: wake_record
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
@@ -172,18 +159,14 @@ UPDATE bursar.forced_calls SET due = greatest(now(), due - $1::bigint * interval
 
 -- name: alerts_open
 -- Alerts that nobody has acknowledged.
-SELECT record, reason, severity, message, (extract(epoch FROM raised_at) * 1000000)::bigint,
-    (extract(epoch FROM delivered_at) * 1000000)::bigint, (extract(epoch FROM acknowledged_at) * 1000000)::bigint,
-    acknowledged_by
+SELECT @alert
 FROM bursar.alerts WHERE acknowledged_at IS NULL
 ORDER BY raised_at, record, reason LIMIT $1
 
 -- name: alerts_untold
 -- Alerts that this sink has to be told now: those it was never told first. Due later than any
 -- back-off here counts as due: a clock had jumped (L24). Arguments: sink, how many.
-SELECT a.record, a.reason, a.severity, a.message, (extract(epoch FROM a.raised_at) * 1000000)::bigint,
-    (extract(epoch FROM a.delivered_at) * 1000000)::bigint, (extract(epoch FROM a.acknowledged_at) * 1000000)::bigint,
-    a.acknowledged_by
+SELECT @a.alert
 FROM bursar.alerts a LEFT JOIN bursar.alert_deliveries d
   ON d.record = a.record AND d.reason = a.reason AND d.sink = $1 AND d.raised_at = a.raised_at
 WHERE a.acknowledged_at IS NULL AND (d.record IS NULL OR (d.delivered_at IS NULL

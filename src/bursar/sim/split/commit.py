@@ -1,4 +1,4 @@
-"""Committing without transactions: a write-ahead saga whose every step is one primitive (specification 004).
+"""Committing by saga.
 
     save saga (key and envelope, phase reserving) → reserve → re-validate → phase finalizing, the point of no return
     → spend → bury → insert → enliven → floors → publish (envelope, history, hold, event) → delete saga
@@ -29,13 +29,13 @@ from bursar.model.ledger_state import LedgerState
 from bursar.model.plan import validate_and_plan
 from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
-from bursar.model.records import ExistingEntry, HoldRow, Saga, StoredEnvelope
+from bursar.model.records import ExistingEntry, HoldRow, StoredEnvelope
 from bursar.model.resolve import resolve
 from bursar.model.selection import NeedMorePostings, PoolKey
+from bursar.sim.split.tables import Saga, SplitTables
 from bursar.store import Store
 from bursar.store.batch import READ_MAX, RuleSet, WriteConflict, WriterCache
 from bursar.store.rows import envelope_of, envelope_row, rebuild
-from bursar.store.tables import Tables
 from bursar.writer.batch import READ_MORE, Batch
 from bursar.writer.change import Change, ChangeResult
 from bursar.writer.decision import accounts_of, cache_changes, hold_row, replay
@@ -89,7 +89,7 @@ class SagaCommit:
         raise Conflict(last, self.tries)
 
     async def _commit(self, intent: Intent) -> Receipt:
-        tables = self.store.single()
+        tables = SplitTables(self.store.single())
         cache = await self._learn_rules(tables, accounts_of(intent))
         batch = Batch(cache, [Change((intent,))], first_read=self.store.first_read)
         state, existing = await self._state(tables, batch)
@@ -112,13 +112,13 @@ class SagaCommit:
             lease_us=self.ports.now_us() + LEASE_US,
             data=_encode(data),
         )
-        if not await tables.sagas.save(saga):
+        if not await tables.steps.save(saga):
             await self._help(tables, intent)
             raise WriteConflict(f"key {intent.key!r} is being committed by another process")
         return await self._drive(tables, saga.id, 1, data, cache)
 
     async def _decide(
-        self, tables: Tables, batch: Batch, state: LedgerState, existing: ExistingEntry | None, intent: Intent
+        self, tables: SplitTables, batch: Batch, state: LedgerState, existing: ExistingEntry | None, intent: Intent
     ) -> SagaData | Receipt:
         """Read-only: what would be written, or the receipt if it was written before."""
         if existing is not None:
@@ -139,7 +139,7 @@ class SagaCommit:
                 await self._only_if_free(tables, refusal, batch.cache)
                 raise
 
-    async def _learn_rules(self, tables: Tables, paths: set[str]) -> WriterCache:
+    async def _learn_rules(self, tables: SplitTables, paths: set[str]) -> WriterCache:
         """A cache of the current generation, which is read first: what is read after it may be newer, never older.
 
         A new generation gets a new object, so that what another task has just read can't land under the wrong one.
@@ -157,7 +157,7 @@ class SagaCommit:
             cache.accounts.update(await tables.accounts.heads(sorted(missing)))
         return cache
 
-    async def _state(self, tables: Tables, batch: Batch) -> tuple[LedgerState, ExistingEntry | None]:
+    async def _state(self, tables: SplitTables, batch: Batch) -> tuple[LedgerState, ExistingEntry | None]:
         """What one intent is decided on, and the entry that has its key already."""
         cache, read = batch.cache, batch.read_set()
         state = LedgerState(cache.accounts, cache.assets, cache.books)
@@ -165,47 +165,47 @@ class SagaCommit:
             postings = await self._pool(tables, key, most)
             state.add_postings(postings, key=key, complete=len(postings) < most)
         if read.named:
-            state.add_postings(await tables.postings.live(read.named), key=None)
-        guarded = await tables.balances.heads(read.guarded) if read.guarded else {}
+            state.add_postings([*await tables.steps.live(read.named)], key=None)
+        guarded = await tables.steps.guarded(read.guarded) if read.guarded else {}
         for at in read.guarded:
-            state.balances[at] = guarded[at][0] if at in guarded else 0
+            state.balances[at] = guarded.get(at, 0)
         return state, (await tables.envelopes.existing(read.keys)).get(read.keys[0])
 
-    async def _pool(self, tables: Tables, key: PoolKey, most: int) -> list[Posting]:
+    async def _pool(self, tables: SplitTables, key: PoolKey, most: int) -> list[Posting]:
         return await tables.postings.candidates("largest" if key[2] > 0 else "most_negative", key[0], key[1], most)
 
-    async def _number(self, tables: Tables) -> int:
+    async def _number(self, tables: SplitTables) -> int:
         """An envelope number, from a handful taken ahead; what a crash leaves over is never used."""
         if not self._numbers:
-            last = await tables.envelopes.take_numbers(NUMBERS)
+            last = await tables.steps.take_numbers(NUMBERS)
             self._numbers = list(range(last, last - NUMBERS, -1))
         return self._numbers.pop()
 
-    async def _only_if_free(self, tables: Tables, refusal: InsufficientFunds, cache: WriterCache) -> None:
+    async def _only_if_free(self, tables: SplitTables, refusal: InsufficientFunds, cache: WriterCache) -> None:
         """A shortage caused by somebody else's reservations is no refusal: it may pass (L18)."""
         account, asset = cache.accounts[refusal.account], cache.assets[refusal.asset]
-        claimed, finalizing, free = await tables.postings.shortage(account.id, asset.id)
+        claimed, finalizing, free = await tables.steps.shortage(account.id, asset.id)
         if claimed or finalizing or free >= asset.minor(refusal.needed):
             raise WriteConflict(f"postings of {refusal.account} are reserved")
 
-    async def _only_if_unasked(self, tables: Tables, intent: Intent, refusal: Refusal) -> None:
+    async def _only_if_unasked(self, tables: SplitTables, intent: Intent, refusal: Refusal) -> None:
         """A refusal holds only if no earlier try of the same key is being finished by somebody else, or just was."""
         key = (intent.scope, intent.key)
-        under_way = any((saga.scope, saga.key) == key for saga in await tables.sagas.list())
+        under_way = any((saga.scope, saga.key) == key for saga in await tables.steps.list())
         # In this order: a saga that is gone by the first look has left its envelope for the second.
         if under_way:
             await self._help(tables, intent)
         if under_way or await tables.envelopes.existing([key]):
             raise WriteConflict(f"key {intent.key!r} is being committed by another process") from refusal
 
-    async def _help(self, tables: Tables, intent: Intent) -> None:
+    async def _help(self, tables: SplitTables, intent: Intent) -> None:
         """Somebody is committing the same key; if they died, finish it for them."""
-        for saga in await tables.sagas.list():
+        for saga in await tables.steps.list():
             if (saga.scope, saga.key) == (intent.scope, intent.key):
                 await self._recover_one(tables, saga)
 
     async def _drive(
-        self, tables: Tables, saga: str, fence: int, data: SagaData, cache: WriterCache | None = None
+        self, tables: SplitTables, saga: str, fence: int, data: SagaData, cache: WriterCache | None = None
     ) -> Receipt:
         """Reserve, re-validate, pass the point of no return, roll forward.
 
@@ -215,8 +215,8 @@ class SagaCommit:
         """
         ids = list(decode_ids(data.envelope.consumes))
         guarded = [(a, s) for a, s, _ in data.floors]
-        claimed = await tables.postings.reserve(ids, saga, fence) if ids else 0
-        claimed_heads = await tables.balances.reserve_heads(guarded, saga, fence) if guarded else 0
+        claimed = await tables.steps.reserve(ids, saga, fence) if ids else 0
+        claimed_heads = await tables.steps.reserve_guarded(guarded, saga, fence) if guarded else 0
         if claimed != len(ids) or claimed_heads != len(guarded):
             await self._abandon(tables, saga, fence, ids)
             raise WriteConflict("a posting was taken")
@@ -231,19 +231,19 @@ class SagaCommit:
                     raise WriteConflict("an account has changed") from refusal
                 raise
             data.floors = [(a, s, str(after)) for a, s, _, after in plan.floors]
-        if not await tables.sagas.finalize(saga, fence, _encode(data), cache.generation):
+        if not await tables.steps.finalize(saga, fence, _encode(data), cache.generation):
             await self._abandon(tables, saga, fence, ids)
             raise WriteConflict("the rules have changed, or another process has taken the saga over")
         return await self._roll_forward(tables, saga, fence, data)
 
-    async def _abandon(self, tables: Tables, saga: str, fence: int, ids: list[int]) -> int:
+    async def _abandon(self, tables: SplitTables, saga: str, fence: int, ids: list[int]) -> int:
         """Let go of everything; 0 if the saga was no longer ours to abandon."""
         if ids:
-            await tables.postings.release(ids, saga, fence)
-        await tables.balances.release_heads(saga, fence)
-        return await tables.sagas.delete(saga, fence)
+            await tables.steps.release(ids, saga, fence)
+        await tables.steps.release_guarded(saga, fence)
+        return await tables.steps.delete(saga, fence)
 
-    async def _revalidate(self, tables: Tables, data: SagaData) -> tuple[Plan, WriterCache]:
+    async def _revalidate(self, tables: SplitTables, data: SagaData) -> tuple[Plan, WriterCache]:
         """The same checks again, on what is there now: floors, freezes and pins are judged here, as late as can be."""
         pins = decode_pins(data.envelope.pins)
         versions = {(a.id, a.version): a for a in self.cache.accounts.values()}
@@ -256,57 +256,57 @@ class SagaCommit:
             stored = await tables.postings.get([p[0] for p in data.consumes])
             state.add_postings([s.posting for s in stored if s.spender is None], key=None)
         guarded = [(a, s) for a, s, _ in data.floors]
-        for key, (balance, _turn, _who) in (await tables.balances.heads(guarded) if guarded else {}).items():
-            state.balances[key] = balance
+        if guarded:
+            state.balances.update(await tables.steps.guarded(guarded))
         consumes, creates = (tuple(_narrow(p) for p in ps) for ps in (data.consumes, data.creates))
         books = {b.id: b for b in cache.books.values()}
         envelope = rebuild(data.envelope, accounts, state.assets_by_id, books, consumes, creates)
         return validate_and_plan(envelope, state), cache
 
-    async def _roll_forward(self, tables: Tables, saga: str, fence: int, data: SagaData) -> Receipt:
+    async def _roll_forward(self, tables: SplitTables, saga: str, fence: int, data: SagaData) -> Receipt:
         """Do all that is left. Every step may have been done before."""
         stored = data.envelope
         ids = [p[0] for p in data.consumes]
         if ids:
-            spent = await tables.postings.spend(ids, saga, fence, stored.seq)
+            spent = await tables.steps.spend(ids, saga, fence, stored.seq)
             spenders = {} if spent == len(ids) else await tables.postings.spenders(ids)
             if spent != len(ids) and any(spenders.get(i) != stored.seq for i in ids):
-                if not await tables.sagas.has_fence(saga, fence):
+                if not await tables.steps.has_fence(saga, fence):
                     raise WriteConflict("another process has taken the saga over")
                 # With our fence, past the point of no return, our reservation can't be lost. Stop, create nothing (L4).
                 raise DatabaseCorrupt(f"saga {saga}", "its postings were spent by somebody else")
-            await tables.postings.bury(ids, saga)
+            await tables.steps.bury(ids, saga)
         creates = [_narrow(p) for p in data.creates]
-        await tables.postings.insert(creates)
-        await tables.postings.enliven(creates)
+        await tables.steps.insert(creates)
+        await tables.steps.enliven(creates)
         if data.floors:
-            await tables.balances.settle_heads([(a, s, int(b)) for a, s, b in data.floors], saga)
+            await tables.steps.settle_guarded([(a, s, int(b)) for a, s, b in data.floors], saga)
         accounts = [account for account, _ in decode_pins(stored.pins)]
         cache = [(a, s, int(v)) for a, s, v in data.cache]
         hold = None if data.hold is None else _hold(data.hold)
-        if not await tables.envelopes.publish(stored, accounts, cache, hold, saga, fence):
+        if not await tables.steps.publish(stored, accounts, cache, hold, saga, fence):
             taken = (await tables.envelopes.existing([(stored.scope, stored.key)])).get((stored.scope, stored.key))
             if taken is None or taken.seq != stored.seq:
                 raise WriteConflict("another process has taken the saga over")
-        await tables.sagas.delete(saga, fence)
+        await tables.steps.delete(saga, fence)
         return Receipt(envelope=stored.seq, id=stored.id.hex(), key=stored.key)
 
     async def recover(self) -> dict[str, int]:
         """Finish or cleanly abandon every saga whose owner is gone. A second call finds nothing to do."""
         found = {"finished": 0, "abandoned": 0, "broken": 0, "alive": 0}
-        tables = self.store.single()
-        for saga in await tables.sagas.list():
+        tables = SplitTables(self.store.single())
+        for saga in await tables.steps.list():
             if saga.phase == BROKEN:
                 found["broken"] += 1
             else:
                 found[await self._recover_one(tables, saga)] += 1
         return found
 
-    async def _recover_one(self, tables: Tables, saga: Saga) -> str:
+    async def _recover_one(self, tables: SplitTables, saga: Saga) -> str:
         now = self.ports.now_us()
         # A clock that jumped back must not leave a saga leased for ever (L24).
         deadline = now if saga.lease_us <= now + 2 * LEASE_US else saga.lease_us
-        if not await tables.sagas.take(saga, now + LEASE_US, deadline):
+        if not await tables.steps.take(saga, now + LEASE_US, deadline):
             return "alive"
         fence = saga.fence + 1
         try:
@@ -324,13 +324,13 @@ class SagaCommit:
             return await self._set_aside(tables, saga, f"{type(error).__name__}: {error}")
         return "finished"
 
-    async def _set_aside(self, tables: Tables, saga: Saga, why: str) -> str:
+    async def _set_aside(self, tables: SplitTables, saga: Saga, why: str) -> str:
         """Leave it for a person, who is told first: a crash in between tells again rather than never (L12)."""
         message = f"commit {saga.id} of key {saga.key!r} can't be finished and is set aside: {why}. What it has claimed"
-        message += " can't be spent, and its key can't be used, until it is released: see `bursar saga list`"
+        message += " can't be spent, and its key can't be used, until it is released"
         clean = message.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
         await tables.alerts.raise_once(0, f"commit {saga.id} set aside", "critical", clean)
-        await tables.sagas.set_aside(saga.id)
+        await tables.steps.set_aside(saga.id)
         return "broken"
 
     async def release(self, id_: str, *, actor: str, reason: str) -> int:
@@ -339,20 +339,21 @@ class SagaCommit:
         Nobody was ever told that it was done: a receipt is given after the last step. What must not happen is that
         half of it stays, so the value tables are looked at, not the row that can't be read.
         """
-        async with self.store.transaction() as unit:
-            saga = next((one for one in await unit.sagas.list() if one.id == id_ and one.phase == BROKEN), None)
+        async with self.store.transaction() as tables:
+            unit = SplitTables(tables)
+            saga = next((one for one in await unit.steps.list() if one.id == id_ and one.phase == BROKEN), None)
             if saga is None:
                 raise UnknownRecord("set-aside commit", id_)
-            if await unit.sagas.count():
-                raise Conflict("commits are under way; run `bursar recover` first", 1)
+            if await unit.steps.count():
+                raise Conflict("commits are under way; recover them first", 1)
             done = bool(await unit.envelopes.existing([(saga.scope, saga.key)]))
             halves = await unit.checks.ids("stray_spends", 1) or await unit.checks.ids("stray_postings", 1)
             if halves and not done:
                 why = "some of it is written: its spends or postings have no envelope; restore from a backup"
                 raise NotPossible("commit", id_, "set aside", why)
-            freed = await unit.sagas.release(id_)
-            await unit.balances.release_heads(id_, saga.fence)
-            await unit.sagas.delete(id_, saga.fence)
+            freed = await unit.steps.release_claims(id_)
+            await unit.steps.release_guarded(id_, saga.fence)
+            await unit.steps.delete(id_, saga.fence)
             await unit.actions.note("released", "commit", id_, actor=actor, reason=reason)
             await unit.alerts.acknowledge(0, f"commit {id_} set aside", actor)
         return freed

@@ -3,26 +3,21 @@
 
 -- name: batch_record
 -- A new record, in the unit of its group.
-INSERT INTO records (number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since,
-                     created_at, updated_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?12 + ?8, ?9, ?10, ?11, ?12, ?12, ?12)
+INSERT INTO records (@new_records, attempt, since, created_at, updated_at) VALUES (:new_records, 0, :now, :now, :now)
 
 -- name: batch_move
 -- A compare-and-set, in the unit of its group.
 UPDATE records
-SET state = ?3, version = ?4, attempt = ?5, transit = ?6, due = CASE WHEN ?7 = -1 THEN due ELSE ?11 + ?7 END,
-    worker = ?8, body = coalesce(?9, body), error = ?10, since = CASE WHEN state = ?3 THEN since ELSE ?11 END,
-    updated_at = ?11
-WHERE number = ?1 AND version = ?2
+SET @moves.changes, since = CASE WHEN state = :moves.state THEN since ELSE :now END, updated_at = :now
+WHERE number = :moves.number AND version = :moves.expected_version
 
 -- name: batch_transition
 -- One row of history.
-INSERT INTO transitions (record, version, source, event, target, attempt, actor, evidence, at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO transitions (@transitions, at) VALUES (:transitions, :now)
 
 -- name: batch_operation
 -- What an operation was answered.
-INSERT INTO outcomes (scope, id, op, fingerprint, outcome, code, detail, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO outcomes (@operations, at) VALUES (:operations, :now)
 
 -- name: operation
 -- What an operation was answered before.
@@ -42,7 +37,7 @@ SELECT c.key, c.count, c.amount FROM json_each(?) AS w JOIN counters c ON c.key 
 
 -- name: batch_put_counter
 -- How much of it is used up now.
-INSERT INTO counters (key, count, amount, count_max, amount_max, until) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO counters (@counters) VALUES (:counters)
 ON CONFLICT (key) DO UPDATE SET count = excluded.count, amount = excluded.amount, count_max = excluded.count_max,
                                 amount_max = excluded.amount_max
 
@@ -56,25 +51,22 @@ SELECT r.number, r.version FROM json_each(?) AS w JOIN records r ON r.number = w
 
 -- name: record
 -- One record by its flow's id.
-SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+SELECT @record
 FROM records WHERE flow = ? AND id = ?
 
 -- name: record_by_number
 -- One record by number.
-SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+SELECT @record
 FROM records WHERE number = ?
 
 -- name: records_by_number
 -- Several records.
-SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+SELECT @record
 FROM records WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number
 
 -- name: transitions_of
 -- A record's history.
-SELECT record, version, source, event, target, attempt, actor, evidence, at FROM transitions WHERE record = ?
+SELECT @transition FROM transitions WHERE record = ?
 ORDER BY version
 
 -- name: claim_due
@@ -92,8 +84,7 @@ WHERE number IN (
             SELECT number FROM records WHERE due > now_us() + ?5 AND +flow IN (SELECT value FROM json_each(?1))
             ORDER BY due LIMIT ?2))
     LIMIT ?2)
-RETURNING number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+RETURNING @record
 
 -- name: claim_all
 -- At start: take all that are open and that nobody else drives, page by page; leased for longer than any lease is not
@@ -105,8 +96,7 @@ WHERE number IN (
     WHERE due IS NOT NULL AND (due <= now_us() OR worker IN ('', ?3) OR due > now_us() + ?4 + 1000000) AND number > ?5
       AND +flow IN (SELECT value FROM json_each(?1))
     ORDER BY number LIMIT ?2)
-RETURNING number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+RETURNING @record
 
 -- name: wake_record
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
@@ -157,13 +147,13 @@ UPDATE forced_calls SET due = max(now_us(), due - ?1) WHERE due > now_us()
 
 -- name: alerts_open
 -- Alerts that nobody has acknowledged.
-SELECT record, reason, severity, message, raised_at, delivered_at, acknowledged_at, acknowledged_by FROM alerts
+SELECT @alert FROM alerts
 WHERE acknowledged_at IS NULL ORDER BY raised_at, record, reason LIMIT ?
 
 -- name: alerts_untold
 -- Alerts that this sink has to be told now: those it was never told first. Due later than any
 -- back-off here counts as due: a clock had jumped (L24). Arguments: sink, how many.
-SELECT a.record, a.reason, a.severity, a.message, a.raised_at, a.delivered_at, a.acknowledged_at, a.acknowledged_by
+SELECT @a.alert
 FROM alerts a LEFT JOIN alert_deliveries d
   ON d.record = a.record AND d.reason = a.reason AND d.sink = ?1 AND d.raised_at = a.raised_at
 WHERE a.acknowledged_at IS NULL AND (d.record IS NULL OR (d.delivered_at IS NULL
