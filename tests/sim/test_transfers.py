@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.cli.commands.sim import Job, run_jobs
 from bursar.engine import Answer
 from bursar.flows.transfers import incoming, rails
 from bursar.flows.transfers import transfers as flow
@@ -24,6 +23,7 @@ from bursar.model.accounts import Account, AccountStatus
 from bursar.model.outcome import Outcome
 from bursar.rails.trading.wal import Log
 from bursar.sim import transfers
+from bursar.sim.command import Job, run_jobs
 from bursar.sim.kernel import CrashAt
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Moment
