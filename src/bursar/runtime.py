@@ -20,10 +20,11 @@ from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN
 from bursar.engine import AlertDispatcher, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log, watch_pauses
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
+from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.closing import watch_closings
 from bursar.flows.transfers.flow import ALARMS, rail_name
 from bursar.flows.transfers.link import CoreUnusable, StoreLink
-from bursar.flows.transfers.pruning import Horizons, Pruned, prune
+from bursar.flows.transfers.pruning import Pruned, prune
 from bursar.flows.transfers.watch import look_at_cores, watch
 from bursar.instance import Bursar
 from bursar.ledger import REAP

@@ -32,7 +32,8 @@ def break_rail(here: Office, kind: AccountType, op: str, outcome: Outcome, times
 
     async def broken(item: FlowRecord[Any]) -> Answer:
         if left:
-            return Answer(outcome=left.pop())
+            said = left.pop()
+            return Answer(outcome=said, code="ACCOUNT_FROZEN" if said is Outcome.EXPLICIT_FAIL else "")
         return await real(item)  # type: ignore[no-any-return]
 
     setattr(rail, op, broken)

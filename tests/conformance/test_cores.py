@@ -21,9 +21,10 @@ from bursar import Bursar
 from bursar.engine import Lift
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, behind
+from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.link import CoreUnusable, StoreLink
-from bursar.flows.transfers.pruning import Horizons, prune
+from bursar.flows.transfers.pruning import prune
 from bursar.flows.transfers.reconcile import RECONCILED, reconcile, survey
 from bursar.flows.transfers.watch import look_at_cores, resume_intake
 from bursar.model.errors import NotPossible, UnknownAsset

@@ -25,8 +25,8 @@ from bursar.audit import audit
 from bursar.engine import Answer, FlowRecord, Operators
 from bursar.engine.forced import ask_due
 from bursar.flows.transfers import AccountType, Limits, Request, Transfers
-from bursar.flows.transfers.calls import ARRIVAL_UNKNOWN, PAID_FROM_SUSPENSE
 from bursar.flows.transfers.conservation import conservation
+from bursar.flows.transfers.flow import ARRIVAL_UNKNOWN, PAID_FROM_SUSPENSE
 from bursar.flows.transfers.request import funding_account
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record

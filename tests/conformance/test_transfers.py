@@ -117,7 +117,7 @@ class Exchange:
                 said = said[0]
             if isinstance(said, Exception):
                 raise said
-            return Answer(outcome=said, code="TEST" if said is Outcome.EXPLICIT_FAIL else "")
+            return Answer(outcome=said, code="ACCOUNT_FROZEN" if said is Outcome.EXPLICIT_FAIL else "")
 
         setattr(rail, op, broken)
 

@@ -73,7 +73,7 @@ async def test_no_freeze_stops_a_refund(place: Place, tmp_path: Path, rides: boo
         async def freezes(item: FlowRecord[Any]) -> Answer:
             for path in (ACCOUNT, "transit:transfers"):
                 await here.bursar.ledger.freeze(path)
-            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="TEST")
+            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="ACCOUNT_FROZEN")
 
         here.transfers.rails[AccountType.SPOT].deposit = freezes  # type: ignore[method-assign]
         assert (await here.move(FUNDING, SPOT, "10")).state == "ROLLED_BACK"

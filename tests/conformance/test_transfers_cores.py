@@ -74,7 +74,7 @@ class House:
             setattr(rail, op, real)
             if after:
                 await real(item)
-            return Answer(outcome=outcome, code="TEST" if outcome is Outcome.EXPLICIT_FAIL else "")
+            return Answer(outcome=outcome, code="ACCOUNT_FROZEN" if outcome is Outcome.EXPLICIT_FAIL else "")
 
         setattr(rail, op, broken)
 

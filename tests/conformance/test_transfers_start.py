@@ -132,8 +132,8 @@ async def test_a_refund_is_never_refused_for_its_size(place: Place, tmp_path: Pa
         core = here.transfers.rails[AccountType.SPOT]
 
         async def raised(item: FlowRecord[Any]) -> Answer:
-            rail._minor_max = 1  # what a program with another setting has
-            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="TEST")
+            rail._safety_factor = 2**64  # what a program with another setting has
+            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="ACCOUNT_FROZEN")
 
         core.deposit = raised  # type: ignore[method-assign]
         assert (await here.move(FUNDING, SPOT, "10")).state == "ROLLED_BACK"

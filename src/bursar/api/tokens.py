@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from bursar.api.problems import Problem
 from bursar.config import HS256_KEY_BYTES_MIN, Config, ConfigRefused, secret
 from bursar.flows.transfers import Code
+from bursar.flows.transfers.checks import USER_MAX
 
 TOKEN_LENGTH_MAX = 4_096
 SUBJECT_LENGTH_MAX = 64
-USER_MAX = 2**63 - 1
 SECONDS_MAX = 30 * 86_400
 
 

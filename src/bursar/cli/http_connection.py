@@ -18,7 +18,6 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 import httptools
-import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as UvicornConnection
@@ -26,7 +25,7 @@ from uvicorn.server import ServerState
 
 from bursar.api.gate import AUTHENTICATED
 from bursar.api.metrics import Traffic
-from bursar.api.problems import HEADERS_TOO_LARGE, MEDIA_TYPE, OVERLOADED, PAYLOAD_TOO_LARGE, REQUEST_TIMEOUT, Problem
+from bursar.api.problems import HEADERS_TOO_LARGE, OVERLOADED, PAYLOAD_TOO_LARGE, REQUEST_TIMEOUT, Problem
 from bursar.flows.transfers import Code
 
 HEADERS_MAX = 100
@@ -276,8 +275,7 @@ class Connection(UvicornConnection):
         if self.phase in (Phase.BUSY, Phase.REST):
             self.transport.abort()
             return
-        body = msgspec.json.encode(problem.body())
-        headers = problem.all_headers() | {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body))}
+        headers, body = problem.encoded()
         lines = [f"{name.lower()}: {value}\r\n".encode() for name, value in (headers | {"Connection": "close"}).items()]
         self.transport.write(b"".join([STATUS_LINE[problem.status], *lines, b"\r\n", body]))
         self.since = self.loop.time()

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from bursar.flows.transfers import MACHINE, Request, Transfers, View
 from bursar.flows.transfers.link import StoreLink
-from bursar.flows.transfers.request import funding_account
-from bursar.flows.transfers.views import OPEN
+from bursar.flows.transfers.request import OPEN, funding_account
 from bursar.ledger import Ledger
 from bursar.rails.trading import BalancesReply, Reply, Status, TradingClient
 from bursar.sim.closers import Closers

@@ -16,8 +16,8 @@ from tests.unit.rails.desk import deposit, prune, refund, run, withdraw
 
 from bursar.rails.trading import snapshots
 from bursar.rails.trading.frames import decode, encode
+from bursar.rails.trading.rules import U64_MAX, Code, Op
 from bursar.rails.trading.state import CoreState
-from bursar.rails.trading.words import U64_MAX, Code, Op
 
 BIG = st.sampled_from([1, 2, 2**62, 2**63, U64_MAX - 1, U64_MAX])
 

@@ -11,8 +11,8 @@ from bursar.model.outcome import Outcome
 from bursar.rails.trading import snapshots
 from bursar.rails.trading.frames import decode, encode
 from bursar.rails.trading.history import Named
+from bursar.rails.trading.rules import CORE_REFUSALS, U64_MAX, UNSURE, Code, Op, Status, operation_id, outcome_of
 from bursar.rails.trading.state import CoreState
-from bursar.rails.trading.words import REFUSALS, U64_MAX, UNSURE, Code, Op, Status, operation_id, outcome_of
 
 
 def do(state: CoreState, *items: Named) -> list[Code]:
@@ -465,7 +465,7 @@ def test_looking_up_says_what_is_on_record_and_where() -> None:
 
 def test_the_written_list_of_refusals() -> None:
     """T26: these codes and no others are EXPLICIT_FAIL, and each of them is remembered."""
-    assert {code.name for code in REFUSALS} == {
+    assert {code.name for code in CORE_REFUSALS} == {
         "INSUFFICIENT_BALANCE",
         "INSUFFICIENT_FROZEN",
         "ACCOUNT_FROZEN",
@@ -477,9 +477,9 @@ def test_the_written_list_of_refusals() -> None:
         "CANCELLED",
     }
     for code in range(256):
-        assert (outcome_of(code) is Outcome.EXPLICIT_FAIL) == (code in REFUSALS)
+        assert (outcome_of(code) is Outcome.EXPLICIT_FAIL) == (code in CORE_REFUSALS)
         assert (outcome_of(code) is Outcome.SUCCESS) == (code == 0)
-    assert all(code < UNSURE for code in REFUSALS)
+    assert all(code < UNSURE for code in CORE_REFUSALS)
 
 
 @pytest.mark.parametrize(

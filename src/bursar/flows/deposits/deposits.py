@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import msgspec
 
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord
-from bursar.flows.deposits.machine import ASKED, BOOKED, CONFIRM, MACHINE, REJECT
 from bursar.flows.transfers import Transfers
+from bursar.flows.transfers.checks import USER_MAX
 from bursar.flows.transfers.incoming import (
     CREATE,
     DEPOSITS,
@@ -44,12 +44,11 @@ from bursar.model.errors import (
     UnknownAsset,
     UnknownRecord,
 )
-from bursar.model.machine import ImpossibleEvent
+from bursar.model.machine import Arrow, ImpossibleEvent, Kind, Machine, State
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.records import Record
 from bursar.model.retry import Alarm
 
-USER_MAX = 2**63 - 1
 WAITS_S = 3_600.0  # for a second person, before people are told
 # By one who did not ask for it and repeats what is to be booked, or one operator could mint money (L25).
 CONFIRMED_BY = (
@@ -57,6 +56,21 @@ CONFIRMED_BY = (
 )
 log = logging.getLogger("bursar.deposits")
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+
+# Of deposits that wait for a second person. Nothing is called: a person confirms, and it is booked.
+ASKED, BOOKED, REJECTED = "ASKED", "BOOKED", "REJECTED"
+CONFIRM, REJECT = "CONFIRM", "REJECT"
+MACHINE = Machine(
+    name="deposits",
+    initial=ASKED,
+    events=(CONFIRM, REJECT),
+    states=(
+        State(ASKED, Kind.WAIT, awaits="a second person"),
+        State(BOOKED, Kind.TERMINAL),
+        State(REJECTED, Kind.TERMINAL),
+    ),
+    arrows=(Arrow(ASKED, CONFIRM, BOOKED), Arrow(ASKED, REJECT, REJECTED)),
+)
 
 
 class Deposit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,7 +93,7 @@ class DepositView(msgspec.Struct, frozen=True, kw_only=True):
     """A deposit as operators see it."""
 
     reference: str
-    user: int
+    user_id: int
     asset: str
     amount: str  # in units of the asset
     state: str
@@ -261,7 +275,7 @@ def _named(reference: str) -> str:
 def _view(body: Deposit, state: str, asset: Asset) -> DepositView:
     return DepositView(
         reference=body.reference,
-        user=body.user,
+        user_id=body.user,
         asset=body.asset,
         amount=str(asset.of_minor(int(body.amount))),
         state=state,

@@ -15,7 +15,7 @@ import msgspec
 from bursar.flows.transfers.machine import MACHINE
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Floors, OperationRow, TradingClient
-from bursar.rails.trading.words import PREFIX, Code
+from bursar.rails.trading.rules import PREFIX, Code
 from bursar.store import Store
 from bursar.store.cores import CoreRow
 

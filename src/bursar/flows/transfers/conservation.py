@@ -27,9 +27,9 @@ from bursar.audit import UNREADABLE, Finding, said
 from bursar.engine.flow import storable
 from bursar.engine.late import LATE
 from bursar.flows.transfers import behind
-from bursar.flows.transfers.flow import SCOPE, rail_name
+from bursar.flows.transfers.flow import rail_name
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.request import AccountType, Transfer, core_account
+from bursar.flows.transfers.request import SCOPE, AccountType, Transfer, core_account
 from bursar.flows.transfers.transfers import Transfers
 from bursar.model.envelope import decode_legs
 from bursar.model.outcome import Outcome

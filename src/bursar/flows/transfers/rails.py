@@ -15,41 +15,26 @@ from typing import Any, Protocol
 import msgspec
 
 from bursar.engine import Answer, Booking, FlowRecord, InlineCall
-from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, AccountSnapshot
+from bursar.flows.transfers.checks import AccountSnapshot
 from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
 from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult
 from bursar.rails.trading import BalancesReply, Op, Reply, Status, TradingClient
-from bursar.rails.trading.words import Code
+from bursar.rails.trading.rules import GIVEN_BACK, LEDGER_REFUSALS, SAFETY_FACTOR, Code, amount_refusal
 from bursar.store import Store
 from bursar.writer import Change, Operation, Writer
 
 FUNDING_SCOPE = "funding"
-# The written list of business refusals of the funding end. Whatever else goes wrong is no answer.
-FUNDING_REFUSALS = frozenset(
-    {
-        "INSUFFICIENT_BALANCE",
-        "BALANCE_NOT_GUARDED",
-        "OVERDRAFT_FLOOR",
-        "ACCOUNT_NOT_FOUND",
-        "ACCOUNT_FROZEN",
-        "ACCOUNT_CLOSED",
-        "ASSET_SUSPENDED",
-        "BOOK_REFUSES",
-    }
-)
-CANCELLED = "CANCELLED"
-GIVEN_BACK = "GIVEN_BACK"  # the core took it and gave it back, and the database was restored to before that
-GIVEN_BACK_UNKNOWN = "GIVEN_BACK_UNKNOWN"  # or that can't be said just now
-OVERFLOW = "OVERFLOW"
+GIVEN_BACK_UNKNOWN = "GIVEN_BACK_UNKNOWN"  # whether a core has given it back can't be said just now
 STANDINGS_MAX = 512
 NEW_US = 1_000_000  # a record that was made so long ago at most is called for by the process that made it
+# How an account of the ledger stands, in the words that cores have for it.
 STATUSES = {
-    Status.ACTIVE: AccountStatus.ACTIVE,
-    Status.FROZEN: AccountStatus.FROZEN,
-    Status.DISABLED: AccountStatus.CLOSED,
+    AccountStatus.ACTIVE: Status.ACTIVE,
+    AccountStatus.FROZEN: Status.FROZEN,
+    AccountStatus.CLOSED: Status.DISABLED,
 }
 
 Look = asyncio.Future[AccountSnapshot] | Coroutine[Any, Any, AccountSnapshot]
@@ -143,7 +128,7 @@ class FundingRail:
         self._store = store
         self._lookup = AccountLookup(store)
         self._writer = writer
-        self._minor_max = U64_MAX // safety_factor
+        self._safety_factor = safety_factor
         self.rides = rides
 
     def look(self, transfer: Transfer) -> Look:
@@ -159,7 +144,7 @@ class FundingRail:
         return await self._operate(item, "refund")
 
     async def cancel(self, item: FlowRecord[Transfer], op: str) -> Answer:
-        return await self._refuse(item, op, CANCELLED)
+        return await self._refuse(item, op, Code.CANCELLED)
 
     async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
         found = await self._store.read.outcomes.get(FUNDING_SCOPE, item.id, op)
@@ -170,7 +155,7 @@ class FundingRail:
     async def gave_back(self, item: FlowRecord[Transfer], *states: str) -> bool | None:
         return False  # it goes back with the record
 
-    async def _refuse(self, item: FlowRecord[Transfer], op: str, code: str) -> Answer:
+    async def _refuse(self, item: FlowRecord[Transfer], op: str, code: Code) -> Answer:
         """Refuse an operation for good, unless it was answered before: then that is the answer."""
         change = Change(
             operation=Operation(
@@ -179,14 +164,14 @@ class FundingRail:
                 op=op,
                 fingerprint=_fingerprint(item.body),
                 outcome=Outcome.EXPLICIT_FAIL,
-                code=code,
+                code=code.name,
             )
         )
         return await self._apply(change)
 
     def inline_call(self, item: FlowRecord[Transfer], op: str, booking: Booking) -> InlineCall | None:
         """The operation, as rows that go with the transition that leads to it. Booked with it, money never rests."""
-        if not self.rides or (op == "withdraw" and not self._fits_core(item.body)):
+        if not self.rides or self._refusal(item.body, op) is not None:
             return None
         intent, operation = self._operation(item, op)
         if booking.intents:  # what a core has just let go of goes to the user, not to transit and from there
@@ -205,15 +190,15 @@ class FundingRail:
         )
 
     async def _operate(self, item: FlowRecord[Transfer], op: str) -> Answer:
-        if op == "withdraw" and not self._fits_core(item.body):
-            # The last line of defence at this end, for what is to leave it. What comes, or comes back, has been taken
-            # from the user elsewhere, and is never refused for its size.
-            return await self._refuse(item, op, OVERFLOW)
+        if (refusal := self._refusal(item.body, op)) is not None:
+            return await self._refuse(item, op, refusal)
         intent, operation = self._operation(item, op)
         return await self._apply(Change(intents=(intent,), operation=operation))
 
-    def _fits_core(self, transfer: Transfer) -> bool:
-        return 0 < transfer.minor <= self._minor_max
+    def _refusal(self, transfer: Transfer, op: str) -> Code | None:
+        """Why this end refuses it whatever the account has: the last line of defence, for what is to leave. What comes,
+        or comes back, has been taken from the user elsewhere, and is never refused for its size."""
+        return amount_refusal(transfer.minor, self._safety_factor) if op == "withdraw" else None
 
     def _operation(self, item: FlowRecord[Transfer], op: str) -> tuple[Intent, Operation]:
         transfer = item.body
@@ -234,7 +219,7 @@ class FundingRail:
             id=item.id,
             op=op,
             fingerprint=_fingerprint(transfer),
-            refusals=frozenset() if op == "refund" else FUNDING_REFUSALS,
+            refusals=frozenset() if op == "refund" else LEDGER_REFUSALS,
             in_flight_account=TRANSIT if op == "withdraw" else "",
         )
         return intent, operation
@@ -266,7 +251,7 @@ class TradingRail:
         balance = found.balances.get(transfer.asset)
         return AccountSnapshot(
             exists=bool(found.balances),
-            status=STATUSES[found.status],
+            status=found.status,
             available=0 if balance is None else balance.available,
         )
 
@@ -333,7 +318,7 @@ class TradingRail:
 
 def _snapshot(status: AccountStatus, policy: Policy, available: int) -> AccountSnapshot:
     is_guarded = isinstance(policy, NoOverdraft | CappedOverdraft)
-    return AccountSnapshot(exists=True, status=status, available=available, is_guarded=is_guarded)
+    return AccountSnapshot(exists=True, status=STATUSES[status], available=available, is_guarded=is_guarded)
 
 
 def _answer(remembered: OperationResult) -> Answer:

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from bursar.flows.transfers import behind
-from bursar.flows.transfers.flow import SCOPE, rail_name
+from bursar.flows.transfers.flow import rail_name
 from bursar.flows.transfers.link import CoreUnusable
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.request import SUSPENSE, AccountType, Transfer, core_account, funding_account
+from bursar.flows.transfers.request import SCOPE, SUSPENSE, AccountType, Transfer, core_account, funding_account
 from bursar.ledger import Ledger
 from bursar.model.actors import check_actor, check_reason
 from bursar.model.entries import Intent, Kind, Leg
@@ -28,7 +28,7 @@ from bursar.model.errors import RecordMoved, Refusal, UnknownAsset
 from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Op, OperationRow, TradingClient
-from bursar.rails.trading.words import PREFIX
+from bursar.rails.trading.rules import PREFIX
 from bursar.writer import Change, Move, NewTransition
 
 RECONCILED = "RECONCILED"

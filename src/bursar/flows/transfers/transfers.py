@@ -23,37 +23,43 @@ from bursar.deadlines import Deadline, Deadlines
 from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, set_pause
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers.checks import (
-    SAFETY_FACTOR,
+    SECOND_US,
     Code,
     CommitUnknown,
+    Horizons,
+    Limits,
     TransferRefused,
+    check_id,
     check_order_id,
     check_request,
     check_snapshots,
     check_transfer,
 )
 from bursar.flows.transfers.closing import DRAIN_S, close_account
-from bursar.flows.transfers.flow import ALARMS, SCOPE, rail_name, transfers_flow
+from bursar.flows.transfers.flow import ALARMS, rail_name, transfers_flow
 from bursar.flows.transfers.incoming import Incoming
 from bursar.flows.transfers.incoming import book as incoming_book
-from bursar.flows.transfers.limits import SECOND_US, Limits
-from bursar.flows.transfers.pruning import Horizons, check_id
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
     NEW_TRANSFERS,
+    NEWEST,
+    SCOPE,
     SUSPENSE,
     SUSPENSE_DEPOSITS,
+    TERMINAL,
     TRANSIT,
     AccountType,
+    Filter,
     Request,
     Transfer,
+    View,
     core_account,
     same_request,
+    view_of,
 )
-from bursar.flows.transfers.views import NEWEST, TERMINAL, Filter, View, view_of
 from bursar.ledger import Ledger
-from bursar.model.accounts import Account, AccountStatus, ExternalAccount, Policy, SystemAccount
+from bursar.model.accounts import Account, ExternalAccount, Policy, SystemAccount
 from bursar.model.actors import check_reason
 from bursar.model.errors import (
     AccountClosed,
@@ -73,7 +79,7 @@ from bursar.model.money import Amount, Asset
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_RETRY, Alarm, Retry
 from bursar.rails.trading import TradingClient
-from bursar.rails.trading.words import PREFIX
+from bursar.rails.trading.rules import PREFIX, SAFETY_FACTOR, Status
 from bursar.writer import Operation
 
 ASSETS_S = 0.5
@@ -381,7 +387,7 @@ class Transfers:
         other = await (target if source.rides else source).look(transfer)
         stage.asks(None)
         enough = source.rides or (other.exists and other.available >= transfer.minor)
-        if other.status is not AccountStatus.ACTIVE or not enough:
+        if other.status is not Status.ACTIVE or not enough:
             return None
         try:
             return await self._start(request, transfer, stage, require_inline=source.rides)

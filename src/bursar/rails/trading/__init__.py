@@ -22,9 +22,9 @@ from bursar.rails.trading.replies import (
     Reply,
     TotalsReply,
 )
+from bursar.rails.trading.rules import REFUSALS, Code, Op, Status, operation_id
 from bursar.rails.trading.server import Limits, Server
 from bursar.rails.trading.subscription import EventsGone
-from bursar.rails.trading.words import REFUSALS, Code, Op, Status, operation_id
 
 __all__ = [
     "REFUSALS",

@@ -20,7 +20,7 @@ from bursar.rails.trading.replies import (
     OperationsReply,
     Reply,
 )
-from bursar.rails.trading.words import Op, Status, code_name, outcome_of
+from bursar.rails.trading.rules import Op, Status, code_name, outcome_of
 
 
 class Call:

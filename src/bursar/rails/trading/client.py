@@ -38,9 +38,9 @@ from bursar.rails.trading.replies import (
     TotalsReply,
     reply_of,
 )
+from bursar.rails.trading.rules import Op, Status, code_name, is_u64, operation_id, outcome_of
 from bursar.rails.trading.state import ASSETS_IN_FRAME_MAX
 from bursar.rails.trading.subscription import follow
-from bursar.rails.trading.words import U64_MAX, Op, Status, code_name, operation_id, outcome_of
 from bursar.supervise import supervise
 
 FRAME_ITEMS_MAX: Final = 1_024
@@ -238,7 +238,7 @@ class TradingClient:
 
         One answer may be short, or empty: go on with `after=reply.complete_to` until that is as far as wanted.
         """
-        if not 0 <= after <= U64_MAX:  # the core would end the connection of everybody who shares it
+        if not is_u64(after):  # the core would end the connection that all callers share
             return OperationsReply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{after} is no sequence")
         most = max(1, min(limit, protocol.OPERATIONS_MAX))
         return operations_of(await self._ask(lambda number: protocol.Operations(number, after, most), timeout_s))
@@ -303,7 +303,7 @@ class TradingClient:
         except ValueError as error:
             return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=str(error))
         for what, value in (("user", user), ("amount", amount), ("other", other)):
-            if type(value) is not int or not 0 <= value <= U64_MAX:
+            if not is_u64(value):
                 return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{what} {value!r} is not unsigned, of 64 bits")
         return Call((int(op), id_, user, asset, amount, other), None)
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
-from bursar.rails.trading.words import Op, Status, code_name
+from bursar.rails.trading.rules import Op, Status, code_name
 
 STATUS: Final = 20
 FLOORS: Final = 21

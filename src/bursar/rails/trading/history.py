@@ -22,7 +22,7 @@ from typing import Annotated, Final, NamedTuple, Self
 
 import msgspec
 
-from bursar.rails.trading.words import REMEMBERED, UNSURE, Op
+from bursar.rails.trading.rules import REMEMBERED, UNSURE, Op
 
 BLOCK_ROWS_MAX: Final = 256
 DECODED_MAX: Final = 64  # blocks that are kept decoded, for whoever asks again

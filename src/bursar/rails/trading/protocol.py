@@ -29,7 +29,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from bursar.rails.trading.words import LEDGER_CHARACTERS_MAX
+from bursar.rails.trading.rules import LEDGER_CHARACTERS_MAX
 
 VERSION: Final = 2
 SECRET_BYTES_MIN: Final = 16
@@ -199,7 +199,7 @@ Request = (
 
 
 class Done(_Message, frozen=True, tag=30):
-    """To Execute and Lookup: an answer (words.Code) and a sequence for each."""
+    """To Execute and Lookup: an answer (rules.Code) and a sequence for each."""
 
     number: U64
     sequence: U64  # everything up to here is on disk
@@ -283,7 +283,7 @@ class Described(_Message, frozen=True, tag=39):
 
 
 class Pruned(_Message, frozen=True, tag=40):
-    """To Prune: what became of it (words.Code), and where the floors are."""
+    """To Prune: what became of it (rules.Code), and where the floors are."""
 
     number: U64
     sequence: U64

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from bursar.model.outcome import Outcome
-from bursar.rails.trading.words import Op, Status, code_name, outcome_of
+from bursar.rails.trading.rules import Op, Status, code_name, outcome_of
 
 # What the client itself answers where the core has not. None of these is ever EXPLICIT_FAIL.
 NOT_CONNECTED: Final = "NOT_CONNECTED"  # it was not sent

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, assert_never
 from bursar.rails.trading import protocol
 from bursar.rails.trading.core import Core
 from bursar.rails.trading.protocol import Answer, ProtocolError
-from bursar.rails.trading.words import Status
+from bursar.rails.trading.rules import Status
 
 DONE_BYTES: Final = 48  # that an answer to one operation takes, waiting: its code, its sequence
 SMALL_BYTES: Final = 512  # that any answer takes, waiting

@@ -30,7 +30,7 @@ from bursar.rails.trading.errors import CoreStopped
 from bursar.rails.trading.feed import Feed
 from bursar.rails.trading.outages import Outages
 from bursar.rails.trading.protocol import ProtocolError, Splitter
-from bursar.rails.trading.words import Code, is_ledger
+from bursar.rails.trading.rules import Code, is_ledger
 from bursar.supervise import supervise
 
 LOOKS = 4  # at silent connections, before one is closed

@@ -30,9 +30,9 @@ from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.frames import numbers, octets
 from bursar.rails.trading.history import Block, load
 from bursar.rails.trading.journal import NewAsset
+from bursar.rails.trading.rules import Op
 from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import ASIDE
-from bursar.rails.trading.words import Op
 
 MAGIC, END = b"BURSNAP2", b"BURSEND2"
 MAGIC_1, END_1 = b"BURSNAP1", b"BURSEND1"

@@ -22,7 +22,18 @@ from bursar.rails.trading.accounts import AVAILABLE, COMMITTED, FROZEN, Accounts
 from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.history import Block, History, Item, Row, blocks_of
 from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, Rows, StatusChange
-from bursar.rails.trading.words import ASSETS_MAX, CANCELLABLE, U64_MAX, UNSURE, Code, Op, Status, is_asset
+from bursar.rails.trading.rules import (
+    ASSETS_MAX,
+    CANCELLABLE,
+    STATUS_REFUSALS,
+    U64_MAX,
+    UNSURE,
+    Code,
+    Op,
+    Status,
+    amount_refusal,
+    is_asset,
+)
 
 # Operations come off the wire as `history.Item`: operation, id, user, asset, amount, other. The asset is a place in the
 # frame's own list of names. `other` is the payee of a settlement, or the operation that a cancel is about. All integers
@@ -34,7 +45,6 @@ DEPOSIT: Final = int(Op.DEPOSIT)
 WITHDRAW: Final = int(Op.WITHDRAW)
 NO_ACCOUNTS: Final[list[dict[int, list[int]]]] = [{}] * ASSETS_IN_FRAME_MAX  # there are no accounts in what is no asset
 NO_METAS: Final = [0] * ASSETS_IN_FRAME_MAX
-STATUS_REFUSAL: Final = {Status.FROZEN: Code.ACCOUNT_FROZEN, Status.DISABLED: Code.ACCOUNT_DISABLED}
 
 
 class CoreState:
@@ -109,12 +119,12 @@ class CoreState:
             return self._refund(id_, user, accounts, amount, other)
         if other and op != Op.SETTLE:
             return Code.BAD_OPERATION
-        if not amount:
-            return Code.INVALID_AMOUNT
+        if (refusal := amount_refusal(amount)) is not None:
+            return refusal
         if not self._may_be_asset(accounts):
             return Code.INVALID_ASSET
         if op in (Op.DEPOSIT, Op.WITHDRAW, Op.LOCK) and user in self.statuses:
-            return STATUS_REFUSAL[Status(self.statuses[user])]
+            return STATUS_REFUSALS[Status(self.statuses[user])]
         if op == Op.DEPOSIT:
             account = accounts.open(user)
             if account[COMMITTED] + amount > U64_MAX:
