@@ -414,11 +414,11 @@ async def test_floors_that_another_process_raises_during_the_look_are_no_restore
         await move(transfers, FUNDING, SPOT, "1")
         listed = client.operations
 
-        async def raised_meanwhile(after: int, limit: int = 10, *, timeout_s: float | None = None) -> OperationsReply:
+        async def raised_meanwhile(after: int, limit: int = 10) -> OperationsReply:
             highest = (await client.describe()).highest_id
             await bursar.store.single().cores.raise_floors("spot", highest, 1)
             assert (await client.prune(room=highest, forget=1)).outcome is Outcome.SUCCESS
-            return await listed(after, limit, timeout_s=timeout_s)
+            return await listed(after, limit)
 
         client.operations = raised_meanwhile  # type: ignore[method-assign]
         assert not (await behind.look(bursar.store, "spot", client)).is_behind

@@ -99,10 +99,10 @@ class FaultyClient(TradingClient):
             self._process.spawn(self._thaw(user_id), name="thaw")
         return await super().withdraw(req_id, user_id, *args, **options)
 
-    async def balances(self, user_id: int, *, timeout_s: float | None = None) -> BalancesReply:
+    async def balances(self, user_id: int) -> BalancesReply:
         """A close asks what the user has here, and something happens meanwhile."""
         await self._closers.meanwhile(self._ledger, self._process, user_id)
-        return await super().balances(user_id, timeout_s=timeout_s)
+        return await super().balances(user_id)
 
     async def _thaw(self, user: int) -> None:
         """What this leaves frozen because the process dies, is thawed in the end."""

@@ -15,7 +15,7 @@ from tests.unit.rails.test_trading_server import log_in, next_frame
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import CoreRefused, FixedLink, Floors, Known, Op, Operation, Reply, TradingClient, protocol
 from bursar.rails.trading.history import indexed
-from bursar.rails.trading.outages import Outages
+from bursar.rails.trading.server import Outages
 
 Case = Callable[[Desk], Awaitable[None]]
 LEDGER = "ledger-1"

@@ -28,7 +28,6 @@ from bursar.rails.trading.connection import other_ledger
 from bursar.rails.trading.core import Core
 from bursar.rails.trading.errors import CoreStopped
 from bursar.rails.trading.feed import Feed
-from bursar.rails.trading.outages import Outages
 from bursar.rails.trading.protocol import ProtocolError, Splitter
 from bursar.rails.trading.rules import Code, is_ledger
 from bursar.supervise import supervise
@@ -62,6 +61,32 @@ class Connection:
         self.waiting_bytes = 0
         self.has_room = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+
+
+class Outages:
+    """One log line when trouble of a kind begins, and one when it is over: never one for each time it happens. A client
+    that makes a core refuse something could otherwise fill its disk with lines about it."""
+
+    def __init__(self, log: Callable[[str], object]) -> None:
+        self._log = log
+        self._times: dict[str, int] = {}
+        self._quiet: dict[str, int] = {}  # how often, when last looked at
+
+    def happened(self, kind: str, detail: str = "") -> None:
+        """It happened again."""
+        times = self._times[kind] = self._times.get(kind, 0) + 1
+        if times == 1:
+            self._log(f"{kind}{f': {detail}' if detail else ''}")
+
+    def look(self) -> None:
+        """What has not happened since the last look is over."""
+        for kind, times in list(self._times.items()):
+            if self._quiet.get(kind) == times:
+                del self._times[kind], self._quiet[kind]
+                if times > 1:
+                    self._log(f"{kind}: it happened {times:,} times, and is over")
+            else:
+                self._quiet[kind] = times
 
 
 class Server:
