@@ -129,7 +129,7 @@ DAMAGES = {
         "is live, but it was spent",
     ),
     "spend forgotten": Damage(
-        "spends", "DELETE FROM {s}spends WHERE posting = {spent}", {"I2", "I3"}, "which was spent by nobody"
+        "spends", "DELETE FROM {s}spends WHERE posting = {spent}", {"I2", "I3"}, "which is not spent"
     ),
     "spend by another": Damage(
         "spends",

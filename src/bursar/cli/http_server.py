@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -40,17 +39,6 @@ EVICTED_PART = 16  # of all connections, so many are closed at once: looking for
 TICKS = 5  # of a tenth of a second, between two looks at the clock of each connection
 
 log = logging.getLogger("bursar.http")
-
-
-def raise_file_limit() -> int:
-    """As many open files as this process may ask for; returns how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a system with yet another limit: then it stays
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return FILES_MAX if soft == resource.RLIM_INFINITY else min(soft, FILES_MAX)
 
 
 def connections_of(config: Config, files: int) -> int:

@@ -25,9 +25,8 @@ from bursar.model.views import moment
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from bursar.cli.tables import Rows
 
-PIPE_WIDTH = 1_000  # columns where nobody looks: nothing is wrapped or cut
+PIPE_WIDTH = 1_000  # columns of a pipe or a file: nothing is wrapped or cut
 
 _CONTROLS = re.compile("[\x7f-\x9f]")  # those below are escaped by JSON itself
 
@@ -125,8 +124,12 @@ def table(
     title: str | None = None,
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
-) -> Rows:
-    """A table; the columns named in `right` are numbers, those in `whole` ids and times: neither is ever broken."""
+    empty: str = "",
+) -> RenderableType:
+    """A table, or `empty` if it would have no rows. The columns named in `right` are numbers, those in `whole` ids and
+    times: neither is ever broken."""
+    if empty and not rows:
+        return empty
     from rich.text import Text
 
     from bursar.cli.tables import Rows

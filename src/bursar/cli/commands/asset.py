@@ -96,7 +96,7 @@ async def list_(b: Bursar, out: Output) -> None:
     ]
     columns = ("asset", "decimals", "status", "transfers", "min transfer", "max transfer")
     right = ("decimals", "min transfer", "max transfer")
-    out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right) if rows else "no assets yet")
+    out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right, empty="no assets yet"))
 
 
 @asset.command(examples="bursar asset suspend USDT")

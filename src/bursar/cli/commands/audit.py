@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -113,19 +113,10 @@ async def _asked(b: Bursar, config: Config | None) -> AsyncIterator[dict[Account
     if config is None:
         yield {}
         return
-    from bursar.flows.transfers import AccountType
-    from bursar.flows.transfers.link import StoreLink
     from bursar.ports import SystemPorts
-    from bursar.runtime import client_of
+    from bursar.runtime import asked_cores
 
-    ports = SystemPorts()
-    clients = {
-        AccountType(kind.upper()): client_of(config, ports, kind, StoreLink(b.store, kind, binds=False))
-        for kind in config.cores
-    }
-    async with AsyncExitStack() as stack:
-        for client in clients.values():
-            await stack.enter_async_context(client)
+    async with asked_cores(config, b.store, SystemPorts()) as clients:
         yield clients
 
 
@@ -159,7 +150,7 @@ def _patient(b: Bursar, look: Look) -> Look:
 
 
 async def _watch(out: Output, look: Look, seconds: float) -> None:
-    """Until somebody interrupts it. In a terminal the table stays in its place; elsewhere each look is added."""
+    """Until it is interrupted. In a terminal the table stays in its place; elsewhere each look is added."""
     from datetime import UTC, datetime
 
     if out.as_json or not out.console.is_terminal:

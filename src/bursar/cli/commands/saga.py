@@ -43,7 +43,10 @@ async def list_(b: Bursar, out: Output) -> None:
     ]
     rows = [tuple(str(value) for value in one.values()) for one in found]
     headings = ("commit", "scope", "key", "phase", "claimed postings")
-    out.show(found, lambda: table(*headings, rows=rows, right=("claimed postings",)))
+    out.show(
+        found,
+        lambda: table(*headings, rows=rows, right=("claimed postings",), empty="no commits are under way or set aside"),
+    )
 
 
 @saga.command(examples='bursar saga release 4b1f… --actor anna --reason "ticket 17: the row was damaged"')

@@ -22,7 +22,7 @@ import click
 
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown
-from bursar.cli.place import make_folder, quiet_pool, sqlite_path
+from bursar.cli.place import make_folder, quiet_pool, raise_file_limit, sqlite_path
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ async def _serve(config: Config, out: Output) -> None:
     from bursar.api.app import applications
     from bursar.api.tokens import Keys
     from bursar.cli.children import children
-    from bursar.cli.http_server import Server, connections_of, raise_file_limit
+    from bursar.cli.http_server import FILES_MAX, Server, connections_of
     from bursar.config import CHILD
     from bursar.ports import SystemPorts
     from bursar.runtime import make_secrets, running
@@ -170,7 +170,7 @@ async def _serve(config: Config, out: Output) -> None:
     make_secrets(config, ports)
     keys = Keys.of(config)
     kinds = [kind for kind in config.cores if config.core(kind) == CHILD]
-    connections_max = connections_of(config, raise_file_limit())
+    connections_max = connections_of(config, raise_file_limit(FILES_MAX))
     with contextlib.ExitStack() as stack:
         stack.enter_context(alone(config, ports, kinds))
         listener = stack.enter_context(_bound(config.listen))
