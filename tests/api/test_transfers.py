@@ -26,7 +26,7 @@ def break_rail(here: Office, kind: AccountType, op: str, outcome: Outcome, times
     """Let one end say something else, so many times."""
     rail = here.runtime.transfers.rails[kind]
     if isinstance(rail, FundingRail):
-        rail.rides = False  # or it would not be called at all
+        rail.inline = False  # or it would not be called at all
     real = getattr(rail, op)
     left = [outcome] * min(times, 1_000)
 

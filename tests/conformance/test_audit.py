@@ -231,7 +231,7 @@ DAMAGES = {
         "involved",
         "INSERT INTO {s}involved SELECT id, {deposit} FROM {s}accounts WHERE path = 'bob'",
         {"I8"},
-        "parts that somebody took",
+        "parts of accounts",
     ),
     "event gone": Damage(
         "events",

@@ -54,8 +54,8 @@ class Held:
 async def decided(here: Exchange, view: View, event: str, end: str) -> None:
     """Two people say how it ended, in another process, which goes on with it while the call hangs here."""
     cores = {AccountType.SPOT: await here.core.client()}
-    retry, rides = Retry(first_s=0.01, cap_s=0.05), here.transfers.rails[AccountType.FUNDING].rides
-    other = Transfers(here.bursar.ledger, cores, worker="other", retry=retry, rides=rides)
+    retry, inline = Retry(first_s=0.01, cap_s=0.05), here.transfers.rails[AccountType.FUNDING].inline
+    other = Transfers(here.bursar.ledger, cores, worker="other", retry=retry, inline=inline)
     rails = other.rails
     rails[AccountType.SPOT].cancel = lie  # type: ignore[method-assign, assignment]
     rails[AccountType.FUNDING].refund = here.transfers.rails[AccountType.FUNDING].refund  # type: ignore[method-assign]

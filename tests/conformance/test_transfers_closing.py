@@ -61,14 +61,14 @@ async def test_a_frozen_account_of_a_core_does_not_stop_what_has_happened_there(
         assert await alerts(here) == []
 
 
-@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 @scenario
-async def test_no_freeze_stops_a_refund(place: Place, tmp_path: Path, rides: bool) -> None:
+async def test_no_freeze_stops_a_refund(place: Place, tmp_path: Path, inline: bool) -> None:
     """T35: whatever is frozen while the target refuses it, also the account in which it is in transit."""
     async with exchange(place, tmp_path) as here:
         rail = here.transfers.rails[AccountType.FUNDING]
         assert isinstance(rail, FundingRail)
-        rail.rides = rides
+        rail.inline = inline
 
         async def freezes(item: FlowRecord[Any]) -> Answer:
             for path in (ACCOUNT, "transit:transfers"):
@@ -210,13 +210,13 @@ async def test_accounts_in_which_flows_book_facts_stay_open(place: Place, tmp_pa
                 await here.bursar.ledger.close(path)
 
 
-@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 @scenario
-async def test_closing_and_starting_a_transfer_race(place: Place, tmp_path: Path, rides: bool) -> None:
+async def test_closing_and_starting_a_transfer_race(place: Place, tmp_path: Path, inline: bool) -> None:
     """From another program. Either it closes and the transfer is refused, or it does not: never both, in any order."""
     async with exchange(place, tmp_path, funds="") as here, place.bursar() as elsewhere:
         rail: Any = here.transfers.rails[AccountType.FUNDING]
-        rail.rides = rides
+        rail.inline = inline
         other = Transfers(elsewhere.ledger, here.transfers.cores)
         core, ended = await here.core.client(), set()
         for user in range(1, 31):
@@ -246,7 +246,7 @@ async def test_a_transfer_that_is_decided_while_the_account_closes_is_refused(
     async with exchange(place, tmp_path, funds="") as here, place.bursar() as other:
         await here.bursar.ledger.create_account(ACCOUNT)
         rail: Any = here.transfers.rails[AccountType.FUNDING]
-        rail.rides = False
+        rail.inline = False
         store: Any = here.bursar.store
         asset = (await here.bursar.ledger.assets())["USDT"].id
         transfer = Transfer(

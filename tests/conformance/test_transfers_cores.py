@@ -67,7 +67,7 @@ class House:
     def break_rail(self, kind: str, op: str, outcome: Outcome, *, after: bool = False) -> None:
         """Let one end say something else, once: before the effect, or after it."""
         rail = self.transfers.rails[AccountType(kind)]
-        rail.rides = False  # or it might not be called at all
+        rail.inline = False  # or it might not be called at all
         real = getattr(rail, op)
 
         async def broken(item: FlowRecord[Any]) -> Answer:

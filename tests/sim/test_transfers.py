@@ -35,8 +35,8 @@ SEEDS = int(os.environ.get("BURSAR_TRANSFERS_SEEDS", "240"))
 PARTS = 4
 SMALL = transfers.Size(callers=2, entries_each=2)
 # Small runs whose every port call is a crash: some of the money arrives, and some goes back to either side. The
-# ledger's end rides in the first, and is called in the other (ADR 14). To die before a call is nearly to die after the
-# one before it: once is enough.
+# ledger's end is inline in the first, and is called in the other (ADR 14). To die before a call is nearly to die after
+# the one before it: once is enough.
 SEEDS_OF_EVERY_CALL = (1418, 563)
 EVERY = [(process, seed, Moment.AFTER) for process in ("server", "server-2", "core") for seed in SEEDS_OF_EVERY_CALL]
 EVERY += [("core", 1418, Moment.BEFORE)]

@@ -61,7 +61,7 @@ with the same `client_order_id` (or `Idempotency-Key`) and nothing happens twice
 
 
 def applications(runtime: Runtime, keys: Keys) -> tuple[Gate, Gate]:
-    """What is served to everybody, and what is served to those who watch.
+    """The application at the public address, and the one for health and metrics.
 
     The first has health and metrics too, unless the configuration gives them an address of their own.
     """

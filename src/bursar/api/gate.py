@@ -1,7 +1,7 @@
 """The gate before all routes: which requests are looked at, who sends them, how many, how often, and for how long.
 
 A request takes one of the places when all of it is here: a body that never comes holds nothing but its own connection.
-Beyond the limit the answer is 503 at once, with `Retry-After`: a queue without bound would only make everybody late.
+Beyond the limit the answer is 503 at once, with `Retry-After`: a queue without bound would only make every answer late.
 One user gets a part of the places only. Health, readiness and metrics always get through; they are what one looks at
 when it is full.
 

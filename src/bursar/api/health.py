@@ -1,4 +1,4 @@
-"""For those who watch: does it live, can it work, what has it done. No token is asked for, and nobody is named."""
+"""For monitoring: does it live, can it work, what has it done. No token is asked for, and no user is named."""
 
 from __future__ import annotations
 

@@ -90,4 +90,4 @@ def _waits(check: Check, under_way: int) -> Finding:
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
-    """Nobody is watching."""
+    """No progress is shown."""

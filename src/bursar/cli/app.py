@@ -160,7 +160,7 @@ def _report(error: Exception, state: State) -> int:
     except BrokenPipeError:
         _forget_output()
         return PIPE_CLOSED
-    except OSError:  # nobody can be told; the code still says it
+    except OSError:  # it can't be printed; the code still says it
         _forget_output()
     return code
 
@@ -200,12 +200,12 @@ def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
 
 
 def _forget_output() -> None:
-    """Nobody gets our output any more. Python would complain once more when it flushes at exit."""
+    """The output has no reader any more. Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_what_is_closed() -> None:
-    """Whoever closes stdout or stderr (`>&-`) wants nothing printed.
+    """A caller that closes stdout or stderr (`>&-`) wants nothing printed.
 
     Python has None for a closed one, and the next file that is opened takes its number: it would be printed into.
     """

@@ -56,7 +56,7 @@ class Output:
                 self._print(draw())
 
     def line(self, value: Any, text: str) -> None:
-        """One of many, as they come: a line of JSON, or a line of text. Flushed, since somebody may be waiting."""
+        """One of many, as they come: a line of JSON, or a line of text. Flushed: a reader may be waiting."""
         with _told_if_unprinted():
             click.echo(to_json(value) if self.as_json else lines_shown(text))
 
@@ -93,7 +93,7 @@ class Output:
 
 @contextlib.contextmanager
 def _told_if_unprinted() -> Iterator[None]:
-    """Results are printed when all is done: whoever can't be shown them must not think that it failed."""
+    """Results are printed when all is done: a failure to print them must not look like a failure to do it."""
     try:
         yield
     except BrokenPipeError:

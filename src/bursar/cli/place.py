@@ -78,7 +78,7 @@ def _check_file(url: str, path: str, *, may_create: bool) -> None:
 
 
 def _is_empty(path: str) -> bool:
-    """Whether a file has nothing in it, ours or anybody's."""
+    """Whether a file has nothing in it."""
     import sqlite3
 
     from bursar.ports import SystemPorts

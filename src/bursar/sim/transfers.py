@@ -229,7 +229,7 @@ class Scenario:
                 limits=Limits(per_second=None, per_day=None),
                 retry=RETRY,
                 worker=process.name,
-                rides=self.kernel.seed % 2 == 0,  # half of the seeds call the ledger's end like any other (ADR 14)
+                inline=self.kernel.seed % 2 == 0,  # half of the seeds call the ledger's end like any other (ADR 14)
                 horizons=HORIZONS if self.prunes else None,
             )
             transfers.engine.lease_us = int(LEASE_S * 1e6)

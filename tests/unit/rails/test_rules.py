@@ -113,7 +113,7 @@ def outcome(code: Code) -> Outcome:
 class Claims:
     """An adapter that calls whatever it likes a refusal."""
 
-    rides = False
+    inline = False
 
     def __init__(self, code: str) -> None:
         self.code = code

@@ -136,7 +136,7 @@ async def _run(
         raise Unusable(f"can't use the folder {data}: {_why(error)}; name another with --data") from error
     for line in _found(opened.recovery):
         _log(line)
-    garbage.relax_gc(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
+    garbage.relax_gc(YOUNG)  # what is remembered stays, too: the collector need not walk over it again and again
     sys.setswitchinterval(SWITCH_S)
     limits = Limits(connections=connections)
     fits = raise_file_limit(limits.connections + limits.strangers + RESERVED) - RESERVED
@@ -190,7 +190,7 @@ def _why(error: OSError) -> str:
 
 
 def _listen_for_the_end(loop: asyncio.AbstractEventLoop, server: Server) -> None:
-    """Whoever holds the other end of our standard input has gone, however it died."""
+    """The parent at the other end of our standard input has gone, however it died."""
     if not os.read(0, STDIN_BYTES):
         loop.remove_reader(0)
         server.stop()

@@ -217,8 +217,8 @@ async def _raise_epoch(url: str) -> int:
 
     if sqlite_path(url) is None:
         return await on_postgres(url, work)  # the store refuses to open what was restored
-    async with open_database(url) as b, b.store.transaction() as unit:
-        return await unit.events.raise_epoch()
+    async with open_database(url) as b, b.store.transaction() as tables:
+        return await tables.events.raise_epoch()
 
 
 @click.command(cls=Command, examples="bursar rebuild && bursar audit")

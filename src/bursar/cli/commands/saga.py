@@ -57,7 +57,7 @@ async def list_(b: Bursar, out: Output) -> None:
 async def release(b: Bursar, out: Output, id: str, actor: str, reason: str) -> None:
     """Give up a commit that was set aside: what it has claimed can be spent again, and its key be used.
 
-    Refused if anything of it was written. Whoever asked for it was never told that it was done.
+    Refused if anything of it was written. Its caller never got the answer that it was done.
     """
     freed = await b.ledger.release_saga(id, actor=actor, reason=reason)
     words = f"commit {id} is released; postings that can be spent again: {freed}"

@@ -1,6 +1,6 @@
 """Deposits: how money from outside gets into a funding account, which the first one makes.
 
-Every deposit has a reference that whoever sent the money gave it, and is booked once under it, however often it is
+Every deposit has a reference, given by the sender of the money, and is booked once under it, however often it is
 asked for. Above a configured amount it is written down first and booked when a second person, who is not the one who
 asked and who says again what is to be booked, confirms it: otherwise one operator could mint money (L25). Both ways
 remember the first request under its reference and book under the same key, so that one reference is one deposit
@@ -49,7 +49,7 @@ from bursar.model.money import Asset, AssetStatus
 from bursar.model.records import Record
 from bursar.model.retry import Alarm
 
-WAITS_S = 3_600.0  # for a second person, before people are told
+WAITS_S = 3_600.0  # for a second person, before an alert is raised
 # By one who did not ask for it and repeats what is to be booked, or one operator could mint money (L25).
 CONFIRMED_BY = (
     "it is confirmed by POST /api/v1/deposits/REFERENCE/confirm, where a second person repeats what is booked"
@@ -163,18 +163,19 @@ class Deposits:
         if record.state == BOOKED:
             return _view(body, BOOKED, kind)
         if same_person(actor, body.asked_by):
-            raise NotPossible("deposits", reference, record.state, "whoever asked for it can't confirm it")
+            raise NotPossible("deposits", reference, record.state, "the person who asked for it can't confirm it")
         if await booked_before(self.ledger, body.incoming) is not None:
             raise NotPossible("deposits", reference, record.state, "that reference is booked already; reject this one")
         after = await self._booked(record, body, actor)
         return _view(self.flow.item(after).body, after.state, kind)
 
     async def _booked(self, record: Record, body: Deposit, actor: str) -> Record:
-        """Confirmed and booked, in one unit: for the user, or in suspense if the account is closed by now (T44)."""
+        """Confirmed and booked, in one transaction: for the user, or in suspense if the account is closed by now
+        (T44)."""
         account = funding_account(body.user)
         while True:
             try:
-                return await self._hear(record, CONFIRM, actor, {"account": account})
+                return await self._signal(record, CONFIRM, actor, {"account": account})
             except UnknownAccount as unknown:
                 await open_account(self.ledger, unknown)
             except AccountClosed:
@@ -186,7 +187,7 @@ class Deposits:
         actor = check_actor(actor)
         record = await self._record(_named(reference))
         body = self.flow.item(record).body
-        after = await self._hear(record, REJECT, actor, {})
+        after = await self._signal(record, REJECT, actor, {})
         return _view(body, after.state, (await self.ledger.known_assets(body.asset))[body.asset])
 
     async def waiting(self, limit: int = 100) -> list[DepositView]:
@@ -238,7 +239,7 @@ class Deposits:
             raise UnknownRecord(self.flow.name, reference)
         return found
 
-    async def _hear(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
+    async def _signal(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
         try:
             return await self.engine.signal(record, event, actor, evidence)
         except ImpossibleEvent:
@@ -246,7 +247,7 @@ class Deposits:
 
 
 def _book(item: FlowRecord[Deposit], event: str, answer: Answer) -> Booking:
-    """The deposit itself, in the unit in which it is confirmed. Pure."""
+    """The deposit itself, in the transaction in which it is confirmed. Pure."""
     if event != CONFIRM:
         return Booking()
     return Booking((item.body.incoming.intent(_account(item.body, answer), item.body.asked_by),))

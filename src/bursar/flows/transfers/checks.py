@@ -142,7 +142,7 @@ def check_request(
     supported: Collection[AccountType],
     safety_factor: int = SAFETY_FACTOR,
 ) -> Transfer:
-    """Checks 1 to 3: what can be said without looking at anybody's account."""
+    """Checks 1 to 3: what can be said without looking at an account."""
     source, target = _types((request.source, request.target), supported)
     asset = _asset(request.asset, assets)
     minor = _bounded(_amount(request.amount, asset), asset, safety_factor)
@@ -160,7 +160,7 @@ def check_request(
 def check_transfer(
     transfer: Transfer, assets: Mapping[str, Asset], supported: Collection[AccountType], safety_factor: int
 ) -> None:
-    """The same of what is to become a record, whoever wrote it."""
+    """The same of what is to become a record, whichever program wrote it."""
     if type(transfer.user) is not int or not 0 < transfer.user <= USER_MAX:
         raise TransferRefused(Code.INVALID_REQUEST, f"a user is a whole number from 1 to {USER_MAX}")
     _types((transfer.source, transfer.target), supported)

@@ -253,7 +253,7 @@ async def _records(tables: Tables, numbers: list[int], look: _Look) -> list[Reco
 
 
 async def _open(tables: Tables) -> list[int]:
-    """Numbers of all records that somebody drives."""
+    """Numbers of all records that are open."""
     found: list[int] = []
     while page := await tables.checks.open_records(found[-1] if found else 0, PAGE):
         found += [number for number, _ in page]

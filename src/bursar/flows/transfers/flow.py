@@ -185,7 +185,7 @@ class Calls:
         held = await self._target(item).query(item, "deposit")
         if held.outcome is Outcome.SUCCESS:
             return msgspec.structs.replace(held, code=ARRIVED)
-        if held.outcome is Outcome.EXPLICIT_FAIL or held.code in (Code.NOT_FOUND.name, Code.BELOW_FLOOR.name):
+        if held.outcome is Outcome.EXPLICIT_FAIL or held.code in (Code.NOT_FOUND.name, Code.PRUNED.name):
             return answer
         return _unknown(answer, held)
 
@@ -217,7 +217,7 @@ class Calls:
                 await self._alert(item, PAID_FROM_SUSPENSE, message)
                 evidence = promised.evidence | {"refused": answer.error}
                 return msgspec.structs.replace(promised, code=ARRIVED, message=message, evidence=evidence)
-            case _ if is_forced and promised.code == Code.BELOW_FLOOR.name:
+            case _ if is_forced and promised.code == Code.PRUNED.name:
                 # It never arrives any more (T32). That it has not before is the operators' word; I5 compares the sums.
                 return answer
             case _:
@@ -274,7 +274,7 @@ def active(transfer: Transfer) -> tuple[str, ...]:
 
 
 def next_body(item: FlowRecord[Transfer], _event: str, answer: Answer) -> Transfer | None:
-    """The body from an arrow on: why the target refused it, which its owner is told when the money is back. Pure."""
+    """The body from an arrow on: why the target refused it, which its owner sees when the money is back. Pure."""
     if item.record.state == "TARGET_PENDING" and answer.outcome is Outcome.EXPLICIT_FAIL:
         return msgspec.structs.replace(item.body, reason=answer.error)
     return None
@@ -303,10 +303,10 @@ def book(item: FlowRecord[Transfer], event: str, answer: Answer) -> Booking:
 def dispute(called: FlowRecord[Transfer], now: FlowRecord[Transfer], answer: Answer) -> Dispute:
     """A core did something other than what was decided: book what it did, against suspense. Pure.
 
-    What it has and nobody booked (a deposit that happened after all, a withdrawal that did not) comes out of suspense,
-    which is then below zero: the user has it twice. What it lacks goes there: we owe it to him. A refund is left by
-    success alone, which nothing contradicts (a refusal is never its last word, T31). The funding end can't contradict
-    itself: its answers are rows of this database, and nobody's word is taken for them.
+    What it has and the ledger has not booked (a deposit that happened after all, a withdrawal that did not) comes out
+    of suspense, which is then below zero: the user has it twice. What it lacks goes there: we owe it to him. A refund
+    is left by success alone, which nothing contradicts (a refusal is never its last word, T31). The funding end can't
+    contradict itself: its answers are rows of this database, and no operator's word is taken for them.
     """
     transfer, state = now.body, called.record.state
     kind = transfer.target if state == "TARGET_PENDING" else transfer.source

@@ -101,7 +101,7 @@ async def booked_before(ledger: Ledger, incoming: Incoming) -> Booked | None:
         return None
     view = await ledger.envelope(taken.seq)
     if [movement.source for movement in view.movements] != [EXTERNAL]:
-        return None  # an entry of somebody else's, under a key that he chose
+        return None  # an entry of another program, under a key that it chose
     (found,) = view.movements
     same = (found.target, found.amount.asset, found.amount.minor)
     if same != (funding_account(incoming.user), incoming.asset, incoming.minor):

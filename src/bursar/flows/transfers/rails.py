@@ -1,9 +1,9 @@
 """The two ends of a transfer, behind one protocol: the ledger's funding accounts, and a trading core.
 
 Both answer each operation of a request once and for all, keyed by `(req_id, op)`, refusals too; only refusals on a
-written list are `EXPLICIT_FAIL` (T26). A refund is never refused for good, so only its success is remembered (T31).
-The funding end is called like any other, though it happens to live in the same database: its own unit, its own rows, so
-that it could as well live in another.
+written list are `EXPLICIT_FAIL` (T26). A refund is never refused for good, so only its success is remembered (T31). The
+funding end is called like any other, though it happens to live in the same database: its own transaction, its own rows,
+so that it could as well live in another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bursar.writer import Change, Operation, Writer
 
 FUNDING_SCOPE = "funding"
 GIVEN_BACK_UNKNOWN = "GIVEN_BACK_UNKNOWN"  # whether a core has given it back can't be said just now
-STANDINGS_MAX = 512
+LOOKUP_MAX = 512
 NEW_US = 1_000_000  # a record that was made so long ago at most is called for by the process that made it
 # How an account of the ledger stands, in the words that cores have for it.
 STATUSES = {
@@ -43,7 +43,7 @@ Look = asyncio.Future[AccountSnapshot] | Coroutine[Any, Any, AccountSnapshot]
 class Rail(Protocol):
     """One end. Every operation is idempotent under the request's id."""
 
-    rides: bool  # whether its operations can be rows of a transition's own unit (ADR 14)
+    inline: bool  # whether its operations can be rows of a transition's own transaction (ADR 14)
 
     def look(self, transfer: Transfer) -> Look:
         """How a user's account stands: asked at once, together with all who ask now. Never a promise."""
@@ -99,7 +99,7 @@ class AccountLookup:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                asked, self._waiting = self._waiting[:STANDINGS_MAX], self._waiting[STANDINGS_MAX:]
+                asked, self._waiting = self._waiting[:LOOKUP_MAX], self._waiting[LOOKUP_MAX:]
                 await self._answer(asked)
         finally:
             self._runner = None
@@ -123,13 +123,15 @@ class AccountLookup:
 class FundingRail:
     """Funding accounts in the ledger. In-flight money sits in the transit account, one posting per transfer (T36)."""
 
-    def __init__(self, store: Store, writer: Writer, *, rides: bool = True, safety_factor: int = SAFETY_FACTOR) -> None:
-        """`rides`: as part of the transitions' own units (ADR 14); if not, it is called like any other end."""
+    def __init__(
+        self, store: Store, writer: Writer, *, inline: bool = True, safety_factor: int = SAFETY_FACTOR
+    ) -> None:
+        """`inline`: as part of the transitions' own transactions (ADR 14); if not, it is called like any other end."""
         self._store = store
         self._lookup = AccountLookup(store)
         self._writer = writer
         self._safety_factor = safety_factor
-        self.rides = rides
+        self.inline = inline
 
     def look(self, transfer: Transfer) -> Look:
         return self._lookup.of(funding_account(transfer.user), transfer.asset_id)
@@ -171,7 +173,7 @@ class FundingRail:
 
     def inline_call(self, item: FlowRecord[Transfer], op: str, booking: Booking) -> InlineCall | None:
         """The operation, as rows that go with the transition that leads to it. Booked with it, money never rests."""
-        if not self.rides or self._refusal(item.body, op) is not None:
+        if not self.inline or self._refusal(item.body, op) is not None:
             return None
         intent, operation = self._operation(item, op)
         if booking.intents:  # what a core has just let go of goes to the user, not to transit and from there
@@ -234,7 +236,7 @@ class FundingRail:
 class TradingRail:
     """A trading core, by its client. The client has turned every kind of trouble into an outcome already."""
 
-    rides = False
+    inline = False
 
     def __init__(self, client: TradingClient, name: str, store: Store) -> None:
         self._client = client
@@ -305,8 +307,9 @@ class TradingRail:
         (found,) = asked.replies
         if found.outcome is not Outcome.SUCCESS:
             return False if found.code == Code.NOT_FOUND.name else None
-        # Read after the core has said it: whoever asked it for the refund had written that down before. If the record
-        # is still here, that is forgotten; if it is not, another worker was faster, and this answer is too late anyway.
+        # Read after the core has said it: the worker that asked it for the refund had written that down before. If the
+        # record is still here, that is forgotten; if it is not, another worker was faster, and this answer is too late
+        # anyway.
         now = await self._store.read.records.by_number(item.record.number)
         return now is not None and now.state in (states or (item.record.state,))
 
@@ -339,7 +342,7 @@ async def both(first: Look, second: Look, waits_for: Callable[[int], None]) -> t
     try:
         waits_for(0)
         one = await first
-    except BaseException:  # a cancellation, too: nobody is going to wait for the other one
+    except BaseException:  # a cancellation, too: the other one is not waited for any more
         if isinstance(second, asyncio.Future):
             second.cancel()
         else:

@@ -46,7 +46,7 @@ async def look_at_cores(transfers: Transfers, cores: Mapping[AccountType, Tradin
             finding = await conservation(transfers, kind, client, notes=True)
             has_answered = finding.judged or finding.not_judged > 0
         except (DatabaseUnavailable, OutcomeUnknown):
-            raise  # it is away for everybody
+            raise  # it is away for every core
         except Exception as error:  # whatever it is: the other cores are still compared
             log.exception("core %s could not be compared with the ledger", kind)
             finding = _not_judged("I5", f"core {kind} could not be compared: {type(error).__name__}: {error}")
@@ -77,7 +77,7 @@ async def resume_intake(
 
 
 async def _act(transfers: Transfers, finding: Finding) -> None:
-    """Pause and raise an alert for what is broken; raise one for what nobody can judge although everybody answers."""
+    """Pause and raise an alert for what is broken; raise one for what can't be judged although every core answers."""
     if not finding.ok:
         reason = f"{finding.invariant} is broken"
         # First: an alert that can't be written must not keep the intake open.

@@ -408,7 +408,7 @@ class TradingClient:
         try:
             while True:
                 for payload in payloads:
-                    self._hear(protocol.decode_answer(payload))
+                    self._on_answer(protocol.decode_answer(payload))
                 data = await connected.stream.read()
                 if not data:
                     return NoConnection(replies.CONNECTION_LOST, "the core closed the connection")
@@ -419,7 +419,7 @@ class TradingClient:
         except (protocol.ProtocolError, msgspec.MsgspecError, ValueError, KeyError) as error:
             return NoConnection(replies.CONNECTION_LOST, f"the core said something that makes no sense: {error}")
 
-    def _hear(self, answer: protocol.Answer) -> None:
+    def _on_answer(self, answer: protocol.Answer) -> None:
         if isinstance(answer, protocol.Events):
             raise protocol.ProtocolError("events without a subscription")
         calls = self._inflight.pop(answer.number)

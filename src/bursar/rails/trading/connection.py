@@ -117,8 +117,8 @@ class Connected:
 async def connect(ports: Ports, target: Target, link: CoreLink, heard: Known, timeout_s: float) -> Connected:
     """Connect and shake hands, or raise NoConnection. `heard`: what this client itself has heard from the core."""
     known = await _ask(link, timeout_s)
-    # A core that answers with another identity than before is not the one whose answers we hold. If people have put it
-    # in that one's place, what we heard from the old one says nothing about the new one.
+    # A core that answers with another identity than before is not the one whose answers we hold. If operators have put
+    # it in that one's place, what we heard from the old one says nothing about the new one.
     seen = known.seen if known.core not in ("", heard.core) else max(known.seen, heard.seen)
     both = Known(ledger=known.ledger, core=known.core or heard.core, seen=seen)
     stream: Stream | None = None

@@ -119,7 +119,7 @@ class Lookup(_Message, frozen=True, tag=11):
 
 
 class Query(_Message, frozen=True, tag=12):
-    """Everything on record about one operation: for people."""
+    """Everything on record about one operation: for operators."""
 
     number: U64
     id: U64
@@ -339,7 +339,7 @@ class Splitter:
 
 
 def prove(secret: bytes, role: str, hello: Hello, nonce: bytes, *said: int | str) -> bytes:
-    """What only somebody with the secret can say: about this connection, in this role, to this core."""
+    """What only a peer with the secret can say: about this connection, in this role, to this core."""
     # An array, not a string of joined parts: no two different meanings have the same bytes.
     parts = ["bursar core", VERSION, role, hello.name, hello.core, hello.nonce, nonce, *said]
     return hmac.digest(secret, _encoder.encode(parts), "sha256")

@@ -78,7 +78,7 @@ class Code(IntEnum):
 
     # Nothing was written, nothing is promised.
     MISMATCH = UNSURE  # the id stands for other parameters: a caller has a bug, and no answer would be true for both
-    BELOW_FLOOR = UNSURE + 1  # pruned: it may have happened or not, it will not happen now (T32)
+    PRUNED = UNSURE + 1  # pruned: it may have happened or not, it will not happen now (T32)
     WITHDRAW_NOT_FOUND = UNSURE + 2  # a refund without its withdraw (T29); not remembered, since T31
     NOT_FOUND = UNSURE + 3  # a look-up of what is not remembered
     BAD_OPERATION = UNSURE + 4  # no such operation, or one that cannot be cancelled, or floors out of order
@@ -153,7 +153,7 @@ def is_identity(text: str) -> bool:
 
 
 def is_ledger(text: str) -> bool:
-    """Whether a text may be a ledger's identity: printable ASCII without blanks, so that people can compare it."""
+    """Whether a text may be a ledger's identity: printable ASCII without blanks, so that operators can compare it."""
     return 0 < len(text) <= LEDGER_CHARACTERS_MAX and all("!" <= character <= "~" for character in text)
 
 

@@ -1,15 +1,15 @@
 """The core's process: connections in, requests decided in order of arrival, answers out when they are on disk.
 
 Every connection stands alone: garbage, half a frame, one too large, a wrong secret or silence during the handshake end
-that connection and disturb nobody else. There is a limit on connections, on the size of a frame, and on what one
-connection may have waiting, answers that it does not read included; whoever reaches it is simply not read from until it
+that connection and disturb no other. There is a limit on connections, on the size of a frame, and on what one
+connection may have waiting, answers that it does not read included; a connection at its limit is not read from until it
 has read its answers.
 
-Connections that have not logged in have a limit of their own: the oldest of them makes way for a new one, so that
-whoever holds connections open without knowing the secret keeps nobody out who knows it.
+Connections that have not logged in have a limit of their own: the oldest of them makes way for a new one, so that a
+peer without the secret that holds connections open keeps no client out that knows it.
 
-A core that learns from a client that it has forgotten something (T33) serves nobody any more: other clients may not
-know it, and would be told that what has happened has not.
+A core that learns from a client that it has forgotten something (T33) serves no client any more: others may not
+know it, and would get the answer that what has happened has not.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Outages:
 
 
 class Server:
-    """Serves one core to whoever knows its secret."""
+    """Serves one core to clients that know its secret."""
 
     def __init__(
         self, ports: Ports, core: Core, secret: bytes, *, limits: Limits | None = None, log: Callable[[str], object]
@@ -177,7 +177,7 @@ class Server:
             self._outages.happened("too many connections have not logged in: the oldest is closed for each new one")
             oldest = self.strangers.pop(0)
             oldest.open = False
-            # Not proved, since nobody has logged in: it may be an honest client, which need not doubt its secret.
+            # Not proved, since no client has logged in: it may be an honest client, which need not doubt its secret.
             why = "too many connections have not logged in"
             oldest.stream.write(protocol.frame(protocol.Refused(0, protocol.FULL, why, b"")))
             oldest.stream.close()
@@ -196,7 +196,7 @@ class Server:
             splitter.limit = protocol.REQUEST_BYTES_MAX
             await self._requests(connection, splitter, first)
         except (ProtocolError, msgspec.MsgspecError, OSError, TimeoutError, ValueError) as error:
-            if connection.open:  # not if it was closed from here, which was told there
+            if connection.open:  # not if it was closed from here, which was logged there
                 self._outages.happened(f"closed a connection: {type(error).__name__}", str(error))
         finally:
             connection.open = False
@@ -235,13 +235,13 @@ class Server:
         return frames[1:]
 
     async def _judge(self, login: protocol.Login, connection: Connection) -> protocol.Welcome | protocol.Refused:
-        """What to answer somebody who knows the secret; not proved yet."""
+        """What to answer a client that knows the secret; not proved yet."""
         state, floors = self.core.state, self.core.state.floors
         ledger, room, forget = state.ledger, floors.room, floors.forget
         if state.sequence > self.core.durable:
-            await self.core.until_durable()  # these are told, so they have to be on disk
+            await self.core.until_durable()  # these are answered, so they have to be on disk
         at = self.core.durable
-        # Another ledger's client knows nothing of our sequences: it is told before its `seen` is believed.
+        # Another ledger's client knows nothing of our sequences: it is refused before its `seen` is believed.
         if login.ledger and ledger not in ("", login.ledger):
             return protocol.Refused(at, protocol.OTHER_LEDGER, other_ledger(ledger, login.ledger), b"")
         if login.seen > at:
@@ -261,11 +261,11 @@ class Server:
         connection.ledger = login.ledger
 
     def _forget(self, seen: int, teller: Connection) -> None:
-        """We have forgotten what somebody was told. From now on nobody is served."""
+        """This core has forgotten what it answered. From now on no client is served."""
         self._forgotten = max(self._forgotten, seen)
         self._log(
             f"CRITICAL: a client has seen sequence {seen}, and this core ends at {self.core.durable}: its disk was "
-            "restored or damaged. It serves nobody until it is started on the newest data."
+            "restored or damaged. It serves no client until it is started on the newest data."
         )
         for connection in [*self.connections, *self.strangers]:
             if connection is not teller:  # who has yet to hear why

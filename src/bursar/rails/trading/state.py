@@ -69,7 +69,7 @@ class CoreState:
     def execute(self, names: Sequence[str], items: Sequence[Item]) -> tuple[bytes, list[int]]:
         """Decide operations in order. Returns an answer and a sequence for each; 0 where nothing is on record.
 
-        Two things are done for speed. Deposits and withdraws of people who have an account are decided in this loop,
+        Two things are done for speed. Deposits and withdraws of users who have an account are decided in this loop,
         and all else elsewhere. And nothing is kept per operation but its meta: operations that go on record for the
         first time come in runs, which are taken whole when something else comes between (`_Frame`).
         """
@@ -201,7 +201,7 @@ class CoreState:
         if (number := seen.get(id_)) is not None:
             return self._answer(number)
         if id_ < self.floors.forget:
-            return Code.BELOW_FLOOR, 0
+            return Code.PRUNED, 0
         seen[id_] = self.history.end + len(self._fresh)
         self._fresh.append((target, id_, 0, 0, 0, 0))
         self._metas.append(target << 8 | Code.CANCELLED)
@@ -298,7 +298,7 @@ class CoreState:
         for id_, op in pairs:
             number = self.history.where.get(op, {}).get(id_)
             code, at = self._answer(number) if number is not None else (Code.NOT_FOUND, 0)
-            codes.append(Code.BELOW_FLOOR if number is None and id_ < self.floors.forget else code)
+            codes.append(Code.PRUNED if number is None and id_ < self.floors.forget else code)
             sequences.append(at)
         return bytes(codes), sequences
 
@@ -464,7 +464,7 @@ class _Frame:
         elif (remembered := seen.get(id_)) is not None:
             code, at = state._again(remembered, user, accounts, amount, other)
         elif state.floors.forgets(state.history, op, id_):
-            code = int(Code.BELOW_FLOOR)
+            code = int(Code.PRUNED)
         else:
             code = state._decide(op, id_, user, accounts, amount, other)
             if code < UNSURE:
