@@ -27,7 +27,7 @@ from bursar.flows.transfers.link import CoreUnusable, StoreLink
 from bursar.flows.transfers.pruning import prune
 from bursar.flows.transfers.reconcile import RECONCILED, reconcile, survey
 from bursar.flows.transfers.watch import look_at_cores, resume_intake
-from bursar.model.errors import NotPossible, UnknownAsset
+from bursar.model.errors import InvalidState, UnknownAsset
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Op, TradingClient
 from bursar.rails.trading.replies import OperationsReply
@@ -272,7 +272,7 @@ async def test_forgotten_transfers_pause_the_intake_and_are_written_down_again(p
         with pytest.raises(TransferRefused) as refusal:
             await transfers.create(Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"))
         assert refusal.value.reason is Code.TRANSFERS_PAUSED
-        with pytest.raises(NotPossible, match="I5 is broken"):
+        with pytest.raises(InvalidState, match="I5 is broken"):
             await resume_intake(transfers, cores, actor="ann", reason="it looks fine")
         assert len((await survey(bursar.ledger, cores)).plans) == 4
 
@@ -297,7 +297,7 @@ async def test_forgotten_transfers_pause_the_intake_and_are_written_down_again(p
         assert (again.plans, again.done) == ([], [])
         assert (await conservation(transfers, AccountType.SPOT, client)).ok
         assert await resume_intake(transfers, cores, actor="ann", reason="reconciled") is Lift.PROPOSED
-        with pytest.raises(NotPossible):
+        with pytest.raises(InvalidState):
             await resume_intake(transfers, cores, actor="Ann", reason="reconciled")
         assert await resume_intake(transfers, cores, actor="bob", reason="I have looked") is Lift.LIFTED
         await bursar.store.ports.sleep(0.6)

@@ -20,7 +20,7 @@ from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers, View
 from bursar.flows.transfers.rails import FundingRail
 from bursar.model.accounts import Account, AccountStatus
-from bursar.model.errors import AccountClosed, AccountNotEmpty, IdempotencyKeyReused, InvalidName, NotPossible
+from bursar.model.errors import AccountClosed, AccountNotEmpty, IdempotencyKeyReused, InvalidName, InvalidState
 from bursar.model.outcome import Outcome
 from bursar.store.postgres.batches import PostgresBatchSession
 
@@ -335,7 +335,7 @@ async def test_a_reference_that_an_older_version_has_taken_twice(place: Place, t
         await behind_our_back(place, f"DELETE FROM {table} WHERE scope = 'deposits'")
         await as_before(here, ALICE, "7", "wire-1")
         assert (await deposits.ask(ALICE, "USDT", "7", reference="wire-1", actor="ben")).state == "BOOKED"
-        with pytest.raises((NotPossible, TransferRefused)):
+        with pytest.raises((InvalidState, TransferRefused)):
             await deposits.confirm(ALICE, "USDT", "70", reference="wire-1", actor="ben")
         assert (await deposits.reject("wire-1", actor="ben")).state == "REJECTED"
         assert await here.funding() == "7.000000"

@@ -38,7 +38,7 @@ from bursar.model.errors import (
     IdempotencyKeyReused,
     InvalidAmount,
     InvalidName,
-    NotPossible,
+    InvalidState,
     RecordMoved,
     UnknownAccount,
     UnknownAsset,
@@ -163,9 +163,9 @@ class Deposits:
         if record.state == BOOKED:
             return _view(body, BOOKED, kind)
         if same_person(actor, body.asked_by):
-            raise NotPossible("deposits", reference, record.state, "the person who asked for it can't confirm it")
+            raise InvalidState("deposits", reference, record.state, "the person who asked for it can't confirm it")
         if await booked_before(self.ledger, body.incoming) is not None:
-            raise NotPossible("deposits", reference, record.state, "that reference is booked already; reject this one")
+            raise InvalidState("deposits", reference, record.state, "that reference is booked already; reject this one")
         after = await self._booked(record, body, actor)
         return _view(self.flow.item(after).body, after.state, kind)
 
@@ -243,7 +243,7 @@ class Deposits:
         try:
             return await self.engine.signal(record, event, actor, evidence)
         except ImpossibleEvent:
-            raise NotPossible("deposits", record.id, record.state, "it is decided already") from None
+            raise InvalidState("deposits", record.id, record.state, "it is decided already") from None
 
 
 def _book(item: FlowRecord[Deposit], event: str, answer: Answer) -> Booking:

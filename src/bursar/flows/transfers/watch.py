@@ -17,7 +17,7 @@ from bursar.engine.flow import storable
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.request import NEW_TRANSFERS, AccountType
 from bursar.flows.transfers.transfers import Transfers
-from bursar.model.errors import DatabaseUnavailable, NotPossible, OutcomeUnknown
+from bursar.model.errors import DatabaseUnavailable, InvalidState, OutcomeUnknown
 from bursar.rails.trading import TradingClient
 
 CONSERVED = ("I1", "I4")  # beside I5, and cheap enough to be looked at all the time
@@ -62,7 +62,7 @@ async def resume_intake(
     transfers: Transfers, cores: Mapping[AccountType, TradingClient], *, actor: str, reason: str
 ) -> Lift:
     """Take new transfers again. If it takes two people, because conservation was broken or the database was restored,
-    it also takes that everything holds now, at each core: NotPossible says what does not (T47)."""
+    it also takes that everything holds now, at each core: InvalidState says what does not (T47)."""
     pauses = {(pause.kind, pause.name): pause for pause in await transfers.ledger.store.read.pauses.list()}
     pause = pauses.get(NEW_TRANSFERS)
     if pause is not None and pause.two_people:
@@ -72,7 +72,7 @@ async def resume_intake(
             if not finding.ok or not finding.judged:
                 why = f"{finding.invariant} {'is not judged' if finding.ok else 'is broken'}"
                 said_ = "; ".join([*finding.broken[:3], finding.note]).strip("; ")
-                raise NotPossible(*NEW_TRANSFERS, "paused", f"{why}: {said_}")
+                raise InvalidState(*NEW_TRANSFERS, "paused", f"{why}: {said_}")
     return await transfers.resume_intake(actor, reason)
 
 
