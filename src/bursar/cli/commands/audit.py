@@ -13,7 +13,7 @@ from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
 from bursar.audit.checks import SET_ASIDE
 from bursar.cli.commands.serve import config_option, configured, data_option
-from bursar.cli.output import Output, shown, table
+from bursar.cli.output import Output, plain, shown, table
 from bursar.cli.place import open_database, until_back
 from bursar.cli.state import Command, State
 from bursar.model.errors import DatabaseUnavailable
@@ -244,14 +244,5 @@ def _style(f: Finding) -> str:
 
 def finding_json(f: Finding) -> dict[str, Any]:
     """A finding for programs."""
-    return {
-        "invariant": f.invariant,
-        "meaning": f.meaning,
-        "ok": f.ok,
-        "judged": f.judged,
-        "not_judged": f.not_judged,
-        "checked": f.checked,
-        "broken": f.broken,
-        "note": f.note,
-        "seconds": round(f.seconds, 6),
-    }
+    facts: dict[str, Any] = plain(f)
+    return facts | {"meaning": f.meaning, "seconds": round(f.seconds, 6)}
