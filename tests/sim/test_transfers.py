@@ -259,10 +259,10 @@ def test_a_transfer_that_uses_an_overdraft_is_noticed(monkeypatch: pytest.Monkey
 
 def test_a_deposit_that_a_freeze_refuses_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """T35: the money has arrived."""
-    real = incoming.Incoming.intent
+    real = incoming.Deposit.intent
 
-    def intent(self: incoming.Incoming, *args: Any) -> Any:
+    def intent(self: incoming.Deposit, *args: Any) -> Any:
         return msgspec.structs.replace(real(self, *args), outside=False)
 
-    monkeypatch.setattr(incoming.Incoming, "intent", intent)
+    monkeypatch.setattr(incoming.Deposit, "intent", intent)
     assert noticed_by_arrivals(20)

@@ -21,7 +21,7 @@ from bursar.flows.transfers.checks import USER_MAX
 from bursar.flows.transfers.incoming import (
     CREATE,
     DEPOSITS,
-    Incoming,
+    Deposit,
     alert_closed,
     asked_of,
     book,
@@ -71,22 +71,6 @@ MACHINE = Machine(
     ),
     arrows=(Arrow(ASKED, CONFIRM, BOOKED), Arrow(ASKED, REJECT, REJECTED)),
 )
-
-
-class Deposit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of a deposit's record: what was asked never changes; where it was booked is added."""
-
-    user: int
-    asset: str
-    amount: str  # smallest units
-    reference: str
-    asked_by: str
-    account: str = ""  # where it is booked
-
-    @property
-    def incoming(self) -> Incoming:
-        """What has arrived."""
-        return Incoming(user=self.user, asset=self.asset, minor=int(self.amount), reference=self.reference)
 
 
 class DepositView(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,9 +131,8 @@ class Deposits:
     async def _begin(self, wanted: Deposit, actor: str) -> tuple[Deposit, str]:
         """Book a small one; write a large one down."""
         if int(wanted.amount) <= self.confirm_above.get(wanted.asset, int(wanted.amount)):
-            done = await book(self.engine, self.ledger, wanted.incoming, actor=actor)
-            return msgspec.structs.replace(wanted, asked_by=done.asked_by, account=done.account), BOOKED
-        remember, name, owner = wanted.incoming.remember(asked_by=actor), wanted.reference, str(wanted.user)
+            return await book(self.engine, self.ledger, wanted), BOOKED
+        remember, name, owner = wanted.operation(), wanted.reference, str(wanted.user)
         started = await self.engine.start(self.flow.name, wanted, id=name, owner=owner, operation=remember, actor=actor)
         return self.flow.item(started.record).body, started.record.state
 
@@ -164,7 +147,7 @@ class Deposits:
             return _view(body, BOOKED, kind)
         if same_person(actor, body.asked_by):
             raise InvalidState("deposits", reference, record.state, "the person who asked for it can't confirm it")
-        if await booked_before(self.ledger, body.incoming) is not None:
+        if await booked_before(self.ledger, body) is not None:
             raise InvalidState("deposits", reference, record.state, "that reference is booked already; reject this one")
         after = await self._booked(record, body, actor)
         return _view(self.flow.item(after).body, after.state, kind)
@@ -179,7 +162,7 @@ class Deposits:
             except UnknownAccount as unknown:
                 await open_account(self.ledger, unknown)
             except AccountClosed:
-                await alert_closed(self.engine, body.incoming, record)
+                await alert_closed(self.engine, body, record)
                 account = SUSPENSE_DEPOSITS
 
     async def reject(self, reference: str, *, actor: str) -> DepositView:
@@ -221,11 +204,11 @@ class Deposits:
         """
         remembered = await self.ledger.store.read.outcomes.get(DEPOSITS, wanted.reference, CREATE)
         if remembered is not None and not (first := asked_of(remembered)).record:
-            if remembered.fingerprint != wanted.incoming.fingerprint:
+            if remembered.fingerprint != wanted.fingerprint:
                 raise used_before(wanted.reference)
-            return msgspec.structs.replace(wanted, asked_by=first.asked_by, account=first.account), BOOKED
-        if remembered is None and (old := await booked_before(self.ledger, wanted.incoming)) is not None:
-            return msgspec.structs.replace(wanted, asked_by=old.asked_by, account=old.account), BOOKED
+            return first.of(wanted), BOOKED
+        if remembered is None and (old := await booked_before(self.ledger, wanted)) is not None:
+            return old, BOOKED
         record = await self.engine.get(self.flow.name, wanted.reference)
         if record is None:
             return None
@@ -250,7 +233,7 @@ def _book(item: FlowRecord[Deposit], event: str, answer: Answer) -> Booking:
     """The deposit itself, in the transaction in which it is confirmed. Pure."""
     if event != CONFIRM:
         return Booking()
-    return Booking((item.body.incoming.intent(_account(item.body, answer), item.body.asked_by),))
+    return Booking((item.body.intent(_account(item.body, answer)),))
 
 
 def _next_body(item: FlowRecord[Deposit], event: str, answer: Answer) -> Deposit | None:
@@ -263,7 +246,7 @@ def _account(body: Deposit, answer: Answer) -> str:
 
 
 def _same(found: Deposit, wanted: Deposit) -> None:
-    if found.incoming != wanted.incoming:
+    if (found.reference, found.fingerprint) != (wanted.reference, wanted.fingerprint):
         raise IdempotencyKeyReused("deposits", wanted.reference, "deposit")
 
 

@@ -37,8 +37,7 @@ from bursar.flows.transfers.checks import (
 )
 from bursar.flows.transfers.closing import DRAIN_S, close_account
 from bursar.flows.transfers.flow import ALARMS, rail_name, transfers_flow
-from bursar.flows.transfers.incoming import Incoming
-from bursar.flows.transfers.incoming import book as incoming_book
+from bursar.flows.transfers.incoming import Deposit, book
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
@@ -153,8 +152,8 @@ class Transfers:
         minor = (await self.ledger.asset(asset)).minor(amount)
         if minor <= 0:
             raise InvalidAmount(str(amount), "an amount above zero is needed")
-        incoming = Incoming(user=user, asset=asset, minor=minor, reference=reference)
-        return (await incoming_book(self.engine, self.ledger, incoming, actor=self.engine.worker)).account
+        deposit = Deposit(user=user, asset=asset, amount=str(minor), reference=reference, asked_by=self.engine.worker)
+        return (await book(self.engine, self.ledger, deposit)).account
 
     async def close_account(self, path: str, *, drain_s: float = DRAIN_S) -> Account:
         """Close an account of the ledger for good. Of a user's funding account the cores are asked first (T44)."""
