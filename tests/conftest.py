@@ -20,7 +20,7 @@ from hypothesis import settings
 from tests.shared import Shared
 
 from bursar import garbage
-from bursar.devdb import throwaway_postgres
+from bursar.testbed.devdb import throwaway_postgres
 
 # A property is about what is true, not about how fast a busy machine finds out; examples are the same in every run.
 settings.register_profile("bursar", deadline=None, derandomize=True)

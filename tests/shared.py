@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 from tests.builders import Place, furnish
 
-from bursar.devdb import memory_root
+from bursar.testbed.devdb import memory_root
 
 
 def folder_in_memory(otherwise: Path) -> Iterator[Path]:

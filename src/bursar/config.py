@@ -136,12 +136,12 @@ def _webhook(raw: Any) -> str:
     if not fine or not url.isascii() or any(char <= " " for char in url):
         raise ValueError("http://… or https://… is needed")
     if parts.username or parts.password:
-        raise ValueError("no name or password belongs in it; whoever receives it checks the signature")
+        raise ValueError("no name or password belongs in it; its receiver checks the signature")
     return url
 
 
 def _words(raw: Any) -> tuple[str, ...]:
-    """A command: a TOML list, or a JSON list in the environment. Never one text, which somebody would have to split."""
+    """A command: a TOML list, or a JSON list in the environment. Never one text, which a shell would have to split."""
     found = raw
     if isinstance(raw, str):
         try:
@@ -192,12 +192,12 @@ class Config:
     require_synchronous: bool = setting(
         False,
         _yes_or_no,
-        "PostgreSQL: refuse a server whose commits are not at a synchronous standby before they are told: "
+        "PostgreSQL: refuse a server whose commits are not at a synchronous standby before they are answered: "
         "`synchronous_standby_names` empty, or `synchronous_commit` below `on`.",
     )
     listen: str = setting("127.0.0.1:8080", _host_port, "Where the API listens. Port 0: any that is free.")
     health_listen: str = setting(
-        "", _optional(_host_port), "Where health and metrics are, and nowhere else. Empty: at `listen`, for everybody."
+        "", _optional(_host_port), "Where health and metrics are, and nowhere else. Empty: at `listen`."
     )
     worker_name: str = setting(
         "",
@@ -225,7 +225,9 @@ class Config:
         "Age at which a core forgets operations: as old as any backup of the database that may be restored.",
     )
     prune_interval_s: int = setting(
-        300, _whole(0, 86_400), "Between two times at which cores are told what they may let go of; 0: never."
+        300,
+        _whole(0, 86_400),
+        "Between two times at which the floors of cores are raised, below which they forget; 0: never.",
     )
 
     jwt_algorithm: str = setting(
@@ -239,7 +241,7 @@ class Config:
     )
     jwt_issuer: str = setting("", _text, "If given, tokens must name it as `iss`.")
     jwt_audience: str = setting("", _text, "If given, tokens must name it as `aud`.")
-    jwt_leeway_s: int = setting(0, _whole(0, 300), "How far the clock of whoever makes tokens may be off.")
+    jwt_leeway_s: int = setting(0, _whole(0, 300), "How far the clock of the issuer of tokens may be off.")
 
     connections_max: int = setting(
         4_096,
@@ -303,12 +305,12 @@ class Config:
     scan_interval_ms: int = setting(500, _whole(10, MINUTE_MS), "Between two looks for transfers that are due.")
     retry_backoff_ms: int = setting(200, _whole(1, MINUTE_MS), "Before the first repetition of a call; doubles.")
     retry_backoff_max_ms: int = setting(60_000, _whole(1, 60 * MINUTE_MS), "What it doubles to at most.")
-    alert_threshold: int = setting(10, _whole(1, 1_000_000), "Calls without an answer before people are told.")
+    alert_threshold: int = setting(10, _whole(1, 1_000_000), "Calls without an answer before an alert is raised.")
     alert_after_s: int = setting(
         300, _whole(1, 86_400), "Age of an open transfer, in seconds, at which an alert is raised."
     )
     alert_waiting_s: int = setting(
-        3_600, _whole(1, 30 * 86_400), "Seconds that a deposit may wait for a second person before people are told."
+        3_600, _whole(1, 30 * 86_400), "Seconds that a deposit may wait for a second person before an alert is raised."
     )
     alert_paused_s: int = setting(
         3_600,
@@ -412,7 +414,7 @@ def options_of(environ: Mapping[str, str]) -> Options:
 
 
 def default_of(setting: Field[Any]) -> Any:
-    """What a setting is if nobody says."""
+    """What a setting is if it is not given."""
     if setting.default is not MISSING:
         return setting.default
     assert setting.default_factory is not MISSING
@@ -420,14 +422,14 @@ def default_of(setting: Field[Any]) -> Any:
 
 
 def secret(path: str, what: str, least_bytes: int, *, is_public: bool = False) -> bytes:
-    """A secret from a file that not everybody can read, all of it but a newline at its end."""
+    """A secret from a file that only its owner and group can read, all of it but a newline at its end."""
     file = Path(path)
     try:
         found, mode = file.read_bytes().rstrip(b"\r\n"), file.stat().st_mode
     except OSError as error:
         raise ConfigRefused(f"{what}: {path} can't be read: {error.strerror}") from None
     if mode & stat.S_IRWXO and not is_public:
-        raise ConfigRefused(f"{what}: everybody can read {path}: chmod 600 {path}")
+        raise ConfigRefused(f"{what}: every user of this machine can read {path}: chmod 600 {path}")
     if len(found) < least_bytes:
         raise ConfigRefused(f"{what}: {path} has {len(found)} bytes; at least {least_bytes} are needed")
     return found
@@ -476,9 +478,9 @@ def _contradictions(config: Config) -> list[str]:
     if not config.jwt_key_file and not config.is_embedded:
         found.append("jwt_key_file is needed with PostgreSQL: all hosts must know the same key")
     if not config.jwt_key_file and config.jwt_algorithm == "EdDSA":
-        found.append("jwt_key_file is needed with EdDSA: the public key of whoever makes the tokens")
+        found.append("jwt_key_file is needed with EdDSA: the public key of the issuer of tokens")
     if config.alert_webhook and not config.alert_webhook_secret_file:
-        found.append("alert_webhook is given, so alert_webhook_secret_file is needed: nobody could tell who sent it")
+        found.append("alert_webhook is given, so alert_webhook_secret_file is needed: alerts are signed with it")
     if config.core_forget_after_s < config.core_room_after_s:
         found.append("core_forget_after_s is below core_room_after_s")
     if config.require_synchronous and config.is_embedded:

@@ -20,10 +20,11 @@ from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN
 from bursar.engine import AlertDispatcher, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log, watch_pauses
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
+from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.closing import watch_closings
 from bursar.flows.transfers.flow import ALARMS, rail_name
 from bursar.flows.transfers.link import CoreUnusable, StoreLink
-from bursar.flows.transfers.pruning import Horizons, Pruned, prune
+from bursar.flows.transfers.pruning import Pruned, prune
 from bursar.flows.transfers.watch import look_at_cores, watch
 from bursar.instance import Bursar
 from bursar.ledger import REAP
@@ -33,13 +34,14 @@ from bursar.ports import Ports, run_program
 from bursar.rails.trading import CoreLink, TradingClient
 from bursar.rails.trading.replies import OTHER_CORE, OTHER_LEDGER
 from bursar.stopping import Stopping
+from bursar.store import Store
 from bursar.store.probe import STUCK, Probe
 from bursar.supervise import supervise
 from bursar.worker_names import held_name
 
 FIRST_WRITE_S = 10.0  # how long the database may take to commit a row when we start
-NOT_OURS = (OTHER_CORE, OTHER_LEDGER)  # trouble with a core that only people can end
-AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # it is away for everybody, or slow, and comes back
+NOT_OURS = (OTHER_CORE, OTHER_LEDGER)  # trouble with a core that only an operator can end
+AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # it is away for every task, or slow, and comes back
 UNCHECKED_S = 1.0  # between two tries to compare a core with the ledger that did not answer yet
 
 log = logging.getLogger("bursar.runtime")
@@ -69,7 +71,7 @@ class Runtime:
 
 
 def make_secrets(config: Config, ports: Ports) -> None:
-    """The data folder, and the secrets in it that nobody has named: random, for their owner alone, made once."""
+    """The data folder, and the secrets in it that no setting names: random, for their owner alone, made once."""
     files, folder = ports.files(), str(Path(config.data).absolute())
     files.make_folder(folder)
     wanted = []
@@ -91,7 +93,7 @@ def make_secrets(config: Config, ports: Ports) -> None:
 
 @asynccontextmanager
 async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | None = None) -> AsyncIterator[Runtime]:
-    """Open it all; in the end finish or park what is in hand. Nobody looks for what is due."""
+    """Open it all; in the end finish or park what is in progress. No worker looks for what is due."""
     stopping = stopping or Stopping(ports, config.shutdown_ms / 1000)
     async with AsyncExitStack() as stack:
         bursar = await Bursar(config.database_url, ports=ports, options=config.database_options).__aenter__()
@@ -260,6 +262,17 @@ def client_of(config: Config, ports: Ports, kind: str, link: CoreLink | None = N
     key = secret(config.core_secret_file(kind), f"core_{kind}_secret_file", CORE_SECRET_BYTES_MIN)
     timeout_s = config.core_timeout_ms / 1000
     return TradingClient(ports, config.core_address(kind), name=kind, secret=key, link=link, timeout_s=timeout_s)
+
+
+@asynccontextmanager
+async def asked_cores(config: Config, store: Store, ports: Ports) -> AsyncIterator[dict[AccountType, TradingClient]]:
+    """Clients of all cores for a tool that only looks: pointed at the wrong core, it does not bind the ledger to it."""
+    async with AsyncExitStack() as stack:
+        found = {}
+        for kind in config.cores:
+            client = client_of(config, ports, kind, StoreLink(store, kind, binds=False))
+            found[AccountType(kind.upper())] = await stack.enter_async_context(client)
+        yield found
 
 
 def sinks(config: Config, ports: Ports) -> dict[str, Sink]:

@@ -62,16 +62,16 @@ async def test_a_database_that_hangs_before_anything_is_written(url: str, tmp_pa
         assert here.written() == before
 
 
-@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 @scenario
 async def test_while_a_commit_hangs_the_answer_names_the_transfer(
-    fresh_postgres: str, tmp_path: Path, rides: bool
+    fresh_postgres: str, tmp_path: Path, inline: bool
 ) -> None:
     """It goes on when the database does; and the same request then gets it."""
     async with office(fresh_postgres, tmp_path, deadline_ms=DEADLINE_MS) as here:
         rail = here.runtime.transfers.rails[AccountType.FUNDING]
         assert isinstance(rail, FundingRail)
-        rail.rides = rides
+        rail.inline = inline
         await here.fund(ALICE, "100")
         assert (await here.transfer(ALICE, F, S, "1")).status_code == 200
         blocker = await asyncpg.connect(fresh_postgres)
@@ -177,7 +177,7 @@ async def test_a_transfer_that_failed_or_went_back_says_why(either: str, tmp_pat
         await here.runtime.cores[AccountType.SPOT].set_status(ALICE, Status.ACTIVE)
         funding = here.runtime.transfers.rails[AccountType.FUNDING]
         assert isinstance(funding, FundingRail)
-        funding.rides = False
+        funding.inline = False
         ledger = here.runtime.bursar.ledger
         looked = funding.look
 

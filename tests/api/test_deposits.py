@@ -50,9 +50,9 @@ async def test_a_large_one_needs_two_people_who_say_the_same(either: str, tmp_pa
         assert [one["reference"] for one in (await here.get(DEPOSITS, by=BEN)).json()] == ["wire-7"]
         assert await here.balances(ALICE) == {}
         assert refusal(await ask(here, amount="1")) == (409, "IDEMPOTENCY_KEY_REUSED")
-        assert refusal(await confirm(here, by=ANNA)) == (409, "NOT_POSSIBLE")
+        assert refusal(await confirm(here, by=ANNA)) == (409, "INVALID_STATE")
         for alias in ("ANNA", "an.na", "anna+2"):
-            assert refusal(await confirm(here, by=token(alias, "approver"))) == (409, "NOT_POSSIBLE")
+            assert refusal(await confirm(here, by=token(alias, "approver"))) == (409, "INVALID_STATE")
         for alias in ("anna ", "\u0430nna", "\uff41nna", "ann\u200ba"):
             assert refusal(await confirm(here, by=token(alias, "approver")))[1] in ("INVALID_NAME", "UNAUTHORIZED")
         assert refusal(await confirm(here, amount="10.000002")) == (409, "IDEMPOTENCY_KEY_REUSED")
@@ -64,7 +64,7 @@ async def test_a_large_one_needs_two_people_who_say_the_same(either: str, tmp_pa
         assert (await ask(here)).json()["state"] == "BOOKED"
         assert await here.balances(ALICE) == {"FUNDING": "10.000001"}
         assert (await here.get(DEPOSITS, by=BEN)).json() == []
-        assert refusal(await here.send("POST", f"{DEPOSITS}/wire-7/reject", {}, by=BEN)) == (409, "NOT_POSSIBLE")
+        assert refusal(await here.send("POST", f"{DEPOSITS}/wire-7/reject", {}, by=BEN)) == (409, "INVALID_STATE")
 
 
 @scenario
@@ -73,7 +73,7 @@ async def test_a_rejected_one_is_never_booked(url: str, tmp_path: Path) -> None:
         await ask(here)
         answer = await here.send("POST", f"{DEPOSITS}/wire-7/reject", by=BEN)
         assert (answer.status_code, answer.json()["state"]) == (200, "REJECTED")
-        assert refusal(await confirm(here)) == (409, "NOT_POSSIBLE")
+        assert refusal(await confirm(here)) == (409, "INVALID_STATE")
         assert (await ask(here)).json()["state"] == "REJECTED"
         assert await here.balances(ALICE) == {}
 

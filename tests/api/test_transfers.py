@@ -26,13 +26,14 @@ def break_rail(here: Office, kind: AccountType, op: str, outcome: Outcome, times
     """Let one end say something else, so many times."""
     rail = here.runtime.transfers.rails[kind]
     if isinstance(rail, FundingRail):
-        rail.rides = False  # or it would not be called at all
+        rail.inline = False  # or it would not be called at all
     real = getattr(rail, op)
     left = [outcome] * min(times, 1_000)
 
     async def broken(item: FlowRecord[Any]) -> Answer:
         if left:
-            return Answer(outcome=left.pop())
+            said = left.pop()
+            return Answer(outcome=said, code="ACCOUNT_FROZEN" if said is Outcome.EXPLICIT_FAIL else "")
         return await real(item)  # type: ignore[no-any-return]
 
     setattr(rail, op, broken)

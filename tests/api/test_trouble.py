@@ -16,6 +16,7 @@ from tests.api.office import ALICE, TRANSFERS, Office, office, refusal, token, u
 from tests.builders import scenario
 
 from bursar.api.metrics import COUNTED_S
+from bursar.api.problems import OutageLog
 from bursar.flows.transfers import AccountType, CommitUnknown
 from bursar.flows.transfers.link import CoreUnusable
 from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
@@ -104,6 +105,38 @@ async def test_the_unexpected_is_500_with_an_id_that_is_in_the_log(
         logged = [record for record in caplog.records if answer.json()["id"] in record.getMessage()]
         assert len(logged) == 1
         assert logged[0].exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (ConnectionError("core spot: NOT_CONNECTED"), 1),
+        (DatabaseUnavailable("it is away"), 1),
+        (CommitUnknown("sr-1", "it went away"), 3),
+    ],
+)
+@scenario
+async def test_an_outage_is_one_log_line_and_an_unknown_commit_is_one_each(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, lines: int
+) -> None:
+    """A core that is away refuses every request; the log must not grow with them."""
+    async with office(url, tmp_path) as here:
+        broken_by(here, error)
+        with caplog.at_level(logging.WARNING, "bursar.api"):
+            for _ in range(3):
+                assert (await here.transfer(ALICE, F, S, "1")).status_code == 503
+        logged = [record.getMessage() for record in caplog.records if record.name == "bursar.api"]
+        assert len(logged) == lines, logged
+        assert str(error) in logged[0]
+
+
+def test_an_outage_is_logged_again_after_a_minute_without_one(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    outages = OutageLog(lambda: now[0])
+    with caplog.at_level(logging.WARNING, "bursar.api"):
+        for now[0] in (0.0, 50.0, 100.0, 159.0, 220.0):  # the last one comes more than a minute after the one before
+            outages.log("CORE_UNAVAILABLE", "core spot")
+    assert len(caplog.records) == 2
 
 
 @scenario

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from tests.cli.conftest import Shell
 
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
 
 @pytest.fixture(scope="module")

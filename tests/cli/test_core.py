@@ -160,7 +160,7 @@ def test_there_is_no_default_secret(empty: Shell, tmp_path: Path) -> None:
     assert "--secret-file" in ran.err
 
 
-@pytest.mark.parametrize(("mode", "content", "says"), [(0o644, SECRET, "chmod 600"), (0o600, "short", "fewer than 16")])
+@pytest.mark.parametrize(("mode", "content", "says"), [(0o644, SECRET, "chmod 600"), (0o600, "short", "at least 16")])
 def test_a_secret_that_is_none_is_refused(empty: Shell, tmp_path: Path, mode: int, content: str, says: str) -> None:
     words = options(tmp_path)
     (tmp_path / "secret").write_text(content)

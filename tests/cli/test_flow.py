@@ -104,6 +104,16 @@ def test_show_has_a_reversal_beside_what_it_reverses(run: Shell, ids: dict[str, 
     assert [one["reverses"] for one in entries] == [None, entry["envelope"]]
 
 
+def test_what_is_empty_is_said_in_words(run: Shell, ids: dict[str, str]) -> None:
+    assert run.ok("alert", "list", "--flow", "deposits").strip() == "no open alerts"
+    shown = run.ok("flow", "show", "deposits", ids["deposits"])
+    assert "no open alerts" in shown
+    assert "no ledger entries" in shown
+    assert run.ok("flow", "pauses").strip() == "nothing is paused"
+    assert run.ok("flow", "pauses", "--history").strip() == "nothing was paused or resumed yet"
+    assert run.ok("transfer", "list", "--user", "999").strip() == "no transfers"
+
+
 def test_alerts_are_listed_by_flow_and_acknowledged(run: Shell, ids: dict[str, str]) -> None:
     [found] = run.json("alert", "list", "--flow", "sequence")
     assert (found["id"], found["severity"]) == (ids["sequence"], "critical")

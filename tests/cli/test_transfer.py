@@ -50,7 +50,7 @@ def operating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: AccountType
                 return Answer(outcome=Outcome.TIMEOUT, message="no answer")
 
             rails = here.runtime.transfers.rails
-            monkeypatch.setattr(rails[AccountType.FUNDING], "rides", False)
+            monkeypatch.setattr(rails[AccountType.FUNDING], "inline", False)
             monkeypatch.setattr(rails[side], call, silent)
             answer = await here.transfer(ALICE, "FUNDING", "SPOT", "10")
             assert answer.json()["fsm_state"] == ("SOURCE_PENDING" if call == "withdraw" else "TARGET_PENDING")

@@ -128,7 +128,7 @@ DAMAGES = {
         "is live, but it was spent",
     ),
     "spend forgotten": Damage(
-        "spends", "DELETE FROM {s}spends WHERE posting = {spent}", {"I2", "I3"}, "which was spent by nobody"
+        "spends", "DELETE FROM {s}spends WHERE posting = {spent}", {"I2", "I3"}, "which is not spent"
     ),
     "spend by another": Damage(
         "spends",
@@ -230,7 +230,7 @@ DAMAGES = {
         "involved",
         "INSERT INTO {s}involved SELECT id, {deposit} FROM {s}accounts WHERE path = 'bob'",
         {"I8"},
-        "parts that somebody took",
+        "parts of accounts",
     ),
     "event gone": Damage(
         "events",

@@ -597,7 +597,7 @@ async def test_a_group_with_one_bad_entry_commits_the_others(ledger: Ledger) -> 
 async def test_a_chain_in_one_group_spends_what_it_has_just_got(ledger: Ledger) -> None:
     await seed(ledger, "alice", "1")
     outcomes = []
-    if isinstance(ledger, SplitLedger):  # nobody rides together there: one after the other
+    if isinstance(ledger, SplitLedger):  # changes are not grouped there: one after the other
         for source, target in (("alice", "bob"), ("bob", "carol"), ("carol", "alice")):
             outcomes.append(await ledger.commit(pay(source, target, "USDT", "1")))
     else:

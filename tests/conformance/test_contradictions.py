@@ -20,7 +20,7 @@ from bursar.engine import Answer, FlowRecord, Operators, Worker
 from bursar.engine.late import record_answer
 from bursar.flows.transfers import AccountType, Request, Transfers, View
 from bursar.flows.transfers.conservation import conservation
-from bursar.model.errors import NotPossible
+from bursar.model.errors import InvalidState
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Retry
@@ -54,8 +54,8 @@ class Held:
 async def decided(here: Exchange, view: View, event: str, end: str) -> None:
     """Two people say how it ended, in another process, which goes on with it while the call hangs here."""
     cores = {AccountType.SPOT: await here.core.client()}
-    retry, rides = Retry(first_s=0.01, cap_s=0.05), here.transfers.rails[AccountType.FUNDING].rides
-    other = Transfers(here.bursar.ledger, cores, worker="other", retry=retry, rides=rides)
+    retry, inline = Retry(first_s=0.01, cap_s=0.05), here.transfers.rails[AccountType.FUNDING].inline
+    other = Transfers(here.bursar.ledger, cores, worker="other", retry=retry, inline=inline)
     rails = other.rails
     rails[AccountType.SPOT].cancel = lie  # type: ignore[method-assign, assignment]
     rails[AccountType.FUNDING].refund = here.transfers.rails[AccountType.FUNDING].refund  # type: ignore[method-assign]
@@ -250,7 +250,7 @@ async def test_nobodys_word_is_taken_for_the_ledgers_own_end(
         here.break_rail(AccountType.FUNDING, op, *[Outcome.TIMEOUT] * 100_000)
         view = await here.transfers.create(request(source, target), deadline_s=0.2)
         people = Operators(here.transfers.engine)
-        with pytest.raises(NotPossible, match="can always be asked"):
+        with pytest.raises(InvalidState, match="can always be asked"):
             await people.force("transfers", view.req_id, "SUCCESS", actor="ann", reason="I saw it")
         for person in ("ann", "bob"):
             for _ in range(50):

@@ -21,12 +21,13 @@ from bursar import Bursar
 from bursar.engine import Lift
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, behind
+from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.link import CoreUnusable, StoreLink
-from bursar.flows.transfers.pruning import Horizons, prune
+from bursar.flows.transfers.pruning import prune
 from bursar.flows.transfers.reconcile import RECONCILED, reconcile, survey
 from bursar.flows.transfers.watch import look_at_cores, resume_intake
-from bursar.model.errors import NotPossible, UnknownAsset
+from bursar.model.errors import InvalidState, UnknownAsset
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Op, TradingClient
 from bursar.rails.trading.replies import OperationsReply
@@ -271,7 +272,7 @@ async def test_forgotten_transfers_pause_the_intake_and_are_written_down_again(p
         with pytest.raises(TransferRefused) as refusal:
             await transfers.create(Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"))
         assert refusal.value.reason is Code.TRANSFERS_PAUSED
-        with pytest.raises(NotPossible, match="I5 is broken"):
+        with pytest.raises(InvalidState, match="I5 is broken"):
             await resume_intake(transfers, cores, actor="ann", reason="it looks fine")
         assert len((await survey(bursar.ledger, cores)).plans) == 4
 
@@ -296,7 +297,7 @@ async def test_forgotten_transfers_pause_the_intake_and_are_written_down_again(p
         assert (again.plans, again.done) == ([], [])
         assert (await conservation(transfers, AccountType.SPOT, client)).ok
         assert await resume_intake(transfers, cores, actor="ann", reason="reconciled") is Lift.PROPOSED
-        with pytest.raises(NotPossible):
+        with pytest.raises(InvalidState):
             await resume_intake(transfers, cores, actor="Ann", reason="reconciled")
         assert await resume_intake(transfers, cores, actor="bob", reason="I have looked") is Lift.LIFTED
         await bursar.store.ports.sleep(0.6)
@@ -413,11 +414,11 @@ async def test_floors_that_another_process_raises_during_the_look_are_no_restore
         await move(transfers, FUNDING, SPOT, "1")
         listed = client.operations
 
-        async def raised_meanwhile(after: int, limit: int = 10, *, timeout_s: float | None = None) -> OperationsReply:
+        async def raised_meanwhile(after: int, limit: int = 10) -> OperationsReply:
             highest = (await client.describe()).highest_id
             await bursar.store.single().cores.raise_floors("spot", highest, 1)
             assert (await client.prune(room=highest, forget=1)).outcome is Outcome.SUCCESS
-            return await listed(after, limit, timeout_s=timeout_s)
+            return await listed(after, limit)
 
         client.operations = raised_meanwhile  # type: ignore[method-assign]
         assert not (await behind.look(bursar.store, "spot", client)).is_behind

@@ -141,7 +141,7 @@ def test_many_callers_while_writes_get_lost_or_are_not_heard_of(
                     entry = pay(source, target, "USD", f"{cents / 100:.2f}", key=key)
                     try:
                         receipt = await b.ledger.commit(entry)
-                        again = await b.ledger.commit(entry)  # often rides in the very next group
+                        again = await b.ledger.commit(entry)  # often part of the very next group
                     except InsufficientFunds:
                         continue
                     assert again.replayed

@@ -71,7 +71,7 @@ DAMAGES = {
 async def test_damage_to_a_document_is_found_and_named(
     place: Place, name: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bursar.audit.documents.PAGE_MAX", page)
+    monkeypatch.setattr("bursar.audit.checks.DOCUMENTS_MAX", page)
     sql, says = DAMAGES[name]
     async with place.bursar() as bursar:
         await some_documents(bursar.store)

@@ -11,7 +11,7 @@ from tests.builders import Place, check_sound, outcome, scenario, seed
 from tests.toy import Order, Program, World, book, program, waits
 
 from bursar.engine import Answer, Booking, FlowRecord, FlowRefused
-from bursar.model.errors import NotPossible
+from bursar.model.errors import InvalidState
 from bursar.model.outcome import Outcome
 from bursar.model.retry import Retry
 
@@ -167,7 +167,7 @@ async def test_what_only_two_people_can_tell(place: Place) -> None:
         assert (asked.state, waits(asked)) == ("ASKING", True)
         for same in ("ann", "Ann"):  # one person, however the name is typed
             assert (await p.people.signal("orders", "o-1", "REJECT", actor=same, reason="really")).state == "ASKING"
-        assert isinstance(await outcome(p.people.signal("orders", "o-1", "GO", **ALSO)), NotPossible)
+        assert isinstance(await outcome(p.people.signal("orders", "o-1", "GO", **ALSO)), InvalidState)
         assert (await p.people.signal("orders", "o-1", "REJECT", **ALSO)).state == "REJECTED"
         assert (await p.path(record))[2:] == ["ASKING-TELL ASKED>ASKING"] * 3 + ["ASKING-REJECT>REJECTED"]
         one = await p.order("o-2", ask=True)

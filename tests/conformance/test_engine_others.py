@@ -21,7 +21,7 @@ from tests.builders import MovablePorts, Place, scenario
 from tests.crashing import dies
 
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, FlowRefused, NewRecord, RecordSignal, Worker
-from bursar.model.errors import AlreadyExists, InvalidEntry, NotPossible, RecordMoved
+from bursar.model.errors import AlreadyExists, InvalidEntry, InvalidState, RecordMoved
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
@@ -263,7 +263,7 @@ async def test_a_repeated_request_gets_its_record_although_what_it_started_exist
         assert (other.replayed, other.record.id) == (True, "j1")
         with pytest.raises(RecordMoved):
             await engine.start("jobs", Job("w1"), id="j1")
-        with pytest.raises(NotPossible, match="APPROVE"):
+        with pytest.raises(InvalidState, match="APPROVE"):
             await engine.start("jobs", Job("w1"), id="j3")
         assert await engine.get("intents", "of-j3") is None
 

@@ -10,7 +10,7 @@ from tests.builders import Place, outcome, scenario, seed
 from tests.toy import Program, World, program, waits
 
 from bursar.engine import Lift, Worker
-from bursar.model.errors import InvalidName, NotPossible, RecordMoved, UnknownFlow, UnknownRecord
+from bursar.model.errors import InvalidName, InvalidState, RecordMoved, UnknownFlow, UnknownRecord
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Retry
@@ -78,12 +78,12 @@ async def test_where_people_can_do_nothing(place: Place) -> None:
             return people.force(flow, id, "SUCCESS", **who)
 
         for call in (people.retry_now, force):
-            assert isinstance(await outcome(call("orders", "done", **WHY)), NotPossible)
-            assert isinstance(await outcome(call("orders", "waiting", **WHY)), NotPossible)
+            assert isinstance(await outcome(call("orders", "done", **WHY)), InvalidState)
+            assert isinstance(await outcome(call("orders", "waiting", **WHY)), InvalidState)
             assert isinstance(await outcome(call("orders", "nobody", **WHY)), UnknownRecord)
             assert isinstance(await outcome(call("nothing", "done", **WHY)), UnknownFlow)
-        assert isinstance(await outcome(people.signal("orders", "done", "APPROVE", **WHY)), NotPossible)
-        assert isinstance(await outcome(people.signal("orders", "waiting", "GO", **WHY)), NotPossible)
+        assert isinstance(await outcome(people.signal("orders", "done", "APPROVE", **WHY)), InvalidState)
+        assert isinstance(await outcome(people.signal("orders", "waiting", "GO", **WHY)), InvalidState)
         waiting = await p.engine.get("orders", "waiting")
         assert waiting is not None
         assert (waiting.state, waits(waiting), waiting.version) == ("ASKING", True, 2)
@@ -311,7 +311,7 @@ async def test_what_was_asked_in_another_state_does_not_count(place: Place) -> N
 async def test_only_what_leads_on_can_be_forced(place: Place, event: str) -> None:
     async with program(place, World(ship=[Outcome.TIMEOUT])) as p:
         await stuck(p)
-        assert isinstance(await outcome(p.people.force("orders", "o-1", event, **WHY)), NotPossible)
+        assert isinstance(await outcome(p.people.force("orders", "o-1", event, **WHY)), InvalidState)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ async def test_what_no_rail_can_promise_is_not_forced_back(place: Place) -> None
     async with program(place, World(refund=[Outcome.TIMEOUT], ship=[Outcome.EXPLICIT_FAIL])) as p:
         await stuck(p, "REFUNDING")
         refused = await outcome(p.people.force("orders", "o-1", "EXPLICIT_FAIL", **WHY))
-        assert isinstance(refused, NotPossible)  # it leads nowhere from here
+        assert isinstance(refused, InvalidState)  # it leads nowhere from here
         await p.people.force("orders", "o-1", "SUCCESS", **WHY)
         assert (await p.people.force("orders", "o-1", "SUCCESS", **ALSO)).state == "FAILED"
 
@@ -362,7 +362,7 @@ async def test_forcing_against_a_worker_that_keeps_calling(place: Place) -> None
         for who in (WHY, ALSO, WHY, ALSO, WHY, ALSO):
             while isinstance(found := await outcome(p.people.force("orders", "o-1", "SUCCESS", **who)), RecordMoved):
                 pass
-            if isinstance(found, NotPossible):
+            if isinstance(found, InvalidState):
                 break
         worker.stop()
         await running

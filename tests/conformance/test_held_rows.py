@@ -189,7 +189,7 @@ async def test_closing_waits_for_whoever_waits(place: Place) -> None:
 
 @scenario
 async def test_a_caller_who_has_gone_is_carried_out_once(ledger: Ledger, place: Place) -> None:
-    """Cancelling a caller cancels nothing that it rides in (L18), also here."""
+    """Cancelling a caller cancels nothing that it is part of (L18), also here."""
     await seed(ledger, "alice", "10")
     entry = pay("alice", "carol", "USDT", "4", key="k")
     async with transaction(place) as theirs:

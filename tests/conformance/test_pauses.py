@@ -12,7 +12,7 @@ from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, exchange
 from bursar.engine import Lift, lift_pause, set_pause
 from bursar.flows.transfers import AccountType, Code
 from bursar.flows.transfers.watch import watch
-from bursar.model.errors import InvalidName, NotPossible
+from bursar.model.errors import InvalidName, InvalidState
 from bursar.store import Store
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -52,7 +52,7 @@ async def test_where_two_people_are_needed_the_second_is_another_person(place: P
         await set_pause(store, *RAIL, actor="audit", reason="I5 is broken", two_people=True)
         assert await lift_pause(store, *RAIL, actor="bill", reason="it holds") is Lift.PROPOSED
         for alias in ("bill", "BILL", "bi11", "bi.ll"):
-            with pytest.raises(NotPossible, match="another must agree"):
+            with pytest.raises(InvalidState, match="another must agree"):
                 await lift_pause(store, *RAIL, actor=alias, reason="I am another")
         [pause] = await store.read.pauses.list()
         assert (pause.two_people, pause.proposed_by, pause.proposed_reason) == (True, "bill", "it holds")
@@ -91,7 +91,7 @@ async def test_many_at_once_are_not_two_people(place: Place) -> None:
         lifts = await asyncio.gather(
             *[lift_pause(store, *RAIL, actor="ann", reason="now") for _ in range(8)], return_exceptions=True
         )
-        assert [lift for lift in lifts if not isinstance(lift, NotPossible)] == [Lift.PROPOSED]
+        assert [lift for lift in lifts if not isinstance(lift, InvalidState)] == [Lift.PROPOSED]
         assert len(await store.read.pauses.list()) == 1
 
 

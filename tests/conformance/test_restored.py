@@ -25,8 +25,8 @@ from bursar.audit import audit
 from bursar.engine import Answer, FlowRecord, Operators
 from bursar.engine.forced import ask_due
 from bursar.flows.transfers import AccountType, Limits, Request, Transfers
-from bursar.flows.transfers.calls import ARRIVAL_UNKNOWN, PAID_FROM_SUSPENSE
 from bursar.flows.transfers.conservation import conservation
+from bursar.flows.transfers.flow import ARRIVAL_UNKNOWN, PAID_FROM_SUSPENSE
 from bursar.flows.transfers.request import funding_account
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
@@ -143,12 +143,12 @@ class House:
     def lose(self, kind: AccountType, op: str, *, after: bool = False) -> None:
         """Let one call go unanswered, before its effect or after it."""
         rail = self.transfers.rails[kind]
-        rides, rail.rides = rail.rides, False  # or it would not be called at all
+        inline, rail.inline = rail.inline, False  # or it would not be called at all
         real = getattr(rail, op)
 
         async def lost(item: FlowRecord[Any]) -> Answer:
             setattr(rail, op, real)
-            rail.rides = rides
+            rail.inline = inline
             if after:
                 await real(item)
             return Answer(outcome=Outcome.TIMEOUT)

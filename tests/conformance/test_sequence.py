@@ -15,7 +15,7 @@ from bursar.audit import audit
 from bursar.engine import AlertDispatcher, Answer, FlowRefused, Notice, Worker
 from bursar.flows.sequence import Deposit, Own, Pair, Pay, Result, Sequences, Withdraw
 from bursar.flows.sequence.steps import Step
-from bursar.model.errors import IdempotencyKeyReused, NotPossible, UnknownRecord
+from bursar.model.errors import IdempotencyKeyReused, InvalidState, UnknownRecord
 from bursar.model.outcome import UNKNOWNS, Outcome
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -477,7 +477,7 @@ async def test_people_can_say_neither_where_nobody_is_waited_for(place: Place) -
     async with program(place, Shop(ship_do=[Outcome.TIMEOUT])) as p:
         view = await p.start([Own("ship")])
         for call in (p.sequences.retry, p.sequences.skip):
-            assert isinstance(await outcome(call(view.id, **ANN)), NotPossible)
+            assert isinstance(await outcome(call(view.id, **ANN)), InvalidState)
             assert isinstance(await outcome(call("nobody", **ANN)), UnknownRecord)
 
 

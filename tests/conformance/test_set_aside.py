@@ -10,7 +10,7 @@ from tests.conformance.test_audit import behind_our_back, look, red
 
 from bursar import pay
 from bursar.audit import Finding
-from bursar.model.errors import Conflict, InvalidName, NotPossible, UnknownRecord
+from bursar.model.errors import Conflict, InvalidName, InvalidState, UnknownRecord
 from bursar.sim.split import SplitBursar
 from bursar.sim.split.tables import SplitTables
 
@@ -90,7 +90,7 @@ async def test_what_is_half_written_is_not_released(place: Place) -> None:
         await behind_our_back(
             place, "INSERT INTO {s}spends SELECT posting, 99999 FROM {s}live_postings WHERE reservation IS NOT NULL"
         )
-        with pytest.raises(NotPossible, match="restore from a backup"):
+        with pytest.raises(InvalidState, match="restore from a backup"):
             await b.ledger.release_saga(id, **WHO)
         assert len(await SplitTables(b.store.read).steps.list()) == 1
 

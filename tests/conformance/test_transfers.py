@@ -104,7 +104,7 @@ class Exchange:
         """Let an operation of one end say something else for a while: before the effect (Outcome), or after it."""
         rail = self.transfers.rails[kind]
         if isinstance(rail, FundingRail):
-            rail.rides = False  # or it would not be called at all
+            rail.inline = False  # or it would not be called at all
         real: Callable[[FlowRecord[Any]], Any] = getattr(rail, op)
         left = list(says)
 
@@ -117,7 +117,7 @@ class Exchange:
                 said = said[0]
             if isinstance(said, Exception):
                 raise said
-            return Answer(outcome=said, code="TEST" if said is Outcome.EXPLICIT_FAIL else "")
+            return Answer(outcome=said, code="ACCOUNT_FROZEN" if said is Outcome.EXPLICIT_FAIL else "")
 
         setattr(rail, op, broken)
 
@@ -742,7 +742,7 @@ def hold_after(here: Exchange, kind: AccountType, op: str, until: asyncio.Event,
     """The effect has happened, and the answer does not come yet."""
     rail = here.transfers.rails[kind]
     if isinstance(rail, FundingRail):
-        rail.rides = False
+        rail.inline = False
     real: Callable[[FlowRecord[Any]], Any] = getattr(rail, op)
 
     async def slow(item: FlowRecord[Any]) -> Answer:

@@ -20,7 +20,7 @@ from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers, View
 from bursar.flows.transfers.rails import FundingRail
 from bursar.model.accounts import Account, AccountStatus
-from bursar.model.errors import AccountClosed, AccountNotEmpty, IdempotencyKeyReused, InvalidName, NotPossible
+from bursar.model.errors import AccountClosed, AccountNotEmpty, IdempotencyKeyReused, InvalidName, InvalidState
 from bursar.model.outcome import Outcome
 from bursar.store.postgres.batches import PostgresBatchSession
 
@@ -61,19 +61,19 @@ async def test_a_frozen_account_of_a_core_does_not_stop_what_has_happened_there(
         assert await alerts(here) == []
 
 
-@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 @scenario
-async def test_no_freeze_stops_a_refund(place: Place, tmp_path: Path, rides: bool) -> None:
+async def test_no_freeze_stops_a_refund(place: Place, tmp_path: Path, inline: bool) -> None:
     """T35: whatever is frozen while the target refuses it, also the account in which it is in transit."""
     async with exchange(place, tmp_path) as here:
         rail = here.transfers.rails[AccountType.FUNDING]
         assert isinstance(rail, FundingRail)
-        rail.rides = rides
+        rail.inline = inline
 
         async def freezes(item: FlowRecord[Any]) -> Answer:
             for path in (ACCOUNT, "transit:transfers"):
                 await here.bursar.ledger.freeze(path)
-            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="TEST")
+            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="ACCOUNT_FROZEN")
 
         here.transfers.rails[AccountType.SPOT].deposit = freezes  # type: ignore[method-assign]
         assert (await here.move(FUNDING, SPOT, "10")).state == "ROLLED_BACK"
@@ -210,13 +210,13 @@ async def test_accounts_in_which_flows_book_facts_stay_open(place: Place, tmp_pa
                 await here.bursar.ledger.close(path)
 
 
-@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 @scenario
-async def test_closing_and_starting_a_transfer_race(place: Place, tmp_path: Path, rides: bool) -> None:
+async def test_closing_and_starting_a_transfer_race(place: Place, tmp_path: Path, inline: bool) -> None:
     """From another program. Either it closes and the transfer is refused, or it does not: never both, in any order."""
     async with exchange(place, tmp_path, funds="") as here, place.bursar() as elsewhere:
         rail: Any = here.transfers.rails[AccountType.FUNDING]
-        rail.rides = rides
+        rail.inline = inline
         other = Transfers(elsewhere.ledger, here.transfers.cores)
         core, ended = await here.core.client(), set()
         for user in range(1, 31):
@@ -246,7 +246,7 @@ async def test_a_transfer_that_is_decided_while_the_account_closes_is_refused(
     async with exchange(place, tmp_path, funds="") as here, place.bursar() as other:
         await here.bursar.ledger.create_account(ACCOUNT)
         rail: Any = here.transfers.rails[AccountType.FUNDING]
-        rail.rides = False
+        rail.inline = False
         store: Any = here.bursar.store
         asset = (await here.bursar.ledger.assets())["USDT"].id
         transfer = Transfer(
@@ -335,7 +335,7 @@ async def test_a_reference_that_an_older_version_has_taken_twice(place: Place, t
         await behind_our_back(place, f"DELETE FROM {table} WHERE scope = 'deposits'")
         await as_before(here, ALICE, "7", "wire-1")
         assert (await deposits.ask(ALICE, "USDT", "7", reference="wire-1", actor="ben")).state == "BOOKED"
-        with pytest.raises((NotPossible, TransferRefused)):
+        with pytest.raises((InvalidState, TransferRefused)):
             await deposits.confirm(ALICE, "USDT", "70", reference="wire-1", actor="ben")
         assert (await deposits.reject("wire-1", actor="ben")).state == "REJECTED"
         assert await here.funding() == "7.000000"

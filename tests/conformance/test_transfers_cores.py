@@ -67,14 +67,14 @@ class House:
     def break_rail(self, kind: str, op: str, outcome: Outcome, *, after: bool = False) -> None:
         """Let one end say something else, once: before the effect, or after it."""
         rail = self.transfers.rails[AccountType(kind)]
-        rail.rides = False  # or it might not be called at all
+        rail.inline = False  # or it might not be called at all
         real = getattr(rail, op)
 
         async def broken(item: FlowRecord[Any]) -> Answer:
             setattr(rail, op, real)
             if after:
                 await real(item)
-            return Answer(outcome=outcome, code="TEST" if outcome is Outcome.EXPLICIT_FAIL else "")
+            return Answer(outcome=outcome, code="ACCOUNT_FROZEN" if outcome is Outcome.EXPLICIT_FAIL else "")
 
         setattr(rail, op, broken)
 

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=Tr
 
 ACCOUNT = f"user:{ALICE}:funding"
 CAPPED = CappedOverdraft("-1000", "USDT")
-RIDES = pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+INLINE = pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 
 
-def called(here: Exchange, rides: bool) -> None:
+def called(here: Exchange, inline: bool) -> None:
     rail = here.transfers.rails[AccountType.FUNDING]
     assert isinstance(rail, FundingRail)
-    rail.rides = rides
+    rail.inline = inline
 
 
 async def results(here: Exchange, *amounts: str) -> list[str]:
@@ -35,29 +35,29 @@ async def results(here: Exchange, *amounts: str) -> list[str]:
     ]
 
 
-@RIDES
+@INLINE
 @pytest.mark.parametrize("policy", [CAPPED, UncappedOverdraft(), SystemAccount()], ids=["capped", "uncapped", "system"])
 @scenario
 async def test_an_overdraft_does_not_pay_for_a_transfer(
-    place: Place, tmp_path: Path, rides: bool, policy: Policy
+    place: Place, tmp_path: Path, inline: bool, policy: Policy
 ) -> None:
     """By a lone caller, and by many at once, who share the writer's groups."""
     async with exchange(place, tmp_path, funds="10") as here:
-        called(here, rides)
+        called(here, inline)
         await here.bursar.ledger.change_policy(ACCOUNT, policy)
         assert await here.refused(FUNDING, SPOT, "10.000001") is Code.INSUFFICIENT_BALANCE
         assert set(await results(here, *["11"] * 20)) <= {Code.INSUFFICIENT_BALANCE, "FAILED"}
         assert await here.standing() == ("10.000000", 0)
 
 
-@RIDES
+@INLINE
 @scenario
 async def test_racing_transfers_from_an_overdraft_take_no_more_than_is_there(
-    place: Place, tmp_path: Path, rides: bool
+    place: Place, tmp_path: Path, inline: bool
 ) -> None:
     """Two programs, and somebody who pays from the account beside them: its balance is guarded."""
     async with exchange(place, tmp_path) as here, place.bursar() as other:
-        called(here, rides)
+        called(here, inline)
         await here.bursar.ledger.change_policy(ACCOUNT, CAPPED)
         paying = [asyncio.create_task(other.ledger.commit(pay(ACCOUNT, "bob", "USDT", "5"))) for _ in range(10)]
         found = await results(here, *["7"] * 30)
@@ -72,12 +72,12 @@ async def test_racing_transfers_from_an_overdraft_take_no_more_than_is_there(
         assert 7 <= found.count("COMMITTED") <= 14
 
 
-@RIDES
+@INLINE
 @scenario
-async def test_debts_count_beside_what_is_there(place: Place, tmp_path: Path, rides: bool) -> None:
+async def test_debts_count_beside_what_is_there(place: Place, tmp_path: Path, inline: bool) -> None:
     """The balance is what counts, not the postings that happen to be positive; and what is held is not there."""
     async with exchange(place, tmp_path, funds="10") as here:
-        called(here, rides)
+        called(here, inline)
         ledger = here.bursar.ledger
         await ledger.change_policy(ACCOUNT, CAPPED)
         await ledger.authorize(ACCOUNT, "USDT", "4")
@@ -90,12 +90,12 @@ async def test_debts_count_beside_what_is_there(place: Place, tmp_path: Path, ri
         assert await here.standing() == ("0.000000", 2_000_000)
 
 
-@RIDES
+@INLINE
 @scenario
-async def test_an_account_without_a_guarded_balance_is_no_source(place: Place, tmp_path: Path, rides: bool) -> None:
+async def test_an_account_without_a_guarded_balance_is_no_source(place: Place, tmp_path: Path, inline: bool) -> None:
     """Nothing would stop two transfers that both have seen the same money."""
     async with exchange(place, tmp_path) as here:
-        called(here, rides)
+        called(here, inline)
         await here.bursar.ledger.change_policy(ACCOUNT, UncappedOverdraft())
         assert await here.refused(FUNDING, SPOT, "1") is Code.TRANSFER_NOT_ALLOWED
         assert set(await results(here, *["1"] * 10)) == {Code.TRANSFER_NOT_ALLOWED}

@@ -176,7 +176,7 @@ async def test_it_is_called_where_it_is_told_to_be(place: Place, tmp_path: Path)
     async with exchange(place, tmp_path) as here:
         rail = here.transfers.rails[AccountType.FUNDING]
         assert isinstance(rail, FundingRail)
-        rail.rides = False
+        rail.inline = False
         called = forbid_calls(here)
         groups = here.bursar.ledger.writer.batches
         view = await here.move(FUNDING, SPOT, "10")
@@ -303,14 +303,14 @@ async def test_a_mark_in_what_is_said_disturbs_nobody(place: Place, tmp_path: Pa
         assert await here.standing() == ("70.000000", 30_000_000)
 
 
-@pytest.mark.parametrize("rides", [True, False])
+@pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 @scenario
-async def test_a_request_overtaken_by_itself(place: Place, tmp_path: Path, way: tuple[str, str], rides: bool) -> None:
+async def test_a_request_overtaken_by_itself(place: Place, tmp_path: Path, way: tuple[str, str], inline: bool) -> None:
     """The same `client_order_id` twice for the whole balance; the second takes all of it after the first has looked
     whether it is known. The first finds nothing left, and still gets that transfer (T11, T12)."""
     async with exchange(place, tmp_path) as here:
-        here.transfers.rails[AccountType.FUNDING].rides = rides
+        here.transfers.rails[AccountType.FUNDING].inline = inline
         if way[0] == SPOT:
             await here.move(FUNDING, SPOT, "100")
         faster: list[str] = []

@@ -46,13 +46,13 @@ async def by_hand(here: Exchange, **changes: Any) -> Record:
     return await here.transfers.engine.process_now(started.record, 10)
 
 
-@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 @scenario
-async def test_a_record_started_by_hand_is_checked_like_a_request(place: Place, tmp_path: Path, rides: bool) -> None:
+async def test_a_record_started_by_hand_is_checked_like_a_request(place: Place, tmp_path: Path, inline: bool) -> None:
     async with exchange(place, tmp_path) as here:
         rail = here.transfers.rails[AccountType.FUNDING]
         assert isinstance(rail, FundingRail)
-        rail.rides = rides
+        rail.inline = inline
         ledger = here.bursar.ledger
         await ledger.create_asset("PIN", 2, internal_transfer_enabled=False)
         await ledger.create_asset("OLD", 2)
@@ -97,14 +97,14 @@ async def test_a_new_asset_can_be_transferred_at_once(place: Place, tmp_path: Pa
         assert (await here.transfers.create(moved)).state == "COMMITTED"
 
 
-@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 @scenario
 async def test_the_ledgers_end_has_the_configured_bound_for_what_leaves_it(
-    place: Place, tmp_path: Path, rides: bool
+    place: Place, tmp_path: Path, inline: bool
 ) -> None:
     """And a refusal for size is remembered; but what was answered before is the answer, and what comes back comes."""
     async with exchange(place, tmp_path) as here:
-        narrow = Transfers(here.bursar.ledger, here.transfers.cores, safety_factor=2**45, rides=rides)
+        narrow = Transfers(here.bursar.ledger, here.transfers.cores, safety_factor=2**45, inline=inline)
         rail = narrow.rails[AccountType.FUNDING]
         first = await here.move(FUNDING, SPOT, "10")  # above 2^64 / 2^45, under the usual factor
         record = await here.transfers.engine.get("transfers", first.req_id)
@@ -121,19 +121,19 @@ async def test_the_ledgers_end_has_the_configured_bound_for_what_leaves_it(
         assert await here.standing() == ("90.000000", 10_000_000)
 
 
-@pytest.mark.parametrize("rides", [True, False], ids=["inline", "called"])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "called"])
 @scenario
-async def test_a_refund_is_never_refused_for_its_size(place: Place, tmp_path: Path, rides: bool) -> None:
+async def test_a_refund_is_never_refused_for_its_size(place: Place, tmp_path: Path, inline: bool) -> None:
     """The factor was raised while the money was on its way."""
     async with exchange(place, tmp_path) as here:
         rail = here.transfers.rails[AccountType.FUNDING]
         assert isinstance(rail, FundingRail)
-        rail.rides = rides
+        rail.inline = inline
         core = here.transfers.rails[AccountType.SPOT]
 
         async def raised(item: FlowRecord[Any]) -> Answer:
-            rail._minor_max = 1  # what a program with another setting has
-            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="TEST")
+            rail._safety_factor = 2**64  # what a program with another setting has
+            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="ACCOUNT_FROZEN")
 
         core.deposit = raised  # type: ignore[method-assign]
         assert (await here.move(FUNDING, SPOT, "10")).state == "ROLLED_BACK"

@@ -81,7 +81,7 @@ async def test_the_table_of_specification_001_is_a_view(place: Place, tmp_path: 
         found = await rows(place, f"SELECT {names} FROM trading.transfers ORDER BY created_at, req_id")
         assert found == [
             (there.req_id, "funding", "trading", ALICE, asset, 10_000_000, "committed", None, 0),
-            (back.req_id, "trading", "funding", ALICE, asset, 4_000_000, "rolled_back", "TEST", 0),
+            (back.req_id, "trading", "funding", ALICE, asset, 4_000_000, "rolled_back", "ACCOUNT_FROZEN", 0),
         ]
         times = await rows(place, "SELECT created_at, updated_at FROM trading.transfers ORDER BY created_at")
         shown = await here.transfers.get(ALICE, there.req_id)

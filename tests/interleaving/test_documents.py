@@ -10,7 +10,7 @@ import msgspec
 from tests.interleaving.stage import Actor
 from tests.interleaving.world import World, every_order
 
-from bursar.documents import Document, Documents, Kind, Proposal
+from bursar.documents import Document, DocumentKind, Documents, Proposal
 
 Act = Callable[[Actor], Coroutine[Any, Any, Any]]
 # The lock comes first in every transaction: what is read before it could be overtaken.
@@ -21,9 +21,9 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most: int
 
 
-NOTES = Kind(name="notes", body=Limit, two_people=False)
-LIMITS = Kind(name="limits", body=Limit, two_people=True)
-Body = Kind[Limit]
+NOTES = DocumentKind(name="notes", body=Limit, two_people=False)
+LIMITS = DocumentKind(name="limits", body=Limit, two_people=True)
+Body = DocumentKind[Limit]
 
 
 def documents(actor: Actor) -> Documents:

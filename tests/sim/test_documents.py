@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
 from bursar.documents import Documents
 from bursar.documents import documents as code
 from bursar.model.documents import Document, draft
 from bursar.sim import SimDisk, documents, engine, two_process
+from bursar.sim.command import Job, every_crash, run_everywhere, run_jobs
 from bursar.sim.oracle import Violation
 
 SEEDS = int(os.environ.get("BURSAR_DOCUMENTS_SEEDS", "60"))

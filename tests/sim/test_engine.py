@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
 from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker, calling
 from bursar.ledger.holds import Holds
 from bursar.model import flow_rows
 from bursar.model.entries import HoldChange
 from bursar.model.outcome import Outcome
 from bursar.sim import CrashAt, Moment, SimDisk, engine, orders, two_process
+from bursar.sim.command import Job, every_crash, run_everywhere, run_jobs
 from bursar.sim.oracle import Violation
 from bursar.writer import decision
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
 from bursar.ledger import Ledger
 from bursar.model.entries import pay
 from bursar.sim import CrashAt, Kernel, Moment, SimDisk, ledger, run
+from bursar.sim.command import Job, every_crash, run_everywhere, run_jobs
 from bursar.sim.oracle import Oracle, Violation
 from bursar.store import connect
 
@@ -188,7 +188,7 @@ def test_the_command_reports_and_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     """`bursar sim ledger --json` has the promised keys; a wrong option is refused in words."""
     from click.testing import CliRunner  # noqa: PLC0415
 
-    from bursar.cli.commands.sim import command  # noqa: PLC0415
+    from bursar.sim.command import command  # noqa: PLC0415
 
     invoke = partial(CliRunner().invoke, command)
     done = invoke(["ledger", "--seeds", "3", "--jobs", "1", "--json"])

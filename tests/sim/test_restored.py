@@ -12,7 +12,7 @@ import pytest
 from bursar.audit import Finding
 from bursar.engine import Answer
 from bursar.flows.transfers import reconcile, watch
-from bursar.flows.transfers.calls import PAID_FROM_SUSPENSE, Calls
+from bursar.flows.transfers.flow import PAID_FROM_SUSPENSE, Calls
 from bursar.sim import restored
 from bursar.sim.exchange import USERS
 from bursar.sim.oracle import Violation

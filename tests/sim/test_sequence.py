@@ -15,7 +15,6 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bursar.cli.commands.sim import Job, command, every_crash, run_everywhere, run_jobs
 from bursar.engine import Answer, Booking, DatabaseClock, Engine, FlowRecord, Operators, Worker, calling
 from bursar.flows.sequence import flow, sequences
 from bursar.flows.sequence.machine import COMPENSATING, COMPENSATION_FAILED, RUNNING, STEP_DONE
@@ -23,6 +22,7 @@ from bursar.flows.sequence.steps import Sequence
 from bursar.model.entries import EntryKind
 from bursar.model.outcome import Outcome
 from bursar.sim import CrashAt, Moment, SimDisk, engine, sequence, sequence_model, two_process
+from bursar.sim.command import Job, command, every_crash, run_everywhere, run_jobs
 from bursar.sim.oracle import Violation
 
 SEEDS = int(os.environ.get("BURSAR_SEQUENCE_SEEDS", "60"))

@@ -173,7 +173,7 @@ class Scene:
             rest = []
             for operation, reply in zip(open_ones, replies, strict=True):
                 assert reply.code not in WRONG, reply
-                if reply.code == "BELOW_FLOOR":
+                if reply.code == "PRUNED":
                     assert key_of(operation) in self.told and self.may_be_forgotten(int(operation.req_id)), operation
                     continue
                 final = reply.outcome.is_known or reply.code == "WITHDRAW_NOT_FOUND"
@@ -199,7 +199,7 @@ class Scene:
         sequences = []
         for key, reply in zip(known, found.replies, strict=True):
             if self.may_be_forgotten(key[0]):
-                assert reply.code == "BELOW_FLOOR", f"{key} was to be forgotten, and {reply} is on record"
+                assert reply.code == "PRUNED", f"{key} was to be forgotten, and {reply} is on record"
                 continue
             assert self.told[key] == reply, f"{key} was told {self.told[key]}, and {reply} is on record"
             sequences.append(reply.sequence)

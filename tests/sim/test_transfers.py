@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.cli.commands.sim import Job, run_jobs
 from bursar.engine import Answer
 from bursar.flows.transfers import incoming, rails
 from bursar.flows.transfers import transfers as flow
@@ -24,6 +23,7 @@ from bursar.model.accounts import Account, AccountStatus
 from bursar.model.outcome import Outcome
 from bursar.rails.trading.wal import Log
 from bursar.sim import transfers
+from bursar.sim.command import Job, run_jobs
 from bursar.sim.kernel import CrashAt
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Moment
@@ -35,8 +35,8 @@ SEEDS = int(os.environ.get("BURSAR_TRANSFERS_SEEDS", "240"))
 PARTS = 4
 SMALL = transfers.Size(callers=2, entries_each=2)
 # Small runs whose every port call is a crash: some of the money arrives, and some goes back to either side. The
-# ledger's end rides in the first, and is called in the other (ADR 14). To die before a call is nearly to die after the
-# one before it: once is enough.
+# ledger's end is inline in the first, and is called in the other (ADR 14). To die before a call is nearly to die after
+# the one before it: once is enough.
 SEEDS_OF_EVERY_CALL = (1418, 563)
 EVERY = [(process, seed, Moment.AFTER) for process in ("server", "server-2", "core") for seed in SEEDS_OF_EVERY_CALL]
 EVERY += [("core", 1418, Moment.BEFORE)]
@@ -259,10 +259,10 @@ def test_a_transfer_that_uses_an_overdraft_is_noticed(monkeypatch: pytest.Monkey
 
 def test_a_deposit_that_a_freeze_refuses_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """T35: the money has arrived."""
-    real = incoming.Incoming.intent
+    real = incoming.Deposit.intent
 
-    def intent(self: incoming.Incoming, *args: Any) -> Any:
+    def intent(self: incoming.Deposit, *args: Any) -> Any:
         return msgspec.structs.replace(real(self, *args), outside=False)
 
-    monkeypatch.setattr(incoming.Incoming, "intent", intent)
+    monkeypatch.setattr(incoming.Deposit, "intent", intent)
     assert noticed_by_arrivals(20)

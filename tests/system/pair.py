@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from bursar.devdb import ThrowawayPostgres
+from bursar.testbed.devdb import ThrowawayPostgres
 
 WAIT_S = 60.0
 

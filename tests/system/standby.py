@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.system.test_trouble import sql
 
-from bursar.devdb import find_binaries
+from bursar.testbed.devdb import find_binaries
 
 ATTACH_S = 20.0
 FOLLOWING = "SELECT 1 FROM pg_stat_replication WHERE application_name = '{name}' AND state = 'streaming'"

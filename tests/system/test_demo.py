@@ -24,10 +24,10 @@ from typing import Any
 
 import pytest
 
-from bursar import demo
-from bursar.cli.commands import demo as command
 from bursar.config import read
-from bursar.demo import Blow, Report, Story
+from bursar.demo import command
+from bursar.demo import story as demo
+from bursar.demo.story import Blow, Report, Story
 from bursar.testbed import Guard, program
 from bursar.testbed.load import Habits, Load
 from bursar.testbed.promises import Ask, Found, Kind, Row, Said

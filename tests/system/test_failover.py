@@ -20,9 +20,9 @@ from tests.system.proxy import Proxy, proxied
 from tests.system.test_trouble import sql
 
 from bursar import Bursar, Receipt, deposit
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import AccountFrozen, DatabaseUnavailable
 from bursar.store import Options
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
 LIMIT_S = 1.0
 

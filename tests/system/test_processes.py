@@ -21,11 +21,11 @@ from tests.system.crew import ASSET, BANK, crew, furnish, outcome, until
 
 from bursar import CappedOverdraft, Receipt, deposit, pay
 from bursar import open as open_bursar
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.ledger import Ledger
 from bursar.model.errors import StoreError
 from bursar.store.batch import Lane, WriteConflict
 from bursar.store.sqlite import store as sqlite
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
 
 @pytest.fixture(params=["postgres", "sqlite"])

@@ -20,12 +20,12 @@ from tests.system.test_trouble import sql
 
 from bursar import Bursar
 from bursar.config import Config
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import BursarError, DatabaseReadOnly, DatabaseUnavailable
 from bursar.ports import SystemPorts
 from bursar.runtime import running
 from bursar.store import Options
 from bursar.store.probe import FRESH_S, Probe
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
 LIMIT_S = 0.5
 WAITS = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"

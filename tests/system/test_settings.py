@@ -19,13 +19,13 @@ import bursar
 import bursar.sync
 from bursar import Bursar, Receipt, deposit
 from bursar.cli.app import root
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import BursarError, DatabaseUnavailable
 from bursar.store import Options
 from bursar.store.batch import Lane
 from bursar.store.postgres import connecting
 from bursar.store.postgres.connecting import Host, hosts_of
 from bursar.store.postgres.store import PostgresStore
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
 STRICT = Options(require_synchronous=True)
 

@@ -19,11 +19,11 @@ from tests.system.trouble import put_in
 
 from bursar import Bursar, BursarError, Receipt, deposit
 from bursar.audit import audit
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
 from bursar.store import Options
 from bursar.store.batch import Lane
 from bursar.store.postgres.store import PostgresStore
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
 LIMIT_S = 0.5
 SOON_S = 3.0  # far below any limit that is not ours, far above what a busy machine needs

@@ -16,9 +16,9 @@ from tests.system.standby import standby
 from tests.system.test_settings import refusal, set_standbys
 from tests.system.test_trouble import sql
 
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import DatabaseUnavailable
 from bursar.store import Options
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
 STRICT = Options(require_synchronous=True)
 WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"

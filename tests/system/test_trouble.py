@@ -19,11 +19,11 @@ from tests.system.trouble import absurd_expiry, balance, open_once, opens, put_i
 
 from bursar import Bursar, BursarError, Receipt, deposit
 from bursar import open as open_bursar
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.model.errors import Conflict, DatabaseNewer, DatabaseOlder, DatabaseUnavailable, OutcomeUnknown
 from bursar.store.batch import Lane
 from bursar.store.postgres import schema
 from bursar.store.postgres.store import PostgresStore
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 from bursar.testbed.program import COMMAND
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from bursar import devdb
-from bursar.devdb import PostgresFailedError, PostgresNotFoundError, ThrowawayPostgres, throwaway_postgres
+from bursar.testbed import devdb
+from bursar.testbed.devdb import PostgresFailedError, PostgresNotFoundError, ThrowawayPostgres, throwaway_postgres
 
 WAIT_SECONDS = 20.0
 
@@ -139,7 +139,7 @@ def test_it_is_in_memory_if_nothing_is_synced_and_there_is_room(
 def test_nothing_is_left_when_the_process_is_interrupted(how: signal.Signals) -> None:
     program = (
         "import sys, time\n"
-        "from bursar.devdb import ThrowawayPostgres\n"
+        "from bursar.testbed.devdb import ThrowawayPostgres\n"
         "postgres = ThrowawayPostgres({'fsync': 'off'})\n"
         "postgres.start()\n"
         "print(postgres.data_dir, flush=True)\n"

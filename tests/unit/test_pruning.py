@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.engine.snowflake import EPOCH_US, first_id_at, made_at_us
-from bursar.flows.transfers.pruning import Horizons, floors, is_fresh
+from bursar.flows.transfers.checks import Horizons, is_fresh
+from bursar.flows.transfers.pruning import floors
 
 HOUR_US = 3_600_000_000
 NOW_US = EPOCH_US + 60_000 * HOUR_US

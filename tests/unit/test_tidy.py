@@ -21,9 +21,9 @@ MODULE_LINES_MAX = 500
 HEADER_WORDS_MIN = 4
 
 # Programs around the library. They own their process, so they may speak to a terminal and open files.
-PROGRAMS = ("bench", "cli", "demo.py", "testbed", "chaos")
+PROGRAMS = ("bench", "cli", "demo", "testbed", "chaos")
 MAY_PRINT = PROGRAMS
-MAY_OPEN = (*PROGRAMS, "devdb.py", "ports")
+MAY_OPEN = (*PROGRAMS, "ports")
 
 RULES = ROOT / "docs" / "reference" / "rules.md"
 CITATION = re.compile(r"\b[TLWSI][1-9][0-9]?\b")
@@ -125,10 +125,12 @@ def test_files_are_opened_through_the_ports() -> None:
 
 
 def test_the_simulator_knows_no_chance_but_its_seed() -> None:
-    """Ruff bans the doors everywhere else; here it would also ban `random.Random(seed)`, which the simulator is for."""
+    """Ruff bans the doors everywhere else; here it would also ban `random.Random(seed)`, which the simulator is for.
+    Its command is outside of the simulated world: it starts processes and measures time."""
     offences = [
         at(path, line, what)
         for path in sorted((SOURCE / "sim").rglob("*.py"))
+        if path.name != "command.py"
         for line, what in open_doors(parse(path))
     ]
     assert not offences, "\n".join(offences)

@@ -1,16 +1,18 @@
-"""An exception as the answer to a request: what is refused says why; what is unexpected is logged with an id, and the
-id is all that the caller gets."""
+"""What a route may answer, and exceptions as answers.
+
+A refusal says why. What is unexpected is logged with an id, and the id is all that the caller gets.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
+from litestar.openapi.datastructures import ResponseSpec
 
-from bursar.api.gate import TURN
+from bursar.api.gate import TURN, Turn
 from bursar.api.problems import (
     COMMIT_UNKNOWN,
     CORE_UNAVAILABLE,
@@ -21,17 +23,48 @@ from bursar.api.problems import (
     OVERLOADED,
     PAYLOAD_TOO_LARGE,
     UNSUPPORTED_MEDIA_TYPE,
+    OutageLog,
     Problem,
+    ProblemDetails,
 )
-from bursar.api.rates import Turn
 from bursar.flows.transfers import Code, CommitUnknown, TransferRefused
 from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
 
+WORDS = {
+    400: "The request can't be read.",
+    401: "No token, or not a valid one.",
+    403: "Not with this token.",
+    404: "There is nothing of that name for this caller.",
+    408: "The headers or the body did not come in time.",
+    409: "Something else was asked for under that name before, or it is decided already.",
+    413: "The body is too large.",
+    415: "The body is not `application/json`.",
+    422: "Read, and refused; `code` says why.",
+    429: "A limit is used up; `Retry-After` says until when.",
+    431: "Address and headers are too large.",
+    500: "Unexpected; `id` is in the log.",
+    503: "Not now: too many requests, or the database or a core is away. `Retry-After` says when to try again.",
+}
+BODY = (413, 415)  # what a route to which something is posted may answer
+ALL = (400, 401, 403, 408, 429, 431, 500, 503)  # what any route that asks for a token may answer
 DAY_S = 86_400
 _BY_STATUS = {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED, 413: PAYLOAD_TOO_LARGE, 415: UNSUPPORTED_MEDIA_TYPE}
 
 log = logging.getLogger("bursar.api")
+
+
+def problems(*statuses: int) -> dict[int, ResponseSpec]:
+    """Refusals of these kinds, and of those that any route knows."""
+    return {
+        status: ResponseSpec(ProblemDetails, generate_examples=False, description=WORDS[status], media_type=MEDIA_TYPE)
+        for status in sorted({*statuses, *ALL})
+    }
+
+
+def also(status: int, shape: Any, words: str) -> dict[int, ResponseSpec]:
+    """Another good answer."""
+    return {status: ResponseSpec(shape, generate_examples=False, description=words)}
 
 
 def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -45,9 +78,10 @@ def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
         except Problem as too_many:
             problem = too_many
     if problem.status >= 500 and problem.id is None:
-        log.warning("%s %s: %s: %s", request.method, request.scope["path"], problem.code, problem.detail)
-    content = msgspec.json.encode(problem.body())
-    return Response(content, status_code=problem.status, media_type=MEDIA_TYPE, headers=problem.all_headers())
+        outages: OutageLog = request.app.state["outages"]
+        outages.log(problem.code, f"{request.method} {request.scope['path']}: {error}")
+    headers, content = problem.encoded()
+    return Response(content, status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 
 def problem_of(error: Exception, ports: Ports) -> Problem:
@@ -63,25 +97,24 @@ def problem_of(error: Exception, ports: Ports) -> Problem:
         case TransferRefused():
             return Problem(error.reason, error.why)
         case CommitUnknown(req_id=req_id):
-            log.error("transfer %s may or may not have been written: %s", req_id, error.why)
             detail = (
                 f"transfer {req_id} may or may not have been written: repeat the request with the same "
                 "client_order_id, or, if it had none, look for the transfer before you ask for another one"
             )
             return Problem(COMMIT_UNKNOWN, detail, req_id=req_id)
         case OutcomeUnknown():
-            log.error("it may or may not have been written: %s", error)
             detail = "the database went away while this was written; repeat the same request to learn what became of it"
             return Problem(COMMIT_UNKNOWN, detail)
         case StoreError():
-            log.error("the database can't be used: %s", error)
             return Problem(DATABASE_UNAVAILABLE, "the database can't be used just now; nothing was written, try again")
         case Conflict():
-            return Problem(OVERLOADED, "others were faster, too often; nothing was written, try again")
+            return Problem(
+                OVERLOADED,
+                "other transactions changed the same accounts, again and again; nothing was written, try again",
+            )
         case Refusal():
             return Problem(error.code, str(error))
         case ConnectionError():
-            log.error("a core can't be reached: %s", error)
             return Problem(
                 CORE_UNAVAILABLE, "the trading core can't be reached just now; nothing was written, try again"
             )

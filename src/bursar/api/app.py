@@ -4,14 +4,22 @@
     description()                                       # OpenAPI, as docs/reference/openapi.json has it
 
 Litestar and uvicorn open their own sockets; nothing else here does.
+
+Requests are read exactly as described, or refused with 400, 413 or 415 before a route sees them. The framework would
+take the text `"1001"` for the number 1001, the last of two fields with one name, and a filter whose name is misspelt
+for no filter. Where money is moved each of these is a caller's mistake that costs money: a number is a JSON number, a
+field is given once, and an unknown name is refused.
 """
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from litestar import Litestar
+import msgspec
+from litestar import Litestar, Request
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.openapi import OpenAPIConfig
@@ -21,11 +29,11 @@ from litestar.routes import HTTPRoute
 
 from bursar.api import health, money, transfers
 from bursar.api.answers import answer
-from bursar.api.bound import Bound
-from bursar.api.gate import ALWAYS_OPEN, Gate
+from bursar.api.gate import ALWAYS_OPEN, TAKES_BODY, Bound, Gate
 from bursar.api.metrics import Metrics
-from bursar.api.strict import QueryNames, StrictRequest, check_request
+from bursar.api.problems import UNSUPPORTED_MEDIA_TYPE, OutageLog, Problem
 from bursar.api.tokens import Keys
+from bursar.flows.transfers import Code
 from bursar.runtime import Runtime
 
 ROUTES = (
@@ -44,6 +52,8 @@ ROUTES = (
     health.readyz,
     health.metrics,
 )
+QueryNames = dict[tuple[str, str], frozenset[str]]  # method, route → parameters
+NOTHING = (b"", b"{}")  # what a route may be sent that asks for no body
 ABOUT = """Money between funding and trading accounts, never lost and never duplicated.
 
 Refusals are `application/problem+json` with a stable `code`. Amounts are text in units of the asset. Repeat a request
@@ -51,23 +61,18 @@ with the same `client_order_id` (or `Idempotency-Key`) and nothing happens twice
 
 
 def applications(runtime: Runtime, keys: Keys) -> tuple[Gate, Gate]:
-    """What is served to everybody, and what is served to those who watch.
+    """The application at the public address, and the one for health and metrics.
 
     The first has health and metrics too, unless the configuration gives them an address of their own.
     """
     ports, config, metrics = runtime.ports, runtime.config, Metrics(runtime)
-    state = State(
-        {
-            "runtime": runtime,
-            "metrics": metrics,
-            "ports": ports,
-        }
-    )
+    outages = OutageLog(ports.monotonic)
+    state = State({"runtime": runtime, "metrics": metrics, "ports": ports, "outages": outages})
     app = _litestar(state, config.body_bytes_max)
     app.state["query_names"] = _query_names(app)
     routes = {route.path_format for route in app.routes}
     public = routes - ALWAYS_OPEN if config.health_listen else routes
-    bound = Bound(app, config.answer_s)
+    bound = Bound(app, config.answer_s, outages)
     traffic = metrics.traffic
     return Gate(bound, ports, traffic, config, keys, public), Gate(bound, ports, traffic, config, keys, ALWAYS_OPEN)
 
@@ -112,3 +117,74 @@ def _litestar(state: State, body_bytes_max: int) -> Litestar:
             use_handler_docstrings=True,
         ),
     )
+
+
+class StrictRequest(Request[Any, Any, Any]):
+    """A request whose JSON is read once, into what its route asks for."""
+
+    async def json(self) -> Any:
+        """The body as its route's own shape; the framework passes that through as it is."""
+        shape = self.route_handler.parsed_fn_signature.parameters["data"].annotation
+        return read_json(await self.body(), shape)
+
+
+def read_json(body: bytes, shape: Any) -> Any:
+    """A body, if it is exactly such a one."""
+    try:
+        found = _decoder(shape).decode(body)
+        json.loads(body, object_pairs_hook=_once)
+    except UnicodeError:
+        raise Problem(Code.INVALID_REQUEST, "the body is not UTF-8") from None
+    except (msgspec.MsgspecError, _Twice) as error:
+        raise Problem(Code.INVALID_REQUEST, f"body: {error}") from None
+    except RecursionError:
+        raise Problem(Code.INVALID_REQUEST, "the body is nested too deeply") from None
+    return found
+
+
+async def check_request(request: Request[Any, Any, Any]) -> None:
+    """What holds for all routes, before any of them is called."""
+    fields = request.route_handler.parsed_fn_signature.parameters
+    _check_query(request)
+    if request.method not in TAKES_BODY:
+        return
+    _check_media_type(request)
+    if "data" not in fields and (await request.body()).strip() not in NOTHING:
+        raise Problem(Code.INVALID_REQUEST, "this takes no body")
+
+
+def _check_query(request: Request[Any, Any, Any]) -> None:
+    names: QueryNames = request.app.state["query_names"]
+    known = names.get((request.method, request.scope["path_template"]))
+    if known is None:  # not one of the routes that are described
+        return
+    seen = [name for name, _ in request.query_params.multi_items()]
+    for name in seen:
+        if name not in known:
+            raise Problem(Code.INVALID_REQUEST, f"unknown query parameter {name[:64]!r}")
+        if seen.count(name) > 1:
+            raise Problem(Code.INVALID_REQUEST, f"query parameter {name} is given twice")
+
+
+def _check_media_type(request: Request[Any, Any, Any]) -> None:
+    """A body is JSON, or refused: no form of another site's page gets through."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
+    if kind != "application/json" and not (is_empty and not kind):
+        raise Problem(UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
+
+
+class _Twice(ValueError):
+    """A field was given twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Twice("a field is given twice")
+    return found
+
+
+@cache
+def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(shape)

@@ -1,27 +1,32 @@
-"""The gate before all routes: which requests are looked at, how many may be in progress, and what is counted.
+"""The gate before all routes: which requests are looked at, who sends them, how many, how often, and for how long.
 
 A request takes one of the places when all of it is here: a body that never comes holds nothing but its own connection.
-Beyond the limit the answer is 503 at once, with `Retry-After`: a queue without bound would only make everybody late.
+Beyond the limit the answer is 503 at once, with `Retry-After`: a queue without bound would only make every answer late.
 One user gets a part of the places only. Health, readiness and metrics always get through; they are what one looks at
 when it is full.
 
-An address has one spelling here. The router would take `//metrics`, `/%6detrics` and `/metrics/` for `/metrics`, and
-whoever blocks that address in a proxy would have blocked one of four.
+An address has one spelling here. The router would take `//metrics`, `/%6detrics` and `/metrics/` for `/metrics`, and a
+proxy that blocks that address would have blocked one of four.
+
+In the order of a request: `Gate` (form, places, token, rate), `Bound` (the time for an answer), then the route's own
+guard (`allow`: the token's role).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-import msgspec
+from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPRequestEvent, HTTPScope, Message, Receive, Scope, Send
+from litestar.handlers import BaseRouteHandler
+from litestar.types import ASGIApp, Guard, HTTPRequestEvent, HTTPScope, Message, Receive, Scope, Send
 
 from bursar.api.metrics import Traffic
-from bursar.api.problems import MEDIA_TYPE, NOT_FOUND, OVERLOADED, Problem
-from bursar.api.rates import Rate, Turn
+from bursar.api.problems import COMMIT_UNKNOWN, DATABASE_UNAVAILABLE, NOT_FOUND, OVERLOADED, OutageLog, Problem
 from bursar.api.tokens import Identity, Keys, Role
 from bursar.config import Config
 from bursar.flows.transfers import Code
@@ -30,10 +35,14 @@ from bursar.ports import Ports
 ALWAYS_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
 ONCE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"idempotency-key"})
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
+TAKES_BODY = frozenset({"POST", "PUT", "PATCH"})
 AUTHENTICATED = "bursar_identity"  # in a request's state: whose valid token came with it
 UNIDENTIFIED = "bursar_unidentified"  # or why it is not one: said by the routes that ask for one
 TURN = "bursar_turn"  # in a request's state: how it is counted, if it may move money
 NO_ROUTE = "(none)"
+SECOND_US = 1_000_000
+
+log = logging.getLogger("bursar.api")
 
 
 class Routes:
@@ -108,7 +117,7 @@ class Gate:
             raise Problem(OVERLOADED, "too many requests are in progress; try again in a moment")
 
     def _identify(self, scope: HTTPScope) -> Identity | None:
-        """Whose request it is, counted as such; None if nobody's that is known here."""
+        """Whose request it is, counted as such; None if no valid token came with it."""
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         try:
             identity = self._keys.identify(header.decode("latin-1"))
@@ -169,7 +178,7 @@ class Gate:
             await self._app(scope, receive, sending)
         finally:
             traffic.in_progress -= 1
-            known = status not in (404, 405)  # or whoever asks for random addresses makes a counter for each
+            known = status not in (404, 405)  # or random addresses would make a counter for each
             route = str(scope.get("path_template") or NO_ROUTE) if known else NO_ROUTE
             method = scope["method"] if known else NO_ROUTE
             traffic.count(method, route, status, self._ports.monotonic() - began)
@@ -179,11 +188,7 @@ class Gate:
             self.traffic.rejected += 1
         else:
             self.traffic.count(NO_ROUTE, NO_ROUTE, problem.status, 0.0)
-        body = msgspec.json.encode(problem.body())
-        headers = problem.all_headers() | {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body))}
-        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": problem.status, "headers": raw})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await _answer_with(problem, send)
 
 
 def _as_get(scope: HTTPScope) -> HTTPScope:
@@ -199,3 +204,189 @@ def _given(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return receiving
+
+
+class Rate:
+    """What each user has used up of the current second (T46), counted in memory: a row for each refused request would
+    make a flood of them cost us more than its sender.
+
+    Per process, then. What is *accepted* is counted once more in the transaction that writes the transfer, so that many
+    hosts agree on it. Both count by the same seconds of the clock, and only the current one is remembered.
+    """
+
+    def __init__(self, ports: Ports, per_second: int, what: str) -> None:
+        """`per_second` 0: no limit."""
+        self._ports = ports
+        self._per_second = per_second
+        self._what = what
+        self._second = 0
+        self._counts: dict[str, int] = {}
+
+    def count(self, who: str) -> None:
+        """Count one request; a Problem if it is one too many."""
+        if not self._per_second:
+            return
+        self._now()
+        used = self._counts.get(who, 0)
+        if used >= self._per_second:
+            raise Problem(
+                Code.RATE_LIMIT_EXCEEDED,
+                f"more than {self._per_second} {self._what} in this second; try again in the next",
+            )
+        self._counts[who] = used + 1
+
+    def give_back(self, who: str) -> None:
+        """It turned out not to count."""
+        self._now()
+        if self._counts.get(who):
+            self._counts[who] -= 1
+
+    def _now(self) -> None:
+        second = self._ports.now_us() // SECOND_US
+        if second != self._second:  # also if the clock was set back
+            self._second = second
+            self._counts = {}
+
+
+class Turn:
+    """One request that wants to move money: counted once, whether it is carried out or refused; not if it repeats one
+    that was accepted (T12)."""
+
+    def __init__(self, rate: Rate, who: str) -> None:
+        self._rate = rate
+        self._who = who
+        self._is_counted = False
+
+    def count(self) -> None:
+        """Count it; a Problem if it is one too many."""
+        if not self._is_counted:
+            self._rate.count(self._who)
+            self._is_counted = True
+
+    def give_back(self) -> None:
+        """It was answered with what an earlier request got."""
+        if self._is_counted:
+            self._rate.give_back(self._who)
+            self._is_counted = False
+
+
+class Bound:
+    """An ASGI application in front of another, which answers within a limit, whatever hangs behind it: the database, a
+    disk, a core.
+
+    A request that has not begun to be answered by then is cancelled and not waited for, and the answer says what that
+    means: a read can be repeated; a request that writes may have been carried out or not (its key tells). Time begins
+    to run when the body is there: how long a client may take to send it is another matter.
+    """
+
+    def __init__(self, app: ASGIApp, limit_s: float, outages: OutageLog) -> None:
+        self.app = app
+        self._limit_s = limit_s
+        self._outages = outages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != ScopeType.HTTP or scope["path"] in ALWAYS_OPEN:  # those have bounds of their own
+            await self.app(scope, receive, send)
+            return
+        exchange = Exchange(receive, send, self._limit_s)
+        running: Coroutine[Any, Any, None] = self.app(scope, exchange.receive, exchange.send)  # type: ignore[assignment]
+        task = asyncio.get_running_loop().create_task(running, name="bursar-request")
+        task.add_done_callback(exchange.end)
+        if scope["method"] not in TAKES_BODY:
+            exchange.start_clock()
+        try:
+            await exchange.ended
+            if exchange.begun:  # the answer is on its way, at the client's own speed
+                await asyncio.wait([task])
+            limit = f"within {self._limit_s:g} s"
+        except asyncio.CancelledError:  # the server stops: a request without an answer gets one, and then it ends
+            limit = "before the server was stopped"
+        finally:
+            exchange.over = True
+            exchange.stop_clock()
+            if not task.done():
+                task.add_done_callback(_forget)
+                task.cancel()
+        if task.done():
+            task.result()
+            return
+        if exchange.begun:
+            return
+        problem = _late(scope["method"], limit)
+        self._outages.log(problem.code, f"{scope['method']} {scope['path']}: {problem.detail}")
+        await _answer_with(problem, send)
+
+
+class Exchange:
+    """What passes between the client and the application, and how long that takes."""
+
+    def __init__(self, receive: Receive, send: Send, limit_s: float) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # answered, or too late
+        self.begun = False  # an answer is being sent
+        self.over = False  # nothing that is said now counts
+        self._receive = receive
+        self._send = send
+        self._limit_s = limit_s
+        self._clock: asyncio.TimerHandle | None = None
+
+    async def receive(self) -> Any:
+        """The next part of the request; with the last one, time begins to run."""
+        message = await self._receive()
+        if self._clock is None and not message.get("more_body", False):
+            self.start_clock()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """A part of the answer."""
+        if not self.over:
+            self.begun = True
+            await self._send(message)
+
+    def start_clock(self) -> None:
+        """The request is here, all of it."""
+        self._clock = asyncio.get_running_loop().call_later(self._limit_s, self.end)
+
+    def stop_clock(self) -> None:
+        """It is answered."""
+        if self._clock is not None:
+            self._clock.cancel()
+
+    def end(self, *_: object) -> None:
+        """There is nothing more to wait for."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.info("after its time was over, a request ended with %s", task.exception())
+
+
+def _late(method: str, limit: str) -> Problem:
+    if method in TAKES_BODY:
+        detail = f"no answer {limit}, and it may have been carried out or not; repeat it with the same key"
+        return Problem(COMMIT_UNKNOWN, detail)
+    return Problem(DATABASE_UNAVAILABLE, f"no answer {limit}; try again")
+
+
+async def _answer_with(problem: Problem, send: Send) -> None:
+    headers, body = problem.encoded()
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def allow(*roles: Role) -> Guard:
+    """A guard that lets these roles in, and notes whose request it is. It runs before the body is read."""
+
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
+        # async, though it waits for nothing: Litestar would run any other in a thread, for each request
+        state = connection.scope["state"]
+        if UNIDENTIFIED in state:  # the gate has looked already: checking a signature takes long
+            raise state[UNIDENTIFIED]
+        identity: Identity = state[AUTHENTICATED]
+        if not identity.has(*roles):
+            raise Problem(Code.FORBIDDEN, f"this needs the role {' or '.join(roles)}")
+        connection.scope["user"] = identity
+
+    return guard

@@ -1,4 +1,4 @@
-"""For those who watch: does it live, can it work, what has it done. No token is asked for, and nobody is named."""
+"""For monitoring: does it live, can it work, what has it done. No token is asked for, and no user is named."""
 
 from __future__ import annotations
 
@@ -6,13 +6,27 @@ from typing import Any
 
 from litestar import Request, Response, get
 
-from bursar.api.documented import also
+from bursar.api.answers import also
 from bursar.api.metrics import CONTENT_TYPE, LOOK_S, Metrics
-from bursar.api.shapes import Health, Readiness
+from bursar.api.transfers import Out
 from bursar.runtime import Runtime
 from bursar.store.probe import OK
 
 Asked = Request[Any, Any, Any]
+
+
+class Health(Out, frozen=True):
+    """Whether it lives."""
+
+    status: str
+
+
+class Readiness(Out, frozen=True):
+    """Whether it can work, and what is missing."""
+
+    ready: bool
+    database: str
+    cores: dict[str, str]
 
 
 @get("/healthz", summary="Whether the process lives", security=[{}], tags=["health"])

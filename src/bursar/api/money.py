@@ -4,41 +4,111 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
+from msgspec import Meta
 
-from bursar.api.auth import allow
-from bursar.api.documented import BODY, also, problems
+from bursar.api.answers import BODY, also, problems
+from bursar.api.gate import allow
 from bursar.api.problems import Problem
-from bursar.api.shapes import (
-    AccountBalances,
-    AssetAnswer,
-    AssetBalance,
-    BalancesAnswer,
-    ConfirmDeposit,
-    CreateDeposit,
-    DepositAnswer,
-    asset_of,
-    deposit_of,
-)
-from bursar.api.tokens import EVERYBODY, STAFF, Identity, Role
+from bursar.api.tokens import EVERYBODY, STAFF, Role
+from bursar.api.transfers import AmountText, Asked, In, Out, answered, runtime_of
 from bursar.flows.deposits import DepositView
 from bursar.flows.transfers import MACHINE, AccountType, Code
+from bursar.flows.transfers.checks import USER_MAX
+from bursar.flows.transfers.rails import STATUSES
 from bursar.flows.transfers.request import funding_account
-from bursar.model.accounts import AccountStatus
 from bursar.model.errors import UnknownAccount
-from bursar.model.money import Asset
+from bursar.model.money import Asset, format_minor
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import TradingClient
 from bursar.runtime import Runtime
 
-USER_MAX = 2**63 - 1
 IN_FLIGHT_MAX = 1_000  # transfers of one user on their way that are looked at
-STATUS_WORDS = {AccountStatus.ACTIVE: "ACTIVE", AccountStatus.FROZEN: "FROZEN", AccountStatus.CLOSED: "DISABLED"}
-Asked = Request[Identity, Any, Any]
 Sums = dict[str, int]  # asset → smallest units
+UserNumber = Annotated[int, Meta(ge=1, le=USER_MAX, description="A user's number.")]
+
+
+class AssetAnswer(Out, frozen=True):
+    """An asset, and what bounds its transfers."""
+
+    asset: str
+    precision: int
+    status: str
+    internal_transfer_enabled: bool
+    min_transfer: str
+    max_transfer: str
+
+
+def asset_of(asset: Asset) -> AssetAnswer:
+    """An asset."""
+    return AssetAnswer(
+        asset=asset.code,
+        precision=asset.precision,
+        status=asset.status.name,
+        internal_transfer_enabled=asset.internal_transfer_enabled,
+        min_transfer=format_minor(asset.min_transfer, asset.precision),
+        max_transfer=format_minor(asset.max_transfer, asset.precision),
+    )
+
+
+class AssetBalance(Out, frozen=True):
+    """One asset in one account."""
+
+    asset: str
+    available: str
+    frozen: Annotated[str, Meta(description="Held for withdrawals or orders.")]
+    in_flight: Annotated[str, Meta(description="Has left this account by a transfer that has not ended yet.")]
+
+
+class AccountBalances(Out, frozen=True):
+    """One account."""
+
+    account: str
+    status: Annotated[str, Meta(description="ACTIVE, FROZEN or DISABLED; UNAVAILABLE if it can't be asked just now.")]
+    balances: list[AssetBalance]
+
+
+class BalancesAnswer(Out, frozen=True):
+    """All that a user has."""
+
+    user_id: int
+    accounts: list[AccountBalances]
+
+
+class ConfirmDeposit(In, frozen=True):
+    """What is to be booked, said again by the second person."""
+
+    user_id: UserNumber
+    asset: str
+    amount: AmountText
+
+
+class CreateDeposit(ConfirmDeposit, frozen=True):
+    """Money that has arrived from outside."""
+
+    reference: Annotated[
+        str, Meta(description="What whoever sent it calls it: unique, letters, digits and `._:-`, at most 100.")
+    ]
+
+
+class DepositAnswer(Out, frozen=True):
+    """How a deposit stands."""
+
+    reference: str
+    user_id: int
+    asset: str
+    amount: str
+    state: Annotated[str, Meta(description="BOOKED; ASKED while it waits for a second person; REJECTED.")]
+    asked_by: Annotated[str, Meta(description="Who asked for it first.")]
+    account: Annotated[
+        str,
+        Meta(
+            description="Where it is booked: `suspense:deposits` if the user's account is closed. Empty if it is not."
+        ),
+    ]
 
 
 @get(
@@ -50,7 +120,7 @@ Sums = dict[str, int]  # asset → smallest units
 )
 async def list_assets(request: Asked) -> list[AssetAnswer]:
     """In alphabetical order."""
-    assets = await _runtime(request).bursar.ledger.assets()
+    assets = await runtime_of(request).bursar.ledger.assets()
     return [asset_of(assets[code]) for code in sorted(assets)]
 
 
@@ -73,7 +143,7 @@ async def show_balances(
             raise Problem(Code.FORBIDDEN, "user_id is not the token's user")
     else:
         user = user_id
-    runtime = _runtime(request)
+    runtime = runtime_of(request)
     assets = await runtime.bursar.ledger.assets()
     flying = await _in_flight(runtime, user)
     kinds = [AccountType.FUNDING, *runtime.cores]
@@ -95,9 +165,9 @@ async def show_balances(
 )
 async def create_deposit(request: Asked, data: JSONBody[CreateDeposit]) -> Response[DepositAnswer]:
     """Once per reference. The first deposit of a user makes the funding account."""
-    deposits, actor = _runtime(request).deposits, request.user.subject
+    deposits, actor = runtime_of(request).deposits, request.user.subject
     view = await deposits.ask(data.user_id, data.asset, data.amount, reference=data.reference, actor=actor)
-    return Response(deposit_of(view), status_code=202 if view.state == "ASKED" else 200)
+    return Response(answered(view, DepositAnswer), status_code=202 if view.state == "ASKED" else 200)
 
 
 @post(
@@ -110,8 +180,9 @@ async def create_deposit(request: Asked, data: JSONBody[CreateDeposit]) -> Respo
 )
 async def confirm_deposit(request: Asked, reference: FromPath[str], data: JSONBody[ConfirmDeposit]) -> DepositAnswer:
     """Says again what is to be booked, so that nobody confirms what he has not seen."""
-    deposits, actor = _runtime(request).deposits, request.user.subject
-    return deposit_of(await deposits.confirm(data.user_id, data.asset, data.amount, reference=reference, actor=actor))
+    deposits, actor = runtime_of(request).deposits, request.user.subject
+    view = await deposits.confirm(data.user_id, data.asset, data.amount, reference=reference, actor=actor)
+    return answered(view, DepositAnswer)
 
 
 @post(
@@ -124,8 +195,8 @@ async def confirm_deposit(request: Asked, reference: FromPath[str], data: JSONBo
 )
 async def reject_deposit(request: Asked, reference: FromPath[str]) -> DepositAnswer:
     """It is not booked."""
-    view: DepositView = await _runtime(request).deposits.reject(reference, actor=request.user.subject)
-    return deposit_of(view)
+    view: DepositView = await runtime_of(request).deposits.reject(reference, actor=request.user.subject)
+    return answered(view, DepositAnswer)
 
 
 @get(
@@ -137,12 +208,7 @@ async def reject_deposit(request: Asked, reference: FromPath[str]) -> DepositAns
 )
 async def list_deposits(request: Asked) -> list[DepositAnswer]:
     """Newest first."""
-    return [deposit_of(view) for view in await _runtime(request).deposits.waiting()]
-
-
-def _runtime(request: Asked) -> Runtime:
-    runtime: Runtime = request.app.state["runtime"]
-    return runtime
+    return [answered(view, DepositAnswer) for view in await runtime_of(request).deposits.waiting()]
 
 
 async def _in_flight(runtime: Runtime, user: int) -> dict[AccountType, Sums]:
@@ -168,7 +234,7 @@ async def _funding(runtime: Runtime, user: int, assets: dict[str, Asset], flying
     except UnknownAccount:
         return None
     lines = _lines(assets, available, frozen, flying)
-    return AccountBalances(account=AccountType.FUNDING.value, status=STATUS_WORDS[account.status], balances=lines)
+    return AccountBalances(account=AccountType.FUNDING.value, status=STATUSES[account.status].name, balances=lines)
 
 
 async def _core(

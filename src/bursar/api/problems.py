@@ -7,6 +7,9 @@ never tells about our inside.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 import msgspec
 
 from bursar.flows.transfers import Code
@@ -40,7 +43,7 @@ STATUSES: dict[str, int] = {
     REQUEST_TIMEOUT: 408,
     Code.DUPLICATE_REQUEST: 409,
     "IDEMPOTENCY_KEY_REUSED": 409,
-    "NOT_POSSIBLE": 409,
+    "INVALID_STATE": 409,
     "RECORD_MOVED": 409,
     PAYLOAD_TOO_LARGE: 413,
     UNSUPPORTED_MEDIA_TYPE: 415,
@@ -56,6 +59,11 @@ STATUSES: dict[str, int] = {
     COMMIT_UNKNOWN: 503,
 }
 REFUSED = 422
+# Codes of which one cause refuses every request for as long as it lasts.
+OUTAGES = frozenset({Code.TRANSFERS_PAUSED, OVERLOADED, DATABASE_UNAVAILABLE, CORE_UNAVAILABLE})
+OUTAGE_OVER_S = 60.0
+
+log = logging.getLogger("bursar.api")
 
 
 class ProblemDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,11 +107,30 @@ class Problem(Exception):
             req_id=self.req_id,
         )
 
-    def all_headers(self) -> dict[str, str]:
-        """Those that its status asks for, too."""
+    def encoded(self) -> tuple[dict[str, str], bytes]:
+        """Headers and body, as they are sent: with the headers that its status asks for, too."""
         found = dict(self.headers)
         if self.status == 401:
             found.setdefault("WWW-Authenticate", "Bearer")
         if self.status in (429, 503):
             found.setdefault("Retry-After", str(RETRY_S))
-        return found
+        body = msgspec.json.encode(self.body())
+        return found | {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body))}, body
+
+
+class OutageLog:
+    """One log line when an outage begins, not one for each request that it refuses. It is over when no request was
+    refused for a minute; every other code is logged each time."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._last: dict[str, float] = {}
+
+    def log(self, code: str, what: str) -> None:
+        """Log what was refused, unless it is part of an outage that was logged."""
+        now, last = self._monotonic(), self._last.get(code, float("-inf"))
+        if code not in OUTAGES:
+            log.warning("%s: %s", code, what)
+        elif now - last > OUTAGE_OVER_S:
+            log.error("%s: %s; further ones are not logged until there was none for a minute", code, what)
+        self._last[code] = now

@@ -1,7 +1,7 @@
 """Who calls: a signed token (JWT) that names a subject, its roles and when it ends.
 
 The algorithm is the configured one and nothing else, whatever a token's header says, so neither `none` nor a public key
-used as a secret gets anybody in. A user's number is the token's subject; a body can't claim another (T17). PyJWT checks
+used as a secret is accepted. A user's number is the token's subject; a body can't claim another (T17). PyJWT checks
 the signature and the times, by its own clock.
 
     {"sub": "1001", "roles": ["user"], "exp": …}           a user
@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from bursar.api.problems import Problem
 from bursar.config import HS256_KEY_BYTES_MIN, Config, ConfigRefused, secret
 from bursar.flows.transfers import Code
+from bursar.flows.transfers.checks import USER_MAX
 
 TOKEN_LENGTH_MAX = 4_096
 SUBJECT_LENGTH_MAX = 64
-USER_MAX = 2**63 - 1
 SECONDS_MAX = 30 * 86_400
 
 
@@ -32,7 +32,7 @@ class Role(StrEnum):
     """What a caller may do."""
 
     USER = "user"  # move own money, see own things
-    VIEWER = "viewer"  # see everybody's
+    VIEWER = "viewer"  # see what all users have
     OPERATOR = "operator"  # and bring deposits in
     APPROVER = "approver"  # and confirm what another has asked for
     ADMIN = "admin"  # all that operators and approvers may
@@ -95,7 +95,7 @@ class Keys:
         )
 
     def identify(self, header: str | None) -> Identity:
-        """Whom an `Authorization` header names; a Problem if nobody."""
+        """Whom an `Authorization` header names; a Problem if its token is not valid."""
         kind, _, token = (header or "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Problem(Code.UNAUTHORIZED, "a token is needed: `Authorization: Bearer …`")

@@ -8,41 +8,27 @@ from __future__ import annotations
 
 import base64
 import re
-from datetime import datetime, timedelta
-from typing import Annotated, Any
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
-from msgspec import Meta
+from msgspec import Meta, field
 
-from bursar.api.auth import allow
-from bursar.api.documented import BODY, also, problems
-from bursar.api.gate import TURN
+from bursar.api.answers import BODY, also, problems
+from bursar.api.gate import TURN, Turn, allow
 from bursar.api.problems import Problem
-from bursar.api.rates import Turn
-from bursar.api.shapes import (
-    EPOCH,
-    CreateTransfer,
-    CreateTransfer1,
-    TransferAnswer,
-    TransferAnswer1,
-    TransferDetails,
-    TransferDetails1,
-    TransferPage,
-    answer1_of,
-    answer_of,
-    details1_of,
-    details_of,
-)
-from bursar.api.tokens import EVERYBODY, USER_MAX, Identity, Role
+from bursar.api.tokens import EVERYBODY, Identity, Role
 from bursar.flows.transfers import MACHINE, AccountType, Code, Filter, TransferRefused, Transfers, View
-from bursar.flows.transfers import Request as Wish
+from bursar.flows.transfers import Request as TransferRequest
+from bursar.flows.transfers.checks import USER_MAX
+from bursar.flows.transfers.request import NEWEST
 from bursar.runtime import Runtime
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PAGE_MAX = 200
 PAGE = 50
-NEWEST = 2**63 - 1
 MICROSECOND = timedelta(microseconds=1)
 ACCOUNT_TYPES_1 = {"funding": "FUNDING", "trading": "SPOT"}
 STATES = ("PENDING", *(state.name for state in MACHINE.states))
@@ -52,6 +38,68 @@ Asked = Request[Identity, Any, Any]
 KEY = HeaderParameter(
     name="Idempotency-Key", required=False, description="Another name for `client_order_id`; if both, they agree."
 )
+AmountText = Annotated[str, Meta(description="In units of the asset, as plain digits: `100.00`.")]
+OwnNumber = Annotated[int, Meta(ge=1, le=USER_MAX, description="The token's user; anything else is FORBIDDEN.")]
+
+
+class In(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request."""
+
+
+class Out(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer."""
+
+
+T = TypeVar("T", bound=Out)
+
+
+def answered(view: object, shape: type[T]) -> T:
+    """A view as an answer of this shape: what has the same name is taken over."""
+    return msgspec.convert(view, shape, from_attributes=True)
+
+
+# --- in the words of specification 000
+
+
+class CreateTransfer(In, frozen=True):
+    """A wish to move one's own money."""
+
+    source: Annotated[str, Meta(description="`FUNDING`, `SPOT`, `FUTURE` or `MARGIN`.")] = field(name="from")
+    target: Annotated[str, Meta(description="As `from`.")] = field(name="to")
+    asset: str
+    amount: AmountText
+    client_order_id: (
+        Annotated[str, Meta(min_length=1, description="Chosen by the caller: repeating it repeats nothing.")] | None
+    ) = None
+    user_id: OwnNumber | None = None
+
+
+class TransferAnswer(Out, frozen=True):
+    """How a transfer stands (000 §8.1)."""
+
+    transfer_id: int
+    req_id: str
+    source: str = field(name="from")
+    target: str = field(name="to")
+    state: Annotated[str, Meta(description="COMMITTED, FAILED or ROLLED_BACK; PENDING until then.")]
+    fsm_state: Annotated[str, Meta(description="The exact state (000 §2.1).")]
+    message: str
+
+
+class TransferDetails(TransferAnswer, frozen=True):
+    """A transfer, whole (000 §8.2)."""
+
+    asset: str
+    amount: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class TransferPage(Out, frozen=True):
+    """Some transfers, newest first."""
+
+    transfers: list[TransferDetails]
+    next_cursor: Annotated[str, Meta(description="Give it back as `cursor` to go on.")] | None
 
 
 @post(
@@ -72,7 +120,7 @@ async def create_transfer(
     if order == "":
         raise Problem(Code.INVALID_REQUEST, "Idempotency-Key is empty")
     view = await _create(request, data, data.source, data.target, order or "")
-    return Response(answer_of(view), status_code=_status(view))
+    return Response(answered(view, TransferAnswer), status_code=_status(view))
 
 
 @get(
@@ -84,7 +132,7 @@ async def create_transfer(
 )
 async def show_transfer(request: Asked, req_id: FromPath[str]) -> TransferDetails:
     """One's own; anybody's for staff."""
-    return details_of(await _get(request, req_id))
+    return answered(await _get(request, req_id), TransferDetails)
 
 
 @get(
@@ -114,7 +162,7 @@ async def list_transfers(
     user = user_id if who.is_staff else who.user
     if not who.is_staff and user_id not in (None, user):
         raise Problem(Code.FORBIDDEN, "user_id is not the token's user")
-    runtime = _runtime(request)
+    runtime = runtime_of(request)
     wanted = Filter(
         state=_state(in_state),
         asset=asset or "",
@@ -128,7 +176,38 @@ async def list_transfers(
     if asset is not None and asset not in await runtime.bursar.ledger.assets():
         return TransferPage(transfers=[], next_cursor=None)
     found, below = await runtime.transfers.page(user, wanted, before=before, limit=limit)
-    return TransferPage(transfers=[details_of(view) for view in found], next_cursor=_cursor(below) if below else None)
+    return TransferPage(
+        transfers=[answered(view, TransferDetails) for view in found], next_cursor=_cursor(below) if below else None
+    )
+
+
+# --- in the words of specification 001 (T39)
+
+
+class CreateTransfer1(In, frozen=True):
+    """A wish to move one's own money, as 001 writes it."""
+
+    source: Annotated[str, Meta(description="`funding` or `trading`.")] = field(name="from")
+    target: Annotated[str, Meta(description="As `from`.")] = field(name="to")
+    asset: str
+    amount: AmountText
+    user_id: OwnNumber | None = None
+
+
+class TransferAnswer1(Out, frozen=True):
+    """How it stands (001 §12)."""
+
+    req_id: str
+    status: Annotated[str, Meta(description="`committed`, `pending` or `failed`.")]
+    message: str
+
+
+class TransferDetails1(Out, frozen=True):
+    """A transfer (001 §12)."""
+
+    req_id: str
+    state: Annotated[str, Meta(description="The exact state, in lower case.")]
+    created_at: Annotated[int, Meta(description="Milliseconds since 1970.")]
 
 
 @post(
@@ -150,7 +229,7 @@ async def create_transfer_1(
     if key == "":
         raise Problem(Code.INVALID_REQUEST, "Idempotency-Key is empty")
     view = await _create(request, data, str(kinds[0]), str(kinds[1]), key or "")
-    return Response(answer1_of(view), status_code=_status(view))
+    return Response(_answer1(view), status_code=_status(view))
 
 
 @get(
@@ -162,10 +241,17 @@ async def create_transfer_1(
 )
 async def show_transfer_1(request: Asked, req_id: FromPath[str]) -> TransferDetails1:
     """One's own; anybody's for staff."""
-    return details1_of(await _get(request, req_id))
+    view = await _get(request, req_id)
+    return TransferDetails1(req_id=view.req_id, state=view.fsm_state.lower(), created_at=view.created_us // 1000)
 
 
-def _runtime(request: Asked) -> Runtime:
+def _answer1(view: View) -> TransferAnswer1:
+    status = {"COMMITTED": "committed", "PENDING": "pending"}.get(view.state, "failed")
+    return TransferAnswer1(req_id=view.req_id, status=status, message=view.message)
+
+
+def runtime_of(request: Asked) -> Runtime:
+    """What is behind the API."""
     runtime: Runtime = request.app.state["runtime"]
     return runtime
 
@@ -179,11 +265,13 @@ def _check_user(request: Asked, claimed: int | None) -> int:
 
 async def _create(request: Asked, data: CreateTransfer | CreateTransfer1, source: str, target: str, order: str) -> View:
     user = _check_user(request, data.user_id)
-    runtime = _runtime(request)
+    runtime = runtime_of(request)
     transfers: Transfers = runtime.transfers
-    wish = Wish(user=user, source=source, target=target, asset=data.asset, amount=data.amount, client_order_id=order)
+    asked = TransferRequest(
+        user=user, source=source, target=target, asset=data.asset, amount=data.amount, client_order_id=order
+    )
     turn: Turn = request.scope["state"][TURN]
-    view = await transfers.create(wish, deadline_s=runtime.config.deadline_ms / 1000, admit=turn.count)
+    view = await transfers.create(asked, deadline_s=runtime.config.deadline_ms / 1000, admit=turn.count)
     if view.replayed:
         turn.give_back()
     return view
@@ -193,7 +281,7 @@ async def _get(request: Asked, req_id: str) -> View:
     who = request.user
     if not _REQ_ID.fullmatch(req_id):
         raise TransferRefused(Code.TRANSFER_NOT_FOUND, "a transfer's id looks like sr-1734912345678901234")
-    return await _runtime(request).transfers.get(None if who.is_staff else who.user, req_id)
+    return await runtime_of(request).transfers.get(None if who.is_staff else who.user, req_id)
 
 
 def _status(view: View) -> int:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from bursar.audit.documents import check_documents
 from bursar.audit.finding import EVIDENCE_MAX, Evidence, Progress
 from bursar.audit.walk import PAGE_MAX, UNREADABLE, Page, Walk
 from bursar.model.accounts import HELD, Account, Book
+from bursar.model.documents import Document, flaws
 from bursar.model.envelope import Envelope, decode_ids, decode_legs, decode_pins
 from bursar.model.money import Asset
 from bursar.model.postings import PostingState
 from bursar.model.records import StoredEnvelope
 from bursar.store.rows import rebuild
 from bursar.store.tables import Tables
+
+DOCUMENTS_MAX = 200  # versions read at once: each may be 64 KiB
 
 
 class Scene:
@@ -90,7 +92,7 @@ class Spending(Check):
     """I2: what envelopes list and what spends say are the same pairs.
 
     Every listed (posting, envelope) must be a spend, and a posting has one spend, so the listed pairs are distinct
-    spends; if there are as many of them as spends, there is no spend that nobody lists.
+    spends; if there are as many of them as spends, there is no spend that no envelope lists.
     """
 
     invariant = "I2"
@@ -111,8 +113,8 @@ class Spending(Check):
                 if stored is None:
                     self.evidence.add(f"envelope {envelope} consumes posting {number}, which does not exist")
                 elif stored.spender != envelope:
-                    who = "nobody" if stored.spender is None else f"envelope {stored.spender}"
-                    self.evidence.add(f"envelope {envelope} lists posting {number}, which was spent by {who}")
+                    who = "is not spent" if stored.spender is None else f"was spent by envelope {stored.spender}"
+                    self.evidence.add(f"envelope {envelope} lists posting {number}, which {who}")
 
     async def finish(self) -> None:
         checks = self.scene.tables.checks
@@ -125,7 +127,7 @@ class Spending(Check):
                 self.evidence.add(f"there are {self.checked} spends, but envelopes list {self._listed} postings")
 
     async def _unlisted(self) -> None:
-        """Find the spends that nobody lists: a second walk, from the side of the postings."""
+        """Find the spends that no envelope lists: a second walk, from the side of the postings."""
         tables = self.scene.tables
         async for page in self.scene.walk.pages(consumed=False, created=True):
             numbers = [p.id for created in page.created.values() for p in created]
@@ -313,7 +315,34 @@ class Content(Check):
             self.evidence.add(f"envelope {number} was never announced: it has no event")
         histories = await checks.histories()
         if not self.evidence.count and histories != self._parts:
-            self.evidence.add(f"histories have {histories} lines, envelopes {self._parts} parts that somebody took")
+            self.evidence.add(f"histories have {histories} lines, envelopes {self._parts} parts of accounts")
         for number in await checks.ids("stray_postings", EVIDENCE_MAX + 1):
             self.evidence.add(f"{await self.scene.posting(number)} belongs to no envelope")
         self.checked += await check_documents(self.scene.tables, self.evidence)
+
+
+async def check_documents(tables: Tables, evidence: Evidence) -> int:
+    """Follow the chain of every document: each version hashes to what its row says and follows from the one before it.
+    How many versions were looked at."""
+    seen = 0
+    last: Document | None = None
+    after = ("", "", 0)
+    while page := await tables.documents.after(*after, DOCUMENTS_MAX):
+        for document in page:
+            seen += 1
+            same = last is not None and (last.kind, last.name) == (document.kind, document.name)
+            for flaw in flaws(document, last if same else None):
+                evidence.add(f"document {document.kind} {document.name} version {document.version} {flaw}")
+            last = document
+        after = (page[-1].kind, page[-1].name, page[-1].version)
+    await _check_numbers(tables, evidence)
+    return seen
+
+
+async def _check_numbers(tables: Tables, evidence: Evidence) -> None:
+    """Numbers have no gaps. A chain alone would not show that its newest versions were deleted."""
+    count, highest = await tables.documents.count()
+    number = await tables.documents.number()
+    if not count == highest == number:
+        text = f"{number} versions of documents were made, {count} are there and the highest number is {highest}"
+        evidence.add(f"{text}: versions were deleted or added")

@@ -34,8 +34,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     checked: int  # how many rows were looked at
     broken: list[str]  # the first pieces of evidence, each one line
     seconds: float
-    judged: bool = True  # False: it can't be told now, or not of all rows; `note` says why, and what to do first
-    not_judged: int = 0  # how many rows can't be read, and are judged by nobody
+    judged: bool = True  # False: it can't be judged now, or not of all rows; `note` says why, and what to do first
+    not_judged: int = 0  # how many rows can't be read, and are not judged
     note: str = ""
 
     @property
@@ -45,7 +45,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence:
-    """Collects what is broken, up to as much as somebody will read."""
+    """Collects what is broken, up to as much as an operator will read."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

@@ -76,4 +76,4 @@ def _finding(check: Check, seconds: float) -> Finding:
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
-    """Nobody is watching."""
+    """No progress is shown."""

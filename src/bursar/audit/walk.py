@@ -24,7 +24,7 @@ PAGE_BYTES_MAX = 4_000_000
 POSTINGS_MAX = 20_000  # named by one page
 VERSIONS_MAX = 100_000  # account versions remembered; beyond that the memory starts over
 
-# What decoding a row that somebody else wrote may raise.
+# What decoding a row of unknown origin may raise.
 UNREADABLE = (ValueError, KeyError, OverflowError, struct.error, msgspec.MsgspecError, DatabaseCorrupt)
 
 
@@ -77,7 +77,7 @@ class Walk:
             try:
                 wanted.update(decode_pins(e.pins))
             except UNREADABLE:
-                continue  # whoever judges the envelope meets this again and says so
+                continue  # the check that judges the envelope meets this again and says so
         if len(self._versions) > VERSIONS_MAX:
             self._versions = {}
         missing = sorted(wanted - self._versions.keys())
@@ -118,7 +118,7 @@ class Walk:
 
 
 def _listed(stored: StoredEnvelope) -> tuple[int, ...]:
-    """What it says it consumes; a list that can't be read names nothing, and whoever judges the envelope says so."""
+    """What it says it consumes; a list that can't be read names nothing, and the check of the envelope says so."""
     try:
         return decode_ids(stored.consumes)
     except UNREADABLE:

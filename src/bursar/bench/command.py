@@ -15,10 +15,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from bursar import garbage
 from bursar.bench import ledger, report, trading, transfers
 from bursar.bench.measure import FULL, QUICK, Row
-from bursar.devdb import PostgresFailedError, PostgresNotFoundError
+from bursar.cli.place import EVERYBODY, make_folder
+from bursar.testbed.devdb import PostgresFailedError, PostgresNotFoundError
 
 STORES = ("sqlite", "postgres")
-PIPE_WIDTH = 200  # columns where nobody looks: nothing is cut
+PIPE_WIDTH = 200  # columns of a pipe or a file: nothing is cut
+EXAMPLES = """\b
+Examples:
+  bursar bench ledger --quick --store sqlite
+  bursar bench transfers --json > transfers.json
+  bursar bench trading --out results
+"""
 
 
 @contextlib.contextmanager
@@ -41,7 +48,7 @@ def _progress(total: int) -> Iterator[ledger.Say]:
         yield say
 
 
-@click.command("bench")
+@click.command("bench", epilog=EXAMPLES)
 @click.argument("name", type=click.Choice(["ledger", "trading", "transfers"]))
 @click.option("--quick", is_flag=True, help="Short windows and no database of 10^6 postings: under 45 seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON and nothing else.")
@@ -74,6 +81,8 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     process and over HTTP. half-rate: beside the p99 allowed. overload-http: settled beside accepted. recovery: of
     transfers left in flight by a crash, beside what is allowed.
     """
+    if out is not None:
+        make_folder(out, "--out", EVERYBODY)  # before the minutes that it takes
     garbage.relax_gc()  # as in `bursar serve`
     if name == "trading":
         with _progress(trading.steps()) as say:
@@ -99,6 +108,6 @@ def _on_stores(name: str, stores: tuple[str, ...], quick: bool) -> list[Row]:
         with _progress(ledger.steps(stores, pace)) as say:
             return asyncio.run(ledger.run(stores, pace, say))
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error.name} is missing: pip install 'bursar[api,bench]'") from error
+        raise click.ClickException(f"{error.name} is missing: run `make setup`") from error
     except (PostgresNotFoundError, PostgresFailedError) as error:
         raise click.ClickException(f"{error} Or leave PostgreSQL out: --store sqlite") from error

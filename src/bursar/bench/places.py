@@ -22,7 +22,7 @@ from bursar.bench.baseline import Baseline, PostgresBaseline, SqliteBaseline, pi
 from bursar.bench.load import load_postgres, load_sqlite
 from bursar.bench.plain import Plain, PostgresPlain, SqlitePlain
 from bursar.bench.workload import ASSET, PRECISION
-from bursar.devdb import ThrowawayPostgres, throwaway_postgres
+from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
 # A server of some size, as anybody would run it: the defaults are for the smallest machine PostgreSQL knows.
 # Durability is what it is by default: fsync, synchronous_commit and full_page_writes are on.

@@ -33,8 +33,8 @@ from typing import Any
 import asyncpg
 
 from bursar.chaos.network import Network, Place, free_ports, make_network
-from bursar.devdb import find_binaries, server_user
 from bursar.testbed import Guard, children_of
+from bursar.testbed.devdb import find_binaries, server_user
 
 NODES = 3
 START_S = 120.0

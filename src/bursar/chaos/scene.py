@@ -22,8 +22,8 @@ from typing import Protocol
 from bursar.chaos.cluster import Cluster
 from bursar.chaos.probe import DATABASE as PROBE
 from bursar.config import Config, read
-from bursar.devdb import ThrowawayPostgres
 from bursar.testbed import Guard, Program, children_of, environment
+from bursar.testbed.devdb import ThrowawayPostgres
 
 STORES = ("sqlite", "postgres", "cluster")
 TEND_S = 0.05

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import click
@@ -45,11 +46,13 @@ COMMANDS = {
     "token": ("bursar.cli.commands.serve:token", "Make a token for trying the API out."),
     "openapi": ("bursar.cli.commands.serve:openapi", "Print the OpenAPI description of the API."),
     "core": ("bursar.cli.commands.core:core", "The trading core: run it, or inspect its log and snapshots."),
-    "sim": ("bursar.cli.commands.sim:command", "Run a scenario on the simulator, crashing it everywhere."),
-    "bench": ("bursar.cli.commands.bench:command", "Measure it beside the least the machine must do."),
-    "chaos": ("bursar.cli.commands.chaos:chaos", "Kill everything at random under load; nothing may be lost."),
-    "demo": ("bursar.cli.commands.demo:demo", "All of it, killed with money in flight; nothing is lost."),
+    "sim": ("bursar.sim.command:command", "Run a scenario on the simulator, crashing it everywhere."),
+    "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
+    "chaos": ("bursar.chaos.command:chaos", "Kill everything at random under load; nothing may be lost."),
+    "demo": ("bursar.demo.command:demo", "All of it, killed with money in flight; nothing is lost."),
 }
+# Commands of packages that the wheel does not have (docs/decisions/0030-what-the-wheel-ships.md).
+OF_THE_REPOSITORY = ("bench", "chaos")
 
 HELP = """Move money between accounts, and never lose or duplicate any.
 
@@ -83,7 +86,7 @@ class LazyGroup(click.Group):
         self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._lazy)
+        return [name for name in self._lazy if name not in OF_THE_REPOSITORY or find_spec(f"bursar.{name}")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._lazy:
@@ -94,13 +97,15 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             if error.name is None or not module.startswith(error.name):
                 raise
-            raise click.UsageError(f"{cmd_name!r} is not part of this installation.", ctx) from None
+            where = f"make setup && .venv/bin/bursar {cmd_name}"
+            why = f"{cmd_name!r} is not in the installed package; run it in a clone of the repository: {where}"
+            raise click.UsageError(why, ctx) from None
         assert isinstance(found, click.Command)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
+            formatter.write_dl([(name, self._lazy[name][1]) for name in self.list_commands(ctx)])
 
 
 class Root(LazyGroup):
@@ -154,7 +159,7 @@ def _report(error: Exception, state: State) -> int:
     except BrokenPipeError:
         _forget_output()
         return PIPE_CLOSED
-    except OSError:  # nobody can be told; the code still says it
+    except OSError:  # it can't be printed; the code still says it
         _forget_output()
     return code
 
@@ -194,12 +199,12 @@ def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
 
 
 def _forget_output() -> None:
-    """Nobody gets our output any more. Python would complain once more when it flushes at exit."""
+    """The output has no reader any more. Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_what_is_closed() -> None:
-    """Whoever closes stdout or stderr (`>&-`) wants nothing printed.
+    """A caller that closes stdout or stderr (`>&-`) wants nothing printed.
 
     Python has None for a closed one, and the next file that is opened takes its number: it would be printed into.
     """

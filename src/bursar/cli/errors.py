@@ -9,7 +9,7 @@ from bursar.model.errors import BursarError, DatabaseUnavailable
 
 @dataclass(eq=False)
 class Unprinted(BursarError):
-    """It was done, but nobody could be told."""
+    """It was done, and the result could not be printed."""
 
     why: str
     code = "UNPRINTED"

@@ -3,8 +3,8 @@ and time of its body, how long it stays silent, how slowly it reads.
 
 uvicorn's own protocol on httptools bounds none of it: a head without end is collected in memory, a head or a body that
 never ends keeps its connection for ever, and a thousand requests in one packet become a thousand requests in memory. Of
-such a pipeline only the first request is answered here, and the connection closed (RFC 9112 §9.3.2 allows it): nobody
-sends one today, but those who attack.
+such a pipeline only the first request is answered here, and the connection closed (RFC 9112 §9.3.2 allows it): today
+only attackers send one.
 
 Not here: how many connections there may be, and which are closed to make room (http_server).
 """
@@ -18,7 +18,6 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 import httptools
-import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as UvicornConnection
@@ -26,7 +25,7 @@ from uvicorn.server import ServerState
 
 from bursar.api.gate import AUTHENTICATED
 from bursar.api.metrics import Traffic
-from bursar.api.problems import HEADERS_TOO_LARGE, MEDIA_TYPE, OVERLOADED, PAYLOAD_TOO_LARGE, REQUEST_TIMEOUT, Problem
+from bursar.api.problems import HEADERS_TOO_LARGE, OVERLOADED, PAYLOAD_TOO_LARGE, REQUEST_TIMEOUT, Problem
 from bursar.flows.transfers import Code
 
 HEADERS_MAX = 100
@@ -148,13 +147,13 @@ class Connection(UvicornConnection):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + 4)
         if self.phase is not Phase.HEAD:
-            return  # a trailer: it must not pass for a header that nobody has looked at
+            return  # a trailer: it must not pass for a header that was checked
         if len(self.headers) >= HEADERS_MAX:
             raise self._refused(HEADERS_TOO_LARGE, f"more than {HEADERS_MAX} headers")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if b"#" in self.url:  # whoever looks at paths in front of us may read it otherwise than we do
+        if b"#" in self.url:  # a proxy in front of us may read the path otherwise than we do
             raise self._refused(Code.INVALID_REQUEST, "a fragment (#) is no part of an address that is sent")
         self._enter(Phase.BODY)
         super().on_headers_complete()
@@ -210,7 +209,7 @@ class Connection(UvicornConnection):
         """Close it without a word."""
         self._traffic.closed[reason] += 1
         self._is_deaf = True
-        self.connections.discard(self)  # at once, or for whoever comes in this same moment another would be closed
+        self.connections.discard(self)  # at once, or the next newcomer would close another one for it
         self.transport.abort()
 
     def turn_away(self) -> None:
@@ -276,8 +275,7 @@ class Connection(UvicornConnection):
         if self.phase in (Phase.BUSY, Phase.REST):
             self.transport.abort()
             return
-        body = msgspec.json.encode(problem.body())
-        headers = problem.all_headers() | {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body))}
+        headers, body = problem.encoded()
         lines = [f"{name.lower()}: {value}\r\n".encode() for name, value in (headers | {"Connection": "close"}).items()]
         self.transport.write(b"".join([STATUS_LINE[problem.status], *lines, b"\r\n", body]))
         self.since = self.loop.time()

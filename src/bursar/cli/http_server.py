@@ -1,10 +1,10 @@
 """The HTTP server under the API: uvicorn, with a bound on connections and descriptors kept for the rest of the process.
 
-Anybody can open a connection. What must go on whatever is opened: the database, the core and its restart, files. So
-connections never get the last descriptors, and when all that there may be are in use, those that nobody would miss are
-closed for the next: strangers first (no valid token has come over them), of the address that has the most, the oldest
-first. A connection that is being answered is never closed. Whoever is hung up on calls again, and each call costs us
-more than him: so accepting has a pace, which is slow when there is little room left. Who has to wait waits with the
+Any client can open a connection. What must go on whatever is opened: the database, the core and its restart, files. So
+connections never get the last descriptors, and when all that there may be are in use, idle ones are closed for the
+next: strangers first (no valid token has come over them), of the address that has the most, the oldest first. A
+connection that is being answered is never closed. A client whose connection was closed calls again, and each call costs
+us more than it: so accepting has a pace, which is slow when there is little room left. Who has to wait waits with the
 kernel, while those who are in have the processor.
 
 asyncio's own server logs every connection that it can't accept, two thousand times in a turn; here an outage is one
@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import resource
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -40,17 +39,6 @@ EVICTED_PART = 16  # of all connections, so many are closed at once: looking for
 TICKS = 5  # of a tenth of a second, between two looks at the clock of each connection
 
 log = logging.getLogger("bursar.http")
-
-
-def raise_file_limit() -> int:
-    """As many open files as this process may ask for; returns how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a system with yet another limit: then it stays
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return FILES_MAX if soft == resource.RLIM_INFINITY else min(soft, FILES_MAX)
 
 
 def connections_of(config: Config, files: int) -> int:
@@ -111,7 +99,7 @@ class Listener:
             accepted.close()
 
     def _pause(self, error: OSError) -> None:
-        """The system would say at once that somebody waits, and refuse again: that is a loop without end."""
+        """The system would say at once that a connection waits, and refuse again: that is a loop without end."""
         if self._failing_since is None:
             self._failing_since = self._loop.time()
             hint = "; raise the limit of open files" if error.errno in (errno.EMFILE, errno.ENFILE) else ""

@@ -6,17 +6,17 @@ start neither a worker nor a child core: what they make due is driven by the wor
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate
 
 import click
 
 from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output
-from bursar.cli.state import Group, State
+from bursar.cli.state import Group, P, State, opening
 
 if TYPE_CHECKING:
     from bursar.config import Config
@@ -41,59 +41,66 @@ def operators_group(name: str, about: str) -> Group:
     return group
 
 
-def on_database(ctx: click.Context, work: Callable[[Catalog, Output], Awaitable[None]]) -> None:
-    """For what is only looked at or written down: the database is enough, and no core's secret is asked for."""
+@asynccontextmanager
+async def opened_catalog(ctx: click.Context) -> AsyncIterator[Catalog]:
+    """All flows on the database alone, for what is only looked at or written down: no core's secret is asked for."""
     from bursar.cli.place import open_database
     from bursar.flows.catalog import Catalog
 
     state = ctx.ensure_object(State)
     config: Config | None = None if state.database_given else ctx.meta["config"]()
     url, options = (state.database, None) if config is None else (config.database_url, config.database_options)
-    out = Output(as_json=state.json)
-
-    async def body() -> None:
-        async with open_database(url, options=options) as b:
-            await work(Catalog.on(b.ledger), out)
-
-    asyncio.run(body())
+    async with open_database(url, options=options) as b:
+        yield Catalog.on(b.ledger)
 
 
-def on_runtime(ctx: click.Context, work: Callable[[Runtime, Output], Awaitable[None]]) -> None:
-    """For what calls a core."""
+@asynccontextmanager
+async def opened_runtime(ctx: click.Context) -> AsyncIterator[Runtime]:
+    """Everything, for what calls a core."""
     from bursar.cli.place import check_place, quiet_pool
     from bursar.ports import SystemPorts
     from bursar.runtime import client_of, opened
 
     config: Config = ctx.meta["config"]()
-    out = Output(as_json=ctx.ensure_object(State).json)
     ports = SystemPorts()
     quiet_pool()
-
-    async def body() -> None:
-        await check_place(config.database_url)
-        for kind in config.cores:
-            client_of(config, ports, kind)  # refuses a missing secret, before a folder is made
-        async with opened(config, ports, "operator") as runtime:
-            try:
-                await work(runtime, out)
-            except ConnectionError as error:
-                raise Unusable(f"a core can't be reached: {error}; nothing is lost, see that it runs") from None
-
-    asyncio.run(body())
+    await check_place(config.database_url)
+    for kind in config.cores:
+        client_of(config, ports, kind)  # refuses a missing secret, before a folder is made
+    async with opened(config, ports, "operator") as runtime:
+        try:
+            yield runtime
+        except ConnectionError as error:
+            raise Unusable(f"a core can't be reached: {error}; nothing is lost, see that it runs") from None
 
 
-def on_cores(ctx: click.Context, work: Callable[[Catalog, Output], Awaitable[None]]) -> None:
-    """All flows, with the cores that transfers call."""
+@asynccontextmanager
+async def _opened_catalog_with(
+    ctx: click.Context, asks_cores: Callable[[dict[str, Any]], bool]
+) -> AsyncIterator[Catalog]:
     from bursar.flows.catalog import Catalog
 
-    async def body(runtime: Runtime, out: Output) -> None:
-        await work(Catalog.beside(runtime.transfers), out)
+    if asks_cores(ctx.params):
+        async with opened_runtime(ctx) as runtime:
+            yield Catalog.beside(runtime.transfers)
+    else:
+        async with opened_catalog(ctx) as catalog:
+            yield catalog
 
-    on_runtime(ctx, body)
+
+on_runtime = opening(opened_runtime)
+on_catalog = opening(opened_catalog)
+
+
+def on_catalog_with_cores(
+    asks_cores: Callable[[dict[str, Any]], bool],
+) -> Callable[[Callable[Concatenate[Catalog, Output, P], Awaitable[int | None]]], Callable[P, int | None]]:
+    """As `on_catalog`, and with the cores where the command's parameters say that one is called."""
+    return opening(partial(_opened_catalog_with, asks_cores=asks_cores))
 
 
 def show_lift(out: Output, lift: Lift, what: str, done: str, *, key: str, run: str) -> None:
-    """What became of the wish to lift a pause; `run` is the command that a second person needs."""
+    """What became of a request to lift a pause; `run` is the command that a second person needs."""
     words = {
         "lifted": f"{what} {done}",
         "proposed": f"{what}: proposed by you; two people are needed. Another person must run: {run}",

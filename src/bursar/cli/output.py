@@ -25,9 +25,8 @@ from bursar.model.views import moment
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from bursar.cli.tables import TextTable
 
-PIPE_WIDTH = 1_000  # columns where nobody looks: nothing is wrapped or cut
+PIPE_WIDTH = 1_000  # columns of a pipe or a file: nothing is wrapped or cut
 
 _CONTROLS = re.compile("[\x7f-\x9f]")  # those below are escaped by JSON itself
 
@@ -57,7 +56,7 @@ class Output:
                 self._print(draw())
 
     def line(self, value: Any, text: str) -> None:
-        """One of many, as they come: a line of JSON, or a line of text. Flushed, since somebody may be waiting."""
+        """One of many, as they come: a line of JSON, or a line of text. Flushed: a reader may be waiting."""
         with _told_if_unprinted():
             click.echo(to_json(value) if self.as_json else lines_shown(text))
 
@@ -94,7 +93,7 @@ class Output:
 
 @contextlib.contextmanager
 def _told_if_unprinted() -> Iterator[None]:
-    """Results are printed when all is done: whoever can't be shown them must not think that it failed."""
+    """Results are printed when all is done: a failure to print them must not look like a failure to do it."""
     try:
         yield
     except BrokenPipeError:
@@ -125,8 +124,12 @@ def table(
     title: str | None = None,
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
-) -> TextTable:
-    """A table; the columns named in `right` are numbers, those in `whole` ids and times: neither is ever broken."""
+    empty: str = "",
+) -> RenderableType:
+    """A table, or `empty` if it would have no rows. The columns named in `right` are numbers, those in `whole` ids and
+    times: neither is ever broken."""
+    if empty and not rows:
+        return empty
     from rich.text import Text
 
     from bursar.cli.tables import TextTable

@@ -1,4 +1,4 @@
-"""Where the database is: its address, whether anything is there, and opening it.
+"""Where the database is: its address, whether anything is there, and opening it; folders and the limit of files.
 
 Only what sets things up may make a new database. For everything else a missing file, an empty one, or a PostgreSQL
 database without our schema is a mistyped address: an audit of it would find nothing broken, and be believed.
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,7 +78,7 @@ def _check_file(url: str, path: str, *, may_create: bool) -> None:
 
 
 def _is_empty(path: str) -> bool:
-    """Whether a file has nothing in it, ours or anybody's."""
+    """Whether a file has nothing in it."""
     import sqlite3
 
     from bursar.ports import SystemPorts
@@ -138,6 +139,17 @@ async def until_back(b: Bursar, away: DatabaseUnavailable) -> None:
             await b.ledger.assets()
             break
     click.echo("the database is back", err=True)
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Ask for so many open files; how many of them this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # a system with yet another limit: then it stays
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
 
 
 def quiet_pool() -> None:

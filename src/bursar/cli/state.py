@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_DATABASE = "sqlite:///bursar.db"
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass
@@ -55,26 +57,37 @@ class Group(click.Group):
         return list(self.commands)
 
 
-def on_database(
-    *, may_create: bool = False
-) -> Callable[[Callable[Concatenate[Bursar, Output, P], Awaitable[int | None]]], Callable[P, int | None]]:
-    """Turn `async def body(b, out, …)` into a command: the database is open around it."""
+def opening(
+    open_: Callable[[click.Context], AbstractAsyncContextManager[T]],
+) -> Callable[[Callable[Concatenate[T, Output, P], Awaitable[int | None]]], Callable[P, int | None]]:
+    """Turn `async def body(opened, out, …)` into a command: what `open_` gives is open around it."""
 
-    def decorate(body: Callable[Concatenate[Bursar, Output, P], Awaitable[int | None]]) -> Callable[P, int | None]:
+    def decorate(body: Callable[Concatenate[T, Output, P], Awaitable[int | None]]) -> Callable[P, int | None]:
         @functools.wraps(body)
         def run(*args: P.args, **kwargs: P.kwargs) -> int | None:
             from bursar.cli.output import Output
-            from bursar.cli.place import open_database
 
-            state = click.get_current_context().ensure_object(State)
-            output = Output(as_json=state.json)
+            ctx = click.get_current_context()
 
             async def work() -> int | None:
-                async with open_database(state.database, may_create=may_create) as b:
-                    return await body(b, output, *args, **kwargs)
+                async with open_(ctx) as opened:
+                    return await body(opened, Output(as_json=ctx.ensure_object(State).json), *args, **kwargs)
 
             return asyncio.run(work())
 
         return run
 
     return decorate
+
+
+def on_database(
+    *, may_create: bool = False
+) -> Callable[[Callable[Concatenate[Bursar, Output, P], Awaitable[int | None]]], Callable[P, int | None]]:
+    """A command that needs the database that the options name."""
+
+    def open_(ctx: click.Context) -> AbstractAsyncContextManager[Bursar]:
+        from bursar.cli.place import open_database
+
+        return open_database(ctx.ensure_object(State).database, may_create=may_create)
+
+    return opening(open_)

@@ -13,7 +13,7 @@ from bursar.engine.flow import Answer
 from bursar.engine.forced import watch_later
 from bursar.engine.pauses import Lift, lift_pause, set_pause
 from bursar.model.actors import check_actor, check_reason, same_person
-from bursar.model.errors import Conflict, InvalidName, NotPossible, UnknownRecord
+from bursar.model.errors import Conflict, InvalidName, InvalidState, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
@@ -36,7 +36,7 @@ class Operators:
         actor = check_actor(actor)
         record = await self._open(flow, id, reason)
         if self._engine.require(flow).machine.state(record.state).kind is Kind.WAIT:
-            raise NotPossible(flow, id, record.state, "nobody is called, it waits for somebody to speak; tell it")
+            raise InvalidState(flow, id, record.state, "nobody is called, it waits for somebody to speak; tell it")
         return await self._note(record, RETRY_ASKED, actor, {"reason": reason}, delay_us=0)
 
     async def pause(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
@@ -64,16 +64,16 @@ class Operators:
         record = await self._open(flow, id, reason)
         driven = self._engine.require(flow)
         if driven.machine.state(record.state).kind is not Kind.WAIT:
-            raise NotPossible(flow, id, record.state, "it waits for nobody who could speak")
+            raise InvalidState(flow, id, record.state, "it waits for nobody who could speak")
         try:
             driven.machine.arrow(record.state, event)
             if event in driven.reserved_events:
-                raise NotPossible(flow, id, record.state, driven.reserved_events[event])
+                raise InvalidState(flow, id, record.state, driven.reserved_events[event])
             if event in driven.second_person and not await self._asked(record, event, actor):
                 return await self._note(record, TELL_ASKED, actor, {"reason": reason, "event": event}, delay_us=-1)
             return await self._engine.signal(record, event, actor, {"reason": reason})
         except ImpossibleEvent as error:
-            raise NotPossible(flow, id, record.state, str(error)) from None
+            raise InvalidState(flow, id, record.state, str(error)) from None
 
     async def force(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
         """Say how a call ended. The first person asks, another who says the same decides.
@@ -86,18 +86,18 @@ class Operators:
         driven = self._engine.require(flow)
         state = driven.machine.state(record.state)
         if state.kind is not Kind.CALL:
-            raise NotPossible(flow, id, record.state, "nobody is being called")
+            raise InvalidState(flow, id, record.state, "nobody is being called")
         try:
             arrow = driven.machine.arrow(record.state, event)
         except ImpossibleEvent as error:
-            raise NotPossible(flow, id, record.state, str(error)) from None
+            raise InvalidState(flow, id, record.state, str(error)) from None
         if arrow.answer is None or not arrow.answer.is_known or arrow.target == record.state:
-            raise NotPossible(flow, id, record.state, f"{event} leads nowhere; force SUCCESS or EXPLICIT_FAIL")
+            raise InvalidState(flow, id, record.state, f"{event} leads nowhere; force SUCCESS or EXPLICIT_FAIL")
         if (
             arrow.answer is Outcome.SUCCESS
             and driven.rail(driven.item(record), state.action or "") in driven.local_rails
         ):
-            raise NotPossible(
+            raise InvalidState(
                 flow, id, record.state, "its rail can always be asked, and nobody's word counts; retry it"
             )
         if not await self._asked(record, event, actor):
@@ -110,7 +110,7 @@ class Operators:
         else:
             cancel = driven.cancels.get(state.action or "")
             if cancel is None:
-                raise NotPossible(flow, id, record.state, "its rail can't promise that it never happened")
+                raise InvalidState(flow, id, record.state, "its rail can't promise that it never happened")
             said = await self._engine.call(driven, cancel, driven.item(record))
             # The rail agrees, in its own words or none: then the people's finer word for it counts.
             agreed = event if said.outcome is arrow.answer else ""
@@ -149,7 +149,7 @@ class Operators:
         if record is None:
             raise UnknownRecord(flow, id)
         if machine.state(record.state).kind is Kind.TERMINAL:
-            raise NotPossible(flow, id, record.state, "it is at its end")
+            raise InvalidState(flow, id, record.state, "it is at its end")
         return record
 
     def _require(self, kind: str, name: str) -> None:

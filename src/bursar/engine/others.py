@@ -12,7 +12,7 @@ import msgspec
 
 from bursar.engine.flow import Booking, FlowRefused
 from bursar.model.entries import Intent, check_key
-from bursar.model.errors import NotPossible, UnknownRecord
+from bursar.model.errors import InvalidState, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.records import Record
 from bursar.writer import Move
@@ -56,14 +56,14 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
 
 
 def signalled(engine: Engine, record: Record, event: str, evidence: dict[str, Any], actor: str) -> tuple[Booking, Move]:
-    """What an event does to a record that waits for it, and its booking; `NotPossible` if it does not wait for it."""
+    """What an event does to a record that waits for it, and its booking; `InvalidState` if it does not wait for it."""
     flow = engine.require(record.flow)
     if flow.machine.state(record.state).kind is not Kind.WAIT:
-        raise NotPossible(record.flow, record.id, record.state, f"it does not wait for {event}")
+        raise InvalidState(record.flow, record.id, record.state, f"it does not wait for {event}")
     try:
         return engine.moves.signalled(flow, record, event, evidence, actor)
     except ImpossibleEvent as error:
-        raise NotPossible(record.flow, record.id, record.state, str(error)) from None
+        raise InvalidState(record.flow, record.id, record.state, str(error)) from None
 
 
 def _for_any_worker(move: Move, actor: str) -> Move:

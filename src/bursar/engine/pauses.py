@@ -17,7 +17,7 @@ import msgspec
 
 from bursar.engine.flow import Flow, FlowRecord
 from bursar.model.actors import REASON_LENGTH_MAX, check_actor, check_reason, same_person
-from bursar.model.errors import NotPossible
+from bursar.model.errors import InvalidState
 from bursar.model.machine import State
 from bursar.model.records import Pause
 from bursar.store import Store
@@ -78,7 +78,7 @@ async def lift_pause(store: Store, kind: str, name: str, *, actor: str, reason: 
             await unit.actions.note(PROPOSED, kind, name, actor=person, reason=why)
             return Lift.PROPOSED
         if pause.two_people and same_person(pause.proposed_by, person):
-            raise NotPossible(
+            raise InvalidState(
                 kind, name, "paused", f"{pause.proposed_by} has proposed to resume it; another must agree"
             )
         await unit.pauses.drop(kind, name)

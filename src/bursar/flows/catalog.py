@@ -19,11 +19,11 @@ from bursar.flows.sequence import Sequences
 from bursar.flows.sequence.flow import SCOPE as SEQUENCE_SCOPE
 from bursar.flows.sequence.flow import entry_key
 from bursar.flows.transfers import Transfers
-from bursar.flows.transfers.flow import SCOPE as TRANSFERS_SCOPE
 from bursar.flows.transfers.incoming import DEPOSITS
 from bursar.flows.transfers.machine import MACHINE as TRANSFERS
 from bursar.flows.transfers.rails import FUNDING_SCOPE
 from bursar.flows.transfers.reconcile import RECONCILED
+from bursar.flows.transfers.request import SCOPE as TRANSFERS_SCOPE
 from bursar.ledger import Ledger
 from bursar.model.records import Record, Transition
 from bursar.model.views import EnvelopeView

@@ -342,14 +342,14 @@ class UnknownRecord(Refusal):
 
 
 @dataclass(eq=False)
-class NotPossible(Refusal):
-    """The record can't do that where it is."""
+class InvalidState(Refusal):
+    """The state of the record, or of what is paused, does not allow that."""
 
     flow: str
     id: str
     state: str
     why: str
-    code = "NOT_POSSIBLE"
+    code = "INVALID_STATE"
     text = "{flow} {id} is {state}: {why}"
 
 

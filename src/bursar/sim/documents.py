@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from bursar.documents import Documents, Kind
+from bursar.documents import DocumentKind, Documents
 from bursar.documents.cache import DOCUMENTS_S
 from bursar.model.actors import same_person
 from bursar.model.documents import (
@@ -64,7 +64,7 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     change: str
 
 
-LIMITS: Final = Kind(name="limits", body=Limit, two_people=lambda old, new: old is None or new.most > old.most)
+LIMITS: Final = DocumentKind(name="limits", body=Limit, two_people=lambda old, new: old is None or new.most > old.most)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from bursar.flows.transfers import MACHINE, Request, Transfers, View
 from bursar.flows.transfers.link import StoreLink
-from bursar.flows.transfers.request import funding_account
-from bursar.flows.transfers.views import OPEN
+from bursar.flows.transfers.request import OPEN, funding_account
 from bursar.ledger import Ledger
 from bursar.rails.trading import BalancesReply, Reply, Status, TradingClient
 from bursar.sim.closers import Closers
@@ -100,10 +99,10 @@ class FaultyClient(TradingClient):
             self._process.spawn(self._thaw(user_id), name="thaw")
         return await super().withdraw(req_id, user_id, *args, **options)
 
-    async def balances(self, user_id: int, *, timeout_s: float | None = None) -> BalancesReply:
+    async def balances(self, user_id: int) -> BalancesReply:
         """A close asks what the user has here, and something happens meanwhile."""
         await self._closers.meanwhile(self._ledger, self._process, user_id)
-        return await super().balances(user_id, timeout_s=timeout_s)
+        return await super().balances(user_id)
 
     async def _thaw(self, user: int) -> None:
         """What this leaves frozen because the process dies, is thawed in the end."""

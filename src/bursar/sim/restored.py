@@ -17,8 +17,8 @@ from typing import Any
 
 from bursar.audit import audit
 from bursar.flows.transfers import MACHINE, AccountType, Transfers
-from bursar.flows.transfers.calls import PAID_FROM_SUSPENSE
 from bursar.flows.transfers.conservation import conservation
+from bursar.flows.transfers.flow import PAID_FROM_SUSPENSE
 from bursar.flows.transfers.reconcile import reconcile
 from bursar.flows.transfers.request import NEW_TRANSFERS, SUSPENSE, funding_account
 from bursar.flows.transfers.watch import resume_intake

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from bursar.audit import audit
 from bursar.engine import Worker, keep_asking
 from bursar.flows.transfers import AccountType, Limits, Request, TransferRefused, Transfers, View
-from bursar.flows.transfers.checks import Code
-from bursar.flows.transfers.pruning import Horizons, prune
+from bursar.flows.transfers.checks import Code, Horizons
+from bursar.flows.transfers.pruning import prune
 from bursar.flows.transfers.request import funding_account
 from bursar.flows.transfers.watch import look_at_cores
 from bursar.ledger import Ledger
@@ -229,7 +229,7 @@ class Scenario:
                 limits=Limits(per_second=None, per_day=None),
                 retry=RETRY,
                 worker=process.name,
-                rides=self.kernel.seed % 2 == 0,  # half of the seeds call the ledger's end like any other (ADR 14)
+                inline=self.kernel.seed % 2 == 0,  # half of the seeds call the ledger's end like any other (ADR 14)
                 horizons=HORIZONS if self.prunes else None,
             )
             transfers.engine.lease_us = int(LEASE_S * 1e6)

@@ -15,9 +15,9 @@ from bursar.ports import Files, SystemPorts
 from bursar.rails.trading import Core, Server, ServerLimits, TradingClient
 from bursar.rails.trading.frames import encode
 from bursar.rails.trading.history import Named, indexed
+from bursar.rails.trading.rules import Code, Op
 from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log
-from bursar.rails.trading.words import Code, Op
 from bursar.sim.files import FilesState, SimFiles
 
 SECRET = b"sixteen bytes or more"

@@ -15,7 +15,7 @@ from tests.unit.rails.test_trading_server import log_in, next_frame
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import CoreRefused, FixedLink, Floors, Known, Op, Operation, Reply, TradingClient, protocol
 from bursar.rails.trading.history import indexed
-from bursar.rails.trading.outages import Outages
+from bursar.rails.trading.server import Outages
 
 Case = Callable[[Desk], Awaitable[None]]
 LEDGER = "ledger-1"
@@ -341,7 +341,7 @@ def test_pruning_much_is_done_in_steps_and_others_are_served_meanwhile(tmp_path:
         described = await client.describe()
         assert described.remembered == 40_000 - 39_000 + 1 + 1 + served
         looked = await client.lookup([(id_, Op.DEPOSIT) for id_ in (17, 18, 38_999, 39_000)])
-        assert [reply.code for reply in looked.replies] == ["OK", "BELOW_FLOOR", "BELOW_FLOOR", "OK"]
+        assert [reply.code for reply in looked.replies] == ["OK", "PRUNED", "PRUNED", "OK"]
 
     play(tmp_path, case)
 

@@ -16,8 +16,8 @@ from tests.unit.rails.desk import deposit, prune, refund, run, withdraw
 
 from bursar.rails.trading import snapshots
 from bursar.rails.trading.frames import decode, encode
+from bursar.rails.trading.rules import U64_MAX, Code, Op
 from bursar.rails.trading.state import CoreState
-from bursar.rails.trading.words import U64_MAX, Code, Op
 
 BIG = st.sampled_from([1, 2, 2**62, 2**63, U64_MAX - 1, U64_MAX])
 
@@ -53,7 +53,7 @@ class Reference:
             return known[2] if known[:2] == (user, amount) else Code.MISMATCH
         taken = self.remembered.get((id_, Op.WITHDRAW))
         if id_ < self.forget and not (op is Op.REFUND and taken is not None):
-            return Code.BELOW_FLOOR
+            return Code.PRUNED
         code = self.decide(op, id_, user, amount, taken)
         if code < 128:
             if op is not Op.REFUND:
@@ -184,7 +184,7 @@ def test_the_core_answers_as_the_reference_does_through_crashes() -> None:
         game.crash(with_snapshot=False)
         game.compare()
         answers += game.answers
-    rare = (Code.OVERFLOW, Code.NO_ROOM, Code.BELOW_FLOOR, Code.MISMATCH, Code.FLOOR_TOO_HIGH, Code.WITHDRAW_NOT_FOUND)
+    rare = (Code.OVERFLOW, Code.NO_ROOM, Code.PRUNED, Code.MISMATCH, Code.FLOOR_TOO_HIGH, Code.WITHDRAW_NOT_FOUND)
     assert all(answers[code] > 20 for code in rare), answers
 
 

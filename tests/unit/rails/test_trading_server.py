@@ -367,7 +367,7 @@ def test_calls_and_their_answers(tmp_path: Path) -> None:
         assert (await client.balances(7)).status is Status.FROZEN
         assert (await client.prune(room="sr-110", forget="sr-103", keep=["sr-100"])).outcome is Outcome.SUCCESS
         assert client.floors == Floors(110, 103)
-        assert (await client.withdraw("sr-102", 7, "USDT", 200)).code == "BELOW_FLOOR"
+        assert (await client.withdraw("sr-102", 7, "USDT", 200)).code == "PRUNED"
         assert (await client.deposit("sr-100", 7, "USDT", 500)).code == "OK"
         assert client.sequence == 12  # both floors, in two steps
 

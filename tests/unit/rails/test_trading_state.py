@@ -11,8 +11,8 @@ from bursar.model.outcome import Outcome
 from bursar.rails.trading import snapshots
 from bursar.rails.trading.frames import decode, encode
 from bursar.rails.trading.history import Named
+from bursar.rails.trading.rules import CORE_REFUSALS, U64_MAX, UNSURE, Code, Op, Status, operation_id, outcome_of
 from bursar.rails.trading.state import CoreState
-from bursar.rails.trading.words import REFUSALS, U64_MAX, UNSURE, Code, Op, Status, operation_id, outcome_of
 
 
 def do(state: CoreState, *items: Named) -> list[Code]:
@@ -242,8 +242,8 @@ def test_below_the_floor_nothing_is_remembered_and_nothing_executes() -> None:
     state = CoreState()
     do(state, deposit(10), deposit(11), withdraw(12, amount=1))
     prune(state, 12, 12)
-    assert do(state, deposit(10), deposit(9), cancel(11, Op.DEPOSIT), refund(11)) == [Code.BELOW_FLOOR] * 4
-    assert outcome_of(Code.BELOW_FLOOR) is Outcome.UNKNOWN
+    assert do(state, deposit(10), deposit(9), cancel(11, Op.DEPOSIT), refund(11)) == [Code.PRUNED] * 4
+    assert outcome_of(Code.PRUNED) is Outcome.UNKNOWN
     assert do(state, withdraw(12, amount=1), deposit(13)) == [Code.OK, Code.OK]
     assert held(state) == (299, 0)
     state.drain()
@@ -256,7 +256,7 @@ def test_the_floor_never_sinks_and_what_is_kept_is_kept() -> None:
     do(state, deposit(10), deposit(11), withdraw(11, amount=5))
     prune(state, 12, 12, [11])
     at = state.sequence
-    assert do(state, deposit(11), withdraw(11, amount=5), deposit(10)) == [Code.OK, Code.OK, Code.BELOW_FLOOR]
+    assert do(state, deposit(11), withdraw(11, amount=5), deposit(10)) == [Code.OK, Code.OK, Code.PRUNED]
     assert prune(state, 11, 11, [11]) is Code.OK
     assert (state.floors.room, state.floors.forget, state.sequence) == (12, 12, at)
 
@@ -269,7 +269,7 @@ def test_what_is_kept_below_the_floor_can_still_be_refunded_once() -> None:
     assert do(state, refund(11, amount=40), refund(11, amount=40), refund(12, amount=1)) == [
         Code.OK,
         Code.OK,
-        Code.BELOW_FLOOR,
+        Code.PRUNED,
     ]
     assert held(state) == (99, 0)
 
@@ -449,7 +449,7 @@ def test_what_is_decided_and_not_yet_closed_is_listed_later() -> None:
 
 
 def test_id_zero_is_below_every_floor() -> None:
-    assert do(CoreState(), deposit(0)) == [Code.BELOW_FLOOR]
+    assert do(CoreState(), deposit(0)) == [Code.PRUNED]
 
 
 # --- looking
@@ -459,13 +459,13 @@ def test_looking_up_says_what_is_on_record_and_where() -> None:
     state = CoreState()
     do(state, deposit(10), withdraw(10, amount=200))
     codes, sequences = state.lookup([(10, Op.DEPOSIT), (10, Op.WITHDRAW), (10, Op.LOCK), (0, Op.LOCK), (10, 99)])
-    assert list(codes) == [Code.OK, Code.INSUFFICIENT_BALANCE, Code.NOT_FOUND, Code.BELOW_FLOOR, Code.NOT_FOUND]
+    assert list(codes) == [Code.OK, Code.INSUFFICIENT_BALANCE, Code.NOT_FOUND, Code.PRUNED, Code.NOT_FOUND]
     assert sequences == [1, 2, 0, 0, 0]
 
 
 def test_the_written_list_of_refusals() -> None:
     """T26: these codes and no others are EXPLICIT_FAIL, and each of them is remembered."""
-    assert {code.name for code in REFUSALS} == {
+    assert {code.name for code in CORE_REFUSALS} == {
         "INSUFFICIENT_BALANCE",
         "INSUFFICIENT_FROZEN",
         "ACCOUNT_FROZEN",
@@ -477,9 +477,9 @@ def test_the_written_list_of_refusals() -> None:
         "CANCELLED",
     }
     for code in range(256):
-        assert (outcome_of(code) is Outcome.EXPLICIT_FAIL) == (code in REFUSALS)
+        assert (outcome_of(code) is Outcome.EXPLICIT_FAIL) == (code in CORE_REFUSALS)
         assert (outcome_of(code) is Outcome.SUCCESS) == (code == 0)
-    assert all(code < UNSURE for code in REFUSALS)
+    assert all(code < UNSURE for code in CORE_REFUSALS)
 
 
 @pytest.mark.parametrize(

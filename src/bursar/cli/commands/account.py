@@ -62,7 +62,7 @@ async def list_(b: Bursar, out: Output, prefix: str, after: str, limit: int) -> 
     columns = ("account", "policy", "status", "book", "version")
     out.show(
         [_json(a) for a in found],
-        lambda: table(*columns, rows=rows, right=("version",)) if rows else "no accounts there",
+        lambda: table(*columns, rows=rows, right=("version",), empty="no accounts there"),
     )
     if more:
         out.say(f"more: bursar account list {prefix}{' ' if prefix else ''}--after {found[-1].path}")
@@ -163,18 +163,11 @@ async def close(b: Bursar, out: Output, path: str, file: str | None, data: str |
 
 async def _close_asking(b: Bursar, config: Config, path: str) -> Account:
     """Close a user's funding account, and ask the cores first."""
-    from contextlib import AsyncExitStack
-
-    from bursar.flows.transfers import AccountType, Transfers
-    from bursar.flows.transfers.link import StoreLink
+    from bursar.flows.transfers import Transfers
     from bursar.ports import SystemPorts
-    from bursar.runtime import client_of
+    from bursar.runtime import asked_cores
 
-    async with AsyncExitStack() as stack:
-        cores = {}
-        for kind in config.cores:
-            client = client_of(config, SystemPorts(), kind, StoreLink(b.store, kind, binds=False))
-            cores[AccountType(kind.upper())] = await stack.enter_async_context(client)
+    async with asked_cores(config, b.store, SystemPorts()) as cores:
         return await Transfers(b.ledger, cores).close_account(path)
 
 

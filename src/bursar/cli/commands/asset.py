@@ -9,12 +9,10 @@ import click
 from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
 from bursar.model.money import MINOR_MAX, Amount, Asset, AssetStatus
+from bursar.rails.trading.rules import U64_MAX
 
 if TYPE_CHECKING:
     from bursar.instance import Bursar
-
-
-CORE_MAX = 2**64 - 1  # smallest units that one user can have in a trading core
 
 
 @click.group(cls=Group)
@@ -51,7 +49,7 @@ async def create(
     made = await b.ledger.create_asset(
         code, precision, min_transfer=min_transfer, max_transfer=max_transfer, internal_transfer_enabled=transfers
     )
-    most = made.of_minor(CORE_MAX)
+    most = made.of_minor(U64_MAX)
     out.show(
         _json(made),
         lambda: (
@@ -98,7 +96,7 @@ async def list_(b: Bursar, out: Output) -> None:
     ]
     columns = ("asset", "decimals", "status", "transfers", "min transfer", "max transfer")
     right = ("decimals", "min transfer", "max transfer")
-    out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right) if rows else "no assets yet")
+    out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right, empty="no assets yet"))
 
 
 @asset.command(examples="bursar asset suspend USDT")
@@ -146,5 +144,5 @@ def _json(asset: Asset) -> dict[str, Any]:
         "min_transfer": str(asset.of_minor(asset.min_transfer)),
         "max_transfer": None if asset.max_transfer == MINOR_MAX else str(asset.of_minor(asset.max_transfer)),
         "internal_transfer_enabled": asset.internal_transfer_enabled,
-        "core_max": str(asset.of_minor(CORE_MAX)),
+        "core_max": str(asset.of_minor(U64_MAX)),
     }

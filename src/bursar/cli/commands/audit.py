@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +12,7 @@ import click
 from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
 from bursar.cli.commands.serve import config_option, configured, data_option
-from bursar.cli.output import Output, shown, table
+from bursar.cli.output import Output, plain, shown, table
 from bursar.cli.place import open_database, until_back
 from bursar.cli.state import Command, State
 from bursar.model.errors import DatabaseUnavailable
@@ -112,19 +112,10 @@ async def _asked(b: Bursar, config: Config | None) -> AsyncIterator[dict[Account
     if config is None:
         yield {}
         return
-    from bursar.flows.transfers import AccountType
-    from bursar.flows.transfers.link import StoreLink
     from bursar.ports import SystemPorts
-    from bursar.runtime import client_of
+    from bursar.runtime import asked_cores
 
-    ports = SystemPorts()
-    clients = {
-        AccountType(kind.upper()): client_of(config, ports, kind, StoreLink(b.store, kind, binds=False))
-        for kind in config.cores
-    }
-    async with AsyncExitStack() as stack:
-        for client in clients.values():
-            await stack.enter_async_context(client)
+    async with asked_cores(config, b.store, SystemPorts()) as clients:
         yield clients
 
 
@@ -158,7 +149,7 @@ def _patient(b: Bursar, look: Look) -> Look:
 
 
 async def _watch(out: Output, look: Look, seconds: float) -> None:
-    """Until somebody interrupts it. In a terminal the table stays in its place; elsewhere each look is added."""
+    """Until it is interrupted. In a terminal the table stays in its place; elsewhere each look is added."""
     from datetime import UTC, datetime
 
     if out.as_json or not out.console.is_terminal:
@@ -249,14 +240,5 @@ def _style(f: Finding) -> str:
 
 def finding_json(f: Finding) -> dict[str, Any]:
     """A finding for programs."""
-    return {
-        "invariant": f.invariant,
-        "meaning": f.meaning,
-        "ok": f.ok,
-        "judged": f.judged,
-        "not_judged": f.not_judged,
-        "checked": f.checked,
-        "broken": f.broken,
-        "note": f.note,
-        "seconds": round(f.seconds, 6),
-    }
+    facts: dict[str, Any] = plain(f)
+    return facts | {"meaning": f.meaning, "seconds": round(f.seconds, 6)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 import stat
 import sys
@@ -17,6 +16,7 @@ import msgspec
 
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown, table
+from bursar.cli.place import raise_file_limit
 from bursar.cli.state import Group, State
 
 if TYPE_CHECKING:
@@ -87,18 +87,13 @@ def core(
 
 def _secret(file: str) -> bytes:
     """What the file says, all of it but a newline at its end."""
+    from bursar.config import ConfigRefused, secret
     from bursar.rails.trading.protocol import SECRET_BYTES_MIN
 
-    path = Path(file)
     try:
-        secret, mode = path.read_bytes().rstrip(b"\r\n"), path.stat().st_mode
-    except OSError as error:
-        raise click.BadParameter(f"{file} can't be read: {error.strerror}", param_hint="--secret-file") from error
-    if mode & stat.S_IRWXO:
-        raise click.BadParameter(f"everybody can read {file}: chmod 600 {file}", param_hint="--secret-file")
-    if len(secret) < SECRET_BYTES_MIN:
-        raise click.BadParameter(f"{file} has fewer than {SECRET_BYTES_MIN} bytes", param_hint="--secret-file")
-    return secret
+        return secret(file, "--secret-file", SECRET_BYTES_MIN)
+    except ConfigRefused as error:
+        raise click.UsageError(error.problems, click.get_current_context()) from None
 
 
 def _has_an_end() -> bool:
@@ -141,10 +136,10 @@ async def _run(
         raise Unusable(f"can't use the folder {data}: {_why(error)}; name another with --data") from error
     for line in _found(opened.recovery):
         _log(line)
-    garbage.relax_gc(YOUNG)  # what is remembered stays, too: nobody need walk over it again and again
+    garbage.relax_gc(YOUNG)  # what is remembered stays, too: the collector need not walk over it again and again
     sys.setswitchinterval(SWITCH_S)
     limits = ServerLimits(connections=connections)
-    fits = descriptors(limits.connections + limits.strangers + RESERVED) - RESERVED
+    fits = raise_file_limit(limits.connections + limits.strangers + RESERVED) - RESERVED
     if fits < limits.connections + limits.strangers:
         # At the limit of open files the log could not begin a new segment, and the core would end.
         strangers = max(1, min(limits.strangers, fits // 4))
@@ -171,20 +166,6 @@ async def _run(
         opened.close()
 
 
-def descriptors(wanted: int) -> int:
-    """How many files may be open, after asking for as many as wanted."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):
-        return soft
-    return wanted
-
-
 class Tell:
     """Says how far loading is, not too often."""
 
@@ -209,7 +190,7 @@ def _why(error: OSError) -> str:
 
 
 def _listen_for_the_end(loop: asyncio.AbstractEventLoop, server: Server) -> None:
-    """Whoever holds the other end of our standard input has gone, however it died."""
+    """The parent at the other end of our standard input has gone, however it died."""
     if not os.read(0, STDIN_BYTES):
         loop.remove_reader(0)
         server.stop()

@@ -151,9 +151,9 @@ async def _pause_restored(url: str, config: Config | None) -> tuple[bool, list[s
 
 async def _ahead(b: Bursar, config: Config) -> list[str]:
     from bursar.flows.transfers import behind
-    from bursar.flows.transfers.link import StoreLink
+    from bursar.flows.transfers.flow import rail_name
     from bursar.ports import SystemPorts
-    from bursar.runtime import client_of
+    from bursar.runtime import asked_cores
 
     lines, ports = [], SystemPorts()
     async with AsyncExitStack() as stack:
@@ -161,10 +161,9 @@ async def _ahead(b: Bursar, config: Config) -> list[str]:
             await stack.enter_async_context(_children(config, ports))
         except Unusable as error:
             lines.append(str(error))
-        for kind in config.cores:
-            async with client_of(config, ports, kind, StoreLink(b.store, kind, binds=False)) as client:
-                found = await behind.look(b.store, kind, client)
-            lines += [found.note] if found.note else found.texts() or [f"core {kind} knows nothing that is not here"]
+        for kind, client in (await stack.enter_async_context(asked_cores(config, b.store, ports))).items():
+            found = await behind.look(b.store, rail := rail_name(kind), client)
+            lines += [found.note] if found.note else found.texts() or [f"core {rail} knows nothing that is not here"]
     return lines
 
 
@@ -199,8 +198,8 @@ async def _raise_epoch(url: str) -> int:
 
     if sqlite_path(url) is None:
         return await on_postgres(url, work)  # the store refuses to open what was restored
-    async with open_database(url) as b, b.store.transaction() as unit:
-        return await unit.events.raise_epoch()
+    async with open_database(url) as b, b.store.transaction() as tables:
+        return await tables.events.raise_epoch()
 
 
 @click.command(cls=Command, examples="bursar rebuild && bursar audit")

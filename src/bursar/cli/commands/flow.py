@@ -13,8 +13,8 @@ import click
 from bursar.cli.operating import (
     TIME,
     actor_option,
-    on_cores,
-    on_database,
+    on_catalog,
+    on_catalog_with_cores,
     operators_group,
     reason_option,
     show_lift,
@@ -49,38 +49,34 @@ rail_option = click.option("--rail", default="", help="A rail (funding, spot, â€
     """,
 )
 @click.option("--all", "ended", is_flag=True, help="Count records that have ended, too. Reads every record.")
-@click.pass_context
-def list_(ctx: click.Context, ended: bool) -> None:
+@on_catalog
+async def list_(catalog: Catalog, out: Output, ended: bool) -> None:
     """Each flow: how many records are in each state, since when the oldest is there, and whether it is paused."""
+    from bursar.model.machine import Kind
 
-    async def work(catalog: Catalog, out: Output) -> None:
-        from bursar.model.machine import Kind
-
-        read, flows = catalog.ledger.store.read, catalog.engine.flows
-        machines = [one.machine for one in flows.values()]
-        if ended:
-            counts = await read.records.counts()
-        else:
-            waiting = [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
-            counts = await read.records.open_counts(waiting)
-        terminal = {(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.TERMINAL}
-        pauses = {pause.name: pause for pause in await read.pauses.list() if pause.kind == "flow"}
-        found: list[dict[str, Any]] = []
-        for name in sorted({*flows, *(name for name, _ in counts)}):
-            states = {state: counted for (of, state), counted in sorted(counts.items()) if of == name}
-            since = [since_us for state, (_, since_us) in states.items() if (name, state) not in terminal]
-            found.append(
-                {
-                    "flow": name,
-                    "known": name in flows,
-                    "paused": pauses.get(name),
-                    "oldest_open": moment(min(since)) if since else None,
-                    "states": {state: {"records": n, "oldest": moment(us)} for state, (n, us) in states.items()},
-                }
-            )
-        out.show(found, lambda: _flows_table(found))
-
-    on_database(ctx, work)
+    read, flows = catalog.ledger.store.read, catalog.engine.flows
+    machines = [one.machine for one in flows.values()]
+    if ended:
+        counts = await read.records.counts()
+    else:
+        waiting = [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
+        counts = await read.records.open_counts(waiting)
+    terminal = {(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.TERMINAL}
+    pauses = {pause.name: pause for pause in await read.pauses.list() if pause.kind == "flow"}
+    found: list[dict[str, Any]] = []
+    for name in sorted({*flows, *(name for name, _ in counts)}):
+        states = {state: counted for (of, state), counted in sorted(counts.items()) if of == name}
+        since = [since_us for state, (_, since_us) in states.items() if (name, state) not in terminal]
+        found.append(
+            {
+                "flow": name,
+                "known": name in flows,
+                "paused": pauses.get(name),
+                "oldest_open": moment(min(since)) if since else None,
+                "states": {state: {"records": n, "oldest": moment(us)} for state, (n, us) in states.items()},
+            }
+        )
+    out.show(found, lambda: _flows_table(found))
 
 
 def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
@@ -98,28 +94,24 @@ def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
 @flow.command(examples="bursar flow show transfers sr-1734912345678901234")
 @name_argument
 @id_argument
-@click.pass_context
-def show(ctx: click.Context, name: str, id_: str) -> None:
+@on_catalog
+async def show(catalog: Catalog, out: Output, name: str, id_: str) -> None:
     """One record: where it is, every transition with its evidence, open alerts, and the ledger's entries."""
+    from bursar.flows.catalog import entries_of
 
-    async def work(catalog: Catalog, out: Output) -> None:
-        from bursar.flows.catalog import entries_of
+    record = await _record(catalog, name, id_)
+    read = catalog.ledger.store.read
+    history = await read.records.history(record.number)
+    alerts = [one for one in await read.alerts.open(limit=ALERTS_MAX) if one.record == record.number]
+    entries = await entries_of(catalog.ledger, record, history)
+    facts = {"record": record, "history": list(history), "alerts": alerts, "entries": entries}
 
-        record = await _record(catalog, name, id_)
-        read = catalog.ledger.store.read
-        history = await read.records.history(record.number)
-        alerts = [one for one in await read.alerts.open(limit=ALERTS_MAX) if one.record == record.number]
-        entries = await entries_of(catalog.ledger, record, history)
-        facts = {"record": record, "history": list(history), "alerts": alerts, "entries": entries}
+    def draw() -> RenderableType:
+        from rich.console import Group
 
-        def draw() -> RenderableType:
-            from rich.console import Group
+        return Group(*_parts(record, history, alerts, entries))
 
-            return Group(*_parts(record, history, alerts, entries))
-
-        out.show(facts, draw)
-
-    on_database(ctx, work)
+    out.show(facts, draw)
 
 
 def _parts(
@@ -133,17 +125,16 @@ def _parts(
         "",
         table(*headings, rows=moves, title="history", right=("attempt",), whole=(TIME,)),
     ]
-    if alerts:
-        rows = [(moment(a.raised_us), a.severity, a.reason, a.message) for a in alerts]
-        parts += ["", table(TIME, "severity", "reason", "message", rows=rows, title="open alerts", whole=(TIME,))]
-    if entries:
-        legs = [
-            (entry.envelope, entry.at, leg.source, leg.target, str(leg.amount), leg.amount.asset)
-            for entry in entries
-            for leg in entry.movements
-        ]
-        names = ("envelope", TIME, "from", "to", "amount", "asset")
-        parts += ["", table(*names, rows=legs, title="ledger", right=("envelope", "amount"), whole=(TIME,))]
+    rows = [(moment(a.raised_us), a.severity, a.reason, a.message) for a in alerts]
+    names = (TIME, "severity", "reason", "message")
+    parts += ["", table(*names, rows=rows, title="open alerts", whole=(TIME,), empty="no open alerts")]
+    legs = [
+        (entry.envelope, entry.at, leg.source, leg.target, str(leg.amount), leg.amount.asset)
+        for entry in entries
+        for leg in entry.movements
+    ]
+    columns, right = ("envelope", TIME, "from", "to", "amount", "asset"), ("envelope", "amount")
+    parts += ["", table(*columns, rows=legs, title="ledger", right=right, whole=(TIME,), empty="no ledger entries")]
     return parts
 
 
@@ -163,17 +154,13 @@ async def _record(catalog: Catalog, name: str, id_: str) -> Record:
 @id_argument
 @actor_option
 @reason_option
-@click.pass_context
-def retry(ctx: click.Context, name: str, id_: str, actor: str, reason: str) -> None:
+@on_catalog
+async def retry(catalog: Catalog, out: Output, name: str, id_: str, actor: str, reason: str) -> None:
     """Make a record's next call due now, whatever its back-off says."""
+    from bursar.engine import Operators
 
-    async def work(catalog: Catalog, out: Output) -> None:
-        from bursar.engine import Operators
-
-        record = await Operators(catalog.engine).retry_now(name, id_, actor=actor, reason=reason)
-        _show_result(out, record, "due now")
-
-    on_database(ctx, work)
+    record = await Operators(catalog.engine).retry_now(name, id_, actor=actor, reason=reason)
+    _show_result(out, record, "due now")
 
 
 @flow.command(
@@ -187,24 +174,19 @@ def retry(ctx: click.Context, name: str, id_: str, actor: str, reason: str) -> N
 @click.argument("event")
 @actor_option
 @reason_option
-@click.pass_context
-def force(ctx: click.Context, name: str, id_: str, event: str, actor: str, reason: str) -> None:
+@on_catalog_with_cores(lambda given: given["name"] == TRANSFERS)  # no other flow's call can be cancelled at a core
+async def force(catalog: Catalog, out: Output, name: str, id_: str, event: str, actor: str, reason: str) -> None:
     """Say how a call ended whose answer is not known: SUCCESS or EXPLICIT_FAIL. Two people must say the same.
 
     EXPLICIT_FAIL goes to the rail first, which must promise that it never happened and never will; if it says that it
     did, that counts.
     """
+    from bursar.engine import Operators
+    from bursar.engine.operators import FORCE_ASKED
 
-    async def work(catalog: Catalog, out: Output) -> None:
-        from bursar.engine import Operators
-        from bursar.engine.operators import FORCE_ASKED
-
-        before = await _record(catalog, name, id_)
-        record = await Operators(catalog.engine).force(name, id_, event, actor=actor, reason=reason)
-        await _show_said(catalog, out, before, record, FORCE_ASKED, event)
-
-    # Only a transfer's call can be cancelled at a core; for the others the settings of cores are not needed.
-    (on_cores if name == TRANSFERS else on_database)(ctx, work)
+    before = await _record(catalog, name, id_)
+    record = await Operators(catalog.engine).force(name, id_, event, actor=actor, reason=reason)
+    await _show_said(catalog, out, before, record, FORCE_ASKED, event)
 
 
 @flow.command(
@@ -218,19 +200,15 @@ def force(ctx: click.Context, name: str, id_: str, event: str, actor: str, reaso
 @click.argument("event")
 @actor_option
 @reason_option
-@click.pass_context
-def signal(ctx: click.Context, name: str, id_: str, event: str, actor: str, reason: str) -> None:
+@on_catalog
+async def signal(catalog: Catalog, out: Output, name: str, id_: str, event: str, actor: str, reason: str) -> None:
     """Send a waiting record the event that it waits for. Where the flow asks for two people, both must say the same."""
+    from bursar.engine import Operators
+    from bursar.engine.operators import TELL_ASKED
 
-    async def work(catalog: Catalog, out: Output) -> None:
-        from bursar.engine import Operators
-        from bursar.engine.operators import TELL_ASKED
-
-        before = await _record(catalog, name, id_)
-        record = await Operators(catalog.engine).signal(name, id_, event, actor=actor, reason=reason)
-        await _show_said(catalog, out, before, record, TELL_ASKED, event)
-
-    on_database(ctx, work)
+    before = await _record(catalog, name, id_)
+    record = await Operators(catalog.engine).signal(name, id_, event, actor=actor, reason=reason)
+    await _show_said(catalog, out, before, record, TELL_ASKED, event)
 
 
 async def _show_said(catalog: Catalog, out: Output, before: Record, record: Record, asked: str, event: str) -> None:
@@ -269,10 +247,11 @@ def _show_result(out: Output, record: Record, what: str, **more: str) -> None:
     out.show(facts, lambda: f"{record.id} is {record.state}: {what}")
 
 
-def _pausable(ctx: click.Context, name: str, rail: str) -> tuple[str, str]:
-    if bool(name) == bool(rail):
-        raise click.UsageError("name a flow, or a rail with --rail", ctx)
-    return ("flow", name) if name else ("rail", rail)
+def _names_a_rail(given: dict[str, Any]) -> bool:
+    """Whether a rail is to be paused or resumed (their names are in the settings of cores), and not a flow."""
+    if bool(given["name"]) == bool(given["rail"]):
+        raise click.UsageError("name a flow, or a rail with --rail", click.get_current_context())
+    return bool(given["rail"])
 
 
 @flow.command(
@@ -285,23 +264,19 @@ def _pausable(ctx: click.Context, name: str, rail: str) -> tuple[str, str]:
 @rail_option
 @actor_option
 @reason_option
-@click.pass_context
-def pause(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> None:
+@on_catalog_with_cores(_names_a_rail)
+async def pause(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
     """Make no calls for a flow, or none at a rail, on any host.
 
     A flow: nothing of it is called, refunds neither; new records are written down and wait. A rail: no new transfers
     from or to it; those under way wait where they would call it, but for refunds, which go on.
     """
-    kind, what = _pausable(ctx, name, rail)
+    from bursar.engine import Operators
 
-    async def work(catalog: Catalog, out: Output) -> None:
-        from bursar.engine import Operators
-
-        was_on = await Operators(catalog.engine).pause(kind, what, actor=actor, reason=reason)
-        words = f"{kind} {what} is paused" if was_on else f"{kind} {what} was paused before"
-        out.show({"paused": was_on}, lambda: words)
-
-    (on_cores if rail else on_database)(ctx, work)  # the names of rails are in the settings of cores
+    kind, what = ("flow", name) if name else ("rail", rail)
+    was_on = await Operators(catalog.engine).pause(kind, what, actor=actor, reason=reason)
+    words = f"{kind} {what} is paused" if was_on else f"{kind} {what} was paused before"
+    out.show({"paused": was_on}, lambda: words)
 
 
 @flow.command(
@@ -314,19 +289,15 @@ def pause(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> 
 @rail_option
 @actor_option
 @reason_option
-@click.pass_context
-def resume(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> None:
+@on_catalog_with_cores(_names_a_rail)
+async def resume(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
     """Make calls again. What waited goes on within half a minute; `retry` makes one record due at once."""
-    kind, what = _pausable(ctx, name, rail)
+    from bursar.engine import Operators
 
-    async def work(catalog: Catalog, out: Output) -> None:
-        from bursar.engine import Operators
-
-        lift = await Operators(catalog.engine).resume(kind, what, actor=actor, reason=reason)
-        run = f"bursar flow resume {f'--rail {rail}' if rail else name} --actor OTHER --reason WHY"
-        show_lift(out, lift, f"{kind} {what}", "is resumed", key="resumed", run=run)
-
-    (on_cores if rail else on_database)(ctx, work)
+    kind, what = ("flow", name) if name else ("rail", rail)
+    lift = await Operators(catalog.engine).resume(kind, what, actor=actor, reason=reason)
+    run = f"bursar flow resume {f'--rail {rail}' if rail else name} --actor OTHER --reason WHY"
+    show_lift(out, lift, f"{kind} {what}", "is resumed", key="resumed", run=run)
 
 
 @flow.command(
@@ -337,24 +308,20 @@ def resume(ctx: click.Context, name: str, rail: str, actor: str, reason: str) ->
 )
 @click.option("--history", is_flag=True, help="What was paused and resumed, by whom and why; newest first.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many at most.")
-@click.pass_context
-def pauses(ctx: click.Context, history: bool, limit: int) -> None:
+@on_catalog
+async def pauses(catalog: Catalog, out: Output, history: bool, limit: int) -> None:
     """What is paused, by whom and why; whether two people must resume it, and who has proposed that."""
-
-    async def work(catalog: Catalog, out: Output) -> None:
-        read = catalog.ledger.store.read
-        if history:
-            did = await read.actions.list(limit=limit)
-            lines = [(moment(a.at_us), a.action, a.kind, a.name, a.actor, a.proposed_by, a.reason) for a in did]
-            headings = (TIME, "action", "kind", "name", "by", "proposed by", "reason")
-            out.show(did, lambda: table(*headings, rows=lines, whole=(TIME,)))
-            return
-        found = await read.pauses.list()
-        rows = [
-            (moment(p.at_us), p.kind, p.name, p.actor, p.reason, "two" if p.two_people else "one", p.proposed_by)
-            for p in found
-        ]
-        names = (TIME, "kind", "name", "by", "reason", "people to resume", "proposed by")
-        out.show(found, lambda: table(*names, rows=rows, whole=(TIME,)))
-
-    on_database(ctx, work)
+    read = catalog.ledger.store.read
+    if history:
+        did = await read.actions.list(limit=limit)
+        lines = [(moment(a.at_us), a.action, a.kind, a.name, a.actor, a.proposed_by, a.reason) for a in did]
+        headings = (TIME, "action", "kind", "name", "by", "proposed by", "reason")
+        out.show(did, lambda: table(*headings, rows=lines, whole=(TIME,), empty="nothing was paused or resumed yet"))
+        return
+    found = await read.pauses.list()
+    rows = [
+        (moment(p.at_us), p.kind, p.name, p.actor, p.reason, "two" if p.two_people else "one", p.proposed_by)
+        for p in found
+    ]
+    names = (TIME, "kind", "name", "by", "reason", "people to resume", "proposed by")
+    out.show(found, lambda: table(*names, rows=rows, whole=(TIME,), empty="nothing is paused"))

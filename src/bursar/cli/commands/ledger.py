@@ -141,7 +141,7 @@ async def balance(b: Bursar, out: Output, account: str, asset: str | None, prefi
     rows = [(account + (":*" if prefix else ""), money.asset, money) for money in found]
     out.show(
         value,
-        lambda: table("account", "asset", "balance", rows=rows, right=("balance",)) if rows else "it has no balance",
+        lambda: table("account", "asset", "balance", rows=rows, right=("balance",), empty="it has no balance"),
     )
 
 
@@ -182,7 +182,7 @@ async def history(
     right, whole = ("envelope", "change"), ("time (UTC)",)
     out.show(
         lines,
-        lambda: table(*columns, rows=rows, right=right, whole=whole) if rows else f"{account} has no history there",
+        lambda: table(*columns, rows=rows, right=right, whole=whole, empty=f"{account} has no history there"),
     )
     if more:
         out.say(f"more: bursar ledger history {account} --before {lines[-1].envelope}")
@@ -224,7 +224,7 @@ async def postings(
     rows = [(p.id, p.amount, p.amount.asset, p.state, p.created_by, p.spent_by) for p in found]
     columns = ("posting", "amount", "asset", "state", "created by", "spent by")
     right = ("posting", "amount", "created by", "spent by")
-    out.show(found, lambda: table(*columns, rows=rows, right=right) if rows else f"{account} has no such postings")
+    out.show(found, lambda: table(*columns, rows=rows, right=right, empty=f"{account} has no such postings"))
     if more:
         out.say(f"more: bursar ledger postings {account} --after {found[-1].id}")
 
@@ -248,7 +248,7 @@ async def events(b: Bursar, out: Output, after: str, follow: bool, limit: int) -
     if not follow:
         rows = [(e.cursor, e.kind, event_subject(e)) for e in page]
         columns = ("cursor", "event", "what")
-        out.show(page, lambda: table(*columns, rows=rows, whole=("cursor",)) if rows else "no events there")
+        out.show(page, lambda: table(*columns, rows=rows, whole=("cursor",), empty="no events there"))
         return
     while True:
         try:

@@ -22,7 +22,7 @@ import click
 
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown
-from bursar.cli.place import make_folder, quiet_pool, sqlite_path
+from bursar.cli.place import make_folder, quiet_pool, raise_file_limit, sqlite_path
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ data_option = click.option("--data", metavar="DIR", help="Setting `data`: where 
 
 @contextlib.contextmanager
 def _needs_api() -> Iterator[None]:
-    """The API's libraries are an extra: say so, instead of naming a module that nobody asked for."""
+    """The API's libraries are an extra: say so, instead of naming a module."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -79,8 +79,8 @@ def configured(ctx: click.Context, file: str | None, **given: Any) -> Config:
 def serve(ctx: click.Context, file: str | None, data: str | None, listen: str | None) -> int:
     """Run the API and a worker, and the core too where none is named, until SIGTERM or SIGINT.
 
-    Prints one line when it is ready. At the end it takes no more requests, finishes what is in hand or leaves it to
-    whoever comes next, and exits with 0. Settings: docs/reference/configuration.md.
+    Prints one line when it is ready. At the end it takes no more requests, finishes what is in progress or leaves it to
+    the next worker, and exits with 0. Settings: docs/reference/configuration.md.
     """
     config = configured(ctx, file, data=data, listen=listen)
     _log_to_stderr(config.log_level)
@@ -158,7 +158,7 @@ async def _serve(config: Config, out: Output) -> None:
     from bursar.api.app import applications
     from bursar.api.tokens import Keys
     from bursar.cli.children import children
-    from bursar.cli.http_server import Server, connections_of, raise_file_limit
+    from bursar.cli.http_server import FILES_MAX, Server, connections_of
     from bursar.config import CHILD
     from bursar.ports import SystemPorts
     from bursar.runtime import make_secrets, running
@@ -170,13 +170,13 @@ async def _serve(config: Config, out: Output) -> None:
     make_secrets(config, ports)
     keys = Keys.of(config)
     kinds = [kind for kind in config.cores if config.core(kind) == CHILD]
-    connections_max = connections_of(config, raise_file_limit())
+    connections_max = connections_of(config, raise_file_limit(FILES_MAX))
     with contextlib.ExitStack() as stack:
         stack.enter_context(alone(config, ports, kinds))
         listener = stack.enter_context(_bound(config.listen))
         aside = stack.enter_context(_bound(config.health_listen)) if config.health_listen else None
         stopping = Stopping(ports, config.shutdown_ms / 1000)
-        stop = _until_told(stopping)
+        stop = _until_stopped(stopping)
         async with (
             children(config, ports, kinds, stopping),
             running(config, ports, "serve", stopping) as runtime,
@@ -213,7 +213,7 @@ async def _work(config: Config, out: Output) -> None:
     make_folder(config.data, "--data")
     ports = SystemPorts()
     stopping = Stopping(ports, config.shutdown_ms / 1000)
-    stop = _until_told(stopping)
+    stop = _until_stopped(stopping)
     async with running(config, ports, "worker", stopping):
         garbage.relax_gc()
         database = printable(config.database_url)
@@ -221,23 +221,23 @@ async def _work(config: Config, out: Output) -> None:
         await stop.wait()
 
 
-def _until_told(stopping: Stopping) -> asyncio.Event:
+def _until_stopped(stopping: Stopping) -> asyncio.Event:
     """Set by SIGTERM or SIGINT. A second one ends at once, and so does the end of the time for stopping, whatever hangs
-    then (a thread on a stuck disk, too): whoever comes next goes on."""
+    then (a thread on a stuck disk, too): the next start goes on."""
     from bursar.ports import exit_after
 
-    told = asyncio.Event()
+    stop = asyncio.Event()
 
-    def tell(number: int) -> None:
-        if told.is_set():
+    def end(number: int) -> None:
+        if stop.is_set():
             os._exit(128 + number)
         stopping.begin()
         exit_after(stopping.seconds, 0, "shutdown_ms is over: what had not ended is left to the next start")
-        told.set()
+        stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, tell, number)
-    return told
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    return stop
 
 
 @contextlib.contextmanager

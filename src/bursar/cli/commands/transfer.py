@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bursar.cli.operating import actor_option, on_database, on_runtime, operators_group, reason_option, show_lift
+from bursar.cli.operating import actor_option, on_catalog, on_runtime, operators_group, reason_option, show_lift
 from bursar.cli.output import Output, plain, shown, table
 
 if TYPE_CHECKING:
@@ -29,92 +29,75 @@ transfer = operators_group(
 @click.option("--order", default="", help="client_order_id: repeating it repeats nothing.")
 @click.argument("asset")
 @click.argument("amount")
-@click.pass_context
-def create(ctx: click.Context, user: int, source: str, target: str, order: str, asset: str, amount: str) -> None:
+@on_runtime
+async def create(
+    runtime: Runtime, out: Output, user: int, source: str, target: str, order: str, asset: str, amount: str
+) -> None:
     """Move a user's money, with every check that the API makes."""
     from bursar.flows.transfers import Request
     from bursar.runtime import first_look
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        await first_look(runtime)
-        wish = Request(user=user, source=source, target=target, asset=asset, amount=amount, client_order_id=order)
-        view = await runtime.transfers.create(wish, deadline_s=runtime.config.deadline_ms / 1000)
-        text = f"{view.req_id} is {view.fsm_state} {shown(view.error)}".rstrip()
-        out.show(view, lambda: text)
-
-    on_runtime(ctx, work)
+    await first_look(runtime)
+    asked = Request(user=user, source=source, target=target, asset=asset, amount=amount, client_order_id=order)
+    view = await runtime.transfers.create(asked, deadline_s=runtime.config.deadline_ms / 1000)
+    text = f"{view.req_id} is {view.fsm_state} {shown(view.error)}".rstrip()
+    out.show(view, lambda: text)
 
 
 @transfer.command("list", examples="bursar transfer list --user 1001 --state TARGET_PENDING")
 @click.option("--user", type=click.IntRange(1), help="One user's only.")
 @click.option("--state", default="", help="In this exact state only, such as TARGET_PENDING.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many at most.")
-@click.pass_context
-def list_(ctx: click.Context, user: int | None, state: str, limit: int) -> None:
+@on_catalog
+async def list_(catalog: Catalog, out: Output, user: int | None, state: str, limit: int) -> None:
     """Transfers, newest first."""
-
-    async def work(catalog: Catalog, out: Output) -> None:
-        views = await catalog.transfers.list(user, state=state, limit=limit)
-        rows = [
-            (v.req_id, v.user, v.source.value, v.target.value, v.amount, v.asset, v.fsm_state, v.error) for v in views
-        ]
-        headings = ("transfer", "user", "from", "to", "amount", "asset", "state", "error")
-        out.show(views, lambda: table(*headings, rows=rows, right=("amount",), whole=("transfer", "user")))
-
-    on_database(ctx, work)
+    views = await catalog.transfers.list(user, state=state, limit=limit)
+    rows = [(v.req_id, v.user, v.source.value, v.target.value, v.amount, v.asset, v.fsm_state, v.error) for v in views]
+    headings = ("transfer", "user", "from", "to", "amount", "asset", "state", "error")
+    out.show(
+        views, lambda: table(*headings, rows=rows, right=("amount",), whole=("transfer", "user"), empty="no transfers")
+    )
 
 
 @transfer.command(examples="bursar transfer show sr-1734912345678901234")
 @click.argument("req_id")
-@click.pass_context
-def show(ctx: click.Context, req_id: str) -> None:
+@on_catalog
+async def show(catalog: Catalog, out: Output, req_id: str) -> None:
     """One transfer as its owner sees it. `bursar flow show transfers ID` has its history, alerts and entries."""
-
-    async def work(catalog: Catalog, out: Output) -> None:
-        view = await catalog.transfers.get(None, req_id)
-        facts = plain(view) | {"state": view.state}
-        rows = [(name, value) for name, value in facts.items() if value not in ("", None)]
-        out.show(facts, lambda: table("field", "value", rows=rows, whole=("field",)))
-
-    on_database(ctx, work)
+    view = await catalog.transfers.get(None, req_id)
+    facts = plain(view) | {"state": view.state}
+    rows = [(name, value) for name, value in facts.items() if value not in ("", None)]
+    out.show(facts, lambda: table("field", "value", rows=rows, whole=("field",)))
 
 
 @transfer.command(examples="bursar transfer query sr-1734912345678901234")
 @click.argument("req_id")
-@click.pass_context
-def query(ctx: click.Context, req_id: str) -> None:
+@on_runtime
+async def query(runtime: Runtime, out: Output, req_id: str) -> None:
     """Ask both ends what they have on record of a transfer. Nothing is changed; what is missing may still happen."""
-
-    async def work(runtime: Runtime, out: Output) -> None:
-        transfers = runtime.transfers
-        view = await transfers.get(None, req_id)
-        record = await transfers.engine.get(FLOW, view.req_id)
-        assert record is not None  # it was there a moment ago, and records stay
-        item, found = transfers.flow.item(record), []
-        for kind, op in ((view.source, "withdraw"), (view.target, "deposit"), (view.source, "refund")):
-            said = await transfers.rails[kind].query(item, op)
-            found.append({"end": kind.value, "op": op, "outcome": said.outcome.value, "code": said.code})
-        rows = [tuple(one.values()) for one in found]
-        out.show(found, lambda: table("end", "operation", "outcome", "code", rows=rows))
-
-    on_runtime(ctx, work)
+    transfers = runtime.transfers
+    view = await transfers.get(None, req_id)
+    record = await transfers.engine.get(FLOW, view.req_id)
+    assert record is not None  # it was there a moment ago, and records stay
+    item, found = transfers.flow.item(record), []
+    for kind, op in ((view.source, "withdraw"), (view.target, "deposit"), (view.source, "refund")):
+        said = await transfers.rails[kind].query(item, op)
+        found.append({"end": kind.value, "op": op, "outcome": said.outcome.value, "code": said.code})
+    rows = [tuple(one.values()) for one in found]
+    out.show(found, lambda: table("end", "operation", "outcome", "code", rows=rows))
 
 
 @transfer.command(examples='bursar transfer stop --actor anna --reason "ticket 17"')
 @actor_option
 @reason_option
-@click.pass_context
-def stop(ctx: click.Context, actor: str, reason: str) -> None:
+@on_catalog
+async def stop(catalog: Catalog, out: Output, actor: str, reason: str) -> None:
     """Start no new transfers, on any host. Those under way go on, and so do refunds."""
+    from bursar.model.actors import check_actor
 
-    async def work(catalog: Catalog, out: Output) -> None:
-        from bursar.model.actors import check_actor
-
-        was_on = await catalog.transfers.pause_intake(check_actor(actor), reason)
-        words = "no new transfers are started" if was_on else "none were started before either"
-        out.show({"stopped": was_on}, lambda: words)
-
-    on_database(ctx, work)
+    was_on = await catalog.transfers.pause_intake(check_actor(actor), reason)
+    words = "no new transfers are started" if was_on else "none were started before either"
+    out.show({"stopped": was_on}, lambda: words)
 
 
 @transfer.command(
@@ -125,8 +108,7 @@ def stop(ctx: click.Context, actor: str, reason: str) -> None:
 )
 @actor_option
 @reason_option
-@click.pass_context
-def allow(ctx: click.Context, actor: str, reason: str) -> None:
+def allow(actor: str, reason: str) -> None:
     """Start new transfers again, after `stop` or after the audit found something broken and it was mended.
 
     After broken conservation, or after a restore, two people are needed (the first one proposes, another one agrees),
@@ -135,6 +117,7 @@ def allow(ctx: click.Context, actor: str, reason: str) -> None:
     what, run = ("starting new transfers", "is allowed"), "bursar transfer allow --actor OTHER --reason WHY"
     needs_two: list[bool] = []
 
+    @on_catalog
     async def alone(catalog: Catalog, out: Output) -> None:
         from bursar.flows.transfers.request import NEW_TRANSFERS
 
@@ -143,12 +126,13 @@ def allow(ctx: click.Context, actor: str, reason: str) -> None:
         if not needs_two[0]:
             show_lift(out, await catalog.transfers.resume_intake(actor, reason), *what, key="allowed", run=run)
 
+    @on_runtime
     async def compared(runtime: Runtime, out: Output) -> None:
         from bursar.flows.transfers.watch import resume_intake
 
         lift = await resume_intake(runtime.transfers, runtime.cores, actor=actor, reason=reason)
         show_lift(out, lift, *what, key="allowed", run=run)
 
-    on_database(ctx, alone)
+    alone()
     if needs_two[0]:
-        on_runtime(ctx, compared)
+        compared()

@@ -18,31 +18,27 @@ if TYPE_CHECKING:
 
 
 @transfer.command(examples="bursar transfer cores")
-@click.pass_context
-def cores(ctx: click.Context) -> None:
+@on_runtime
+async def cores(runtime: Runtime, out: Output) -> None:
     """The core behind each rail: its identity, how far its log is known here, what it may forget, how much it holds.
 
     Floors are the ids below which a core reserves no room for refunds any more (room) and remembers nothing (forget).
     """
-
-    async def work(runtime: Runtime, out: Output) -> None:
-        found = [await _core(runtime, kind.value.lower(), client) for kind, client in runtime.cores.items()]
-        headings = (
-            "rail",
-            "core",
-            "known to",
-            "core at",
-            "room below",
-            "forgets below",
-            "remembers",
-            "pruned (UTC)",
-            "",
-        )
-        rows = [tuple(shown(str(value)) for value in one.values()) for one in found]
-        numbers = ("known to", "core at", "room below", "forgets below", "remembers")
-        out.show(found, lambda: table(*headings, rows=rows, right=numbers, whole=("rail", "core")))
-
-    on_runtime(ctx, work)
+    found = [await _core(runtime, kind.value.lower(), client) for kind, client in runtime.cores.items()]
+    headings = (
+        "rail",
+        "core",
+        "known to",
+        "core at",
+        "room below",
+        "forgets below",
+        "remembers",
+        "pruned (UTC)",
+        "",
+    )
+    rows = [tuple(shown(str(value)) for value in one.values()) for one in found]
+    numbers = ("known to", "core at", "room below", "forgets below", "remembers")
+    out.show(found, lambda: table(*headings, rows=rows, right=numbers, whole=("rail", "core")))
 
 
 async def _core(runtime: Runtime, rail: str, client: Any) -> dict[str, Any]:
@@ -69,23 +65,19 @@ async def _core(runtime: Runtime, rail: str, client: Any) -> dict[str, Any]:
 
 
 @transfer.command(examples="bursar transfer prune")
-@click.pass_context
-def prune(ctx: click.Context) -> None:
+@on_runtime
+async def prune(runtime: Runtime, out: Output) -> None:
     """Let the cores set room free and forget what is old enough, now. `bursar serve` and `worker` do it by
     themselves."""
+    from bursar.runtime import prune_cores
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        from bursar.runtime import prune_cores
-
-        found = await prune_cores(runtime)
-        rows = [
-            (one.rail, *((one.floors.room, one.floors.forget) if one.floors else ("", "")), one.kept, one.note)
-            for one in found
-        ]
-        headings = ("rail", "room below", "forgets below", "kept", "note")
-        out.show(found, lambda: table(*headings, rows=rows, right=headings[1:4], whole=("rail",)))
-
-    on_runtime(ctx, work)
+    found = await prune_cores(runtime)
+    rows = [
+        (one.rail, *((one.floors.room, one.floors.forget) if one.floors else ("", "")), one.kept, one.note)
+        for one in found
+    ]
+    headings = ("rail", "room below", "forgets below", "kept", "note")
+    out.show(found, lambda: table(*headings, rows=rows, right=headings[1:4], whole=("rail",)))
 
 
 @transfer.command(
@@ -97,8 +89,7 @@ def prune(ctx: click.Context) -> None:
 @click.option("--book", is_flag=True, help="Write them down. Without it they are only shown.")
 @click.option("--actor", metavar="NAME", help="Who you are; it is written down.")
 @click.option("--reason", metavar="TEXT", help="Why; it is written down.")
-@click.pass_context
-def reconcile(ctx: click.Context, book: bool, actor: str | None, reason: str | None) -> None:
+def reconcile(book: bool, actor: str | None, reason: str | None) -> None:
     """After the database was restored: what the cores have done since the backup, and this database has forgotten.
 
     With --book each such transfer gets its record again, at its end, and the ledger books what the core holds because
@@ -106,19 +97,20 @@ def reconcile(ctx: click.Context, book: bool, actor: str | None, reason: str | N
     before and after.
     """
     if book and not (actor and reason):
-        raise click.UsageError("--book needs --actor and --reason", ctx)
+        raise click.UsageError("--book needs --actor and --reason", click.get_current_context())
 
+    @on_runtime
     async def work(runtime: Runtime, out: Output) -> None:
         from bursar.flows.transfers import reconcile as reconciling
 
         ledger, clients = runtime.bursar.ledger, runtime.cores
-        if not book:
-            _show(out, await reconciling.survey(ledger, clients), booked=False)
-            return
-        report = await reconciling.reconcile(ledger, clients, actor=actor or "", reason=reason or "")
-        _show(out, report, booked=True)
+        if book:
+            report = await reconciling.reconcile(ledger, clients, actor=actor or "", reason=reason or "")
+        else:
+            report = await reconciling.survey(ledger, clients)
+        _show(out, report, booked=book)
 
-    on_runtime(ctx, work)
+    work()
 
 
 def _show(out: Output, report: Report, *, booked: bool) -> None:
@@ -147,40 +139,32 @@ def _show(out: Output, report: Report, *, booked: bool) -> None:
 @click.argument("rail")
 @actor_option
 @reason_option
-@click.pass_context
-def rebind(ctx: click.Context, rail: str, actor: str, reason: str) -> None:
+@on_runtime
+async def rebind(runtime: Runtime, out: Output, rail: str, actor: str, reason: str) -> None:
     """Put the core that answers now behind a rail whose core is lost for good.
 
     What the old core held is not in the new one: the intake of transfers is paused with it, and two people resume it
     once core and ledger agree again (docs/how-to/restore.md).
     """
+    from bursar.model.actors import check_actor
+    from bursar.model.outcome import Outcome
+    from bursar.runtime import client_of
 
-    async def work(runtime: Runtime, out: Output) -> None:
-        from bursar.model.actors import check_actor
-        from bursar.model.outcome import Outcome
-        from bursar.runtime import client_of
-
-        store, person = runtime.bursar.store, check_actor(actor)
-        if rail not in runtime.config.cores:
-            raise Unusable(f"no core is configured for the rail {shown(rail)}")
-        known, identity = await store.read.cores.get(rail), await store.read.cores.identity()
-        async with client_of(runtime.config, runtime.ports, rail) as client:
-            there = await client.describe()
-        if there.outcome is not Outcome.SUCCESS:
-            raise Unusable(f"core {rail} does not answer: {there.code}; start the one that is to be bound")
-        if known is None or there.core == known.identity:
-            raise Unusable(f"rail {rail} is bound to no other core than the one that answers")
-        if there.ledger not in ("", identity):
-            raise Unusable(
-                f"core {there.core} is another ledger's ({there.ledger}); start one with an empty data folder"
-            )
-        await runtime.transfers.pause_intake(person, f"core {rail} was replaced: {reason}", two_people=True)
-        async with store.transaction() as tables:
-            if not await tables.cores.rebind(rail, there.core, known.identity):
-                raise Unusable(f"rail {rail} was bound to another core meanwhile; see `bursar transfer cores`")
-        facts = {"rail": rail, "core": there.core, "was": known.identity, "rebound": True}
-        out.show(
-            facts, lambda: f"rail {rail} is bound to core {there.core}; no new transfers until two people allow them"
-        )
-
-    on_runtime(ctx, work)
+    store, person = runtime.bursar.store, check_actor(actor)
+    if rail not in runtime.config.cores:
+        raise Unusable(f"no core is configured for the rail {shown(rail)}")
+    known, identity = await store.read.cores.get(rail), await store.read.cores.identity()
+    async with client_of(runtime.config, runtime.ports, rail) as client:
+        there = await client.describe()
+    if there.outcome is not Outcome.SUCCESS:
+        raise Unusable(f"core {rail} does not answer: {there.code}; start the one that is to be bound")
+    if known is None or there.core == known.identity:
+        raise Unusable(f"rail {rail} is bound to no other core than the one that answers")
+    if there.ledger not in ("", identity):
+        raise Unusable(f"core {there.core} is another ledger's ({there.ledger}); start one with an empty data folder")
+    await runtime.transfers.pause_intake(person, f"core {rail} was replaced: {reason}", two_people=True)
+    async with store.transaction() as tables:
+        if not await tables.cores.rebind(rail, there.core, known.identity):
+            raise Unusable(f"rail {rail} was bound to another core meanwhile; see `bursar transfer cores`")
+    facts = {"rail": rail, "core": there.core, "was": known.identity, "rebound": True}
+    out.show(facts, lambda: f"rail {rail} is bound to core {there.core}; no new transfers until two people allow them")

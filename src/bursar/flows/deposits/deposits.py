@@ -1,6 +1,6 @@
 """Deposits: how money from outside gets into a funding account, which the first one makes.
 
-Every deposit has a reference that whoever sent the money gave it, and is booked once under it, however often it is
+Every deposit has a reference, given by the sender of the money, and is booked once under it, however often it is
 asked for. Above a configured amount it is written down first and booked when a second person, who is not the one who
 asked and who says again what is to be booked, confirms it: otherwise one operator could mint money (L25). Both ways
 remember the first request under its reference and book under the same key, so that one reference is one deposit
@@ -16,12 +16,12 @@ from collections.abc import Mapping
 import msgspec
 
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord
-from bursar.flows.deposits.machine import ASKED, BOOKED, CONFIRM, MACHINE, REJECT
 from bursar.flows.transfers import Transfers
+from bursar.flows.transfers.checks import USER_MAX
 from bursar.flows.transfers.incoming import (
     CREATE,
     DEPOSITS,
-    Incoming,
+    Deposit,
     alert_closed,
     asked_of,
     book,
@@ -38,19 +38,18 @@ from bursar.model.errors import (
     IdempotencyKeyReused,
     InvalidAmount,
     InvalidName,
-    NotPossible,
+    InvalidState,
     RecordMoved,
     UnknownAccount,
     UnknownAsset,
     UnknownRecord,
 )
-from bursar.model.machine import ImpossibleEvent
+from bursar.model.machine import Arrow, ImpossibleEvent, Kind, Machine, State
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.records import Record
 from bursar.model.retry import Alarm
 
-USER_MAX = 2**63 - 1
-WAITS_S = 3_600.0  # for a second person, before people are told
+WAITS_S = 3_600.0  # for a second person, before an alert is raised
 # By one who did not ask for it and repeats what is to be booked, or one operator could mint money (L25).
 CONFIRMED_BY = (
     "it is confirmed by POST /api/v1/deposits/REFERENCE/confirm, where a second person repeats what is booked"
@@ -58,28 +57,27 @@ CONFIRMED_BY = (
 log = logging.getLogger("bursar.deposits")
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
-
-class Deposit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of a deposit's record: what was asked never changes; where it was booked is added."""
-
-    user: int
-    asset: str
-    amount: str  # smallest units
-    reference: str
-    asked_by: str
-    account: str = ""  # where it is booked
-
-    @property
-    def incoming(self) -> Incoming:
-        """What has arrived."""
-        return Incoming(user=self.user, asset=self.asset, minor=int(self.amount), reference=self.reference)
+# Of deposits that wait for a second person. Nothing is called: a person confirms, and it is booked.
+ASKED, BOOKED, REJECTED = "ASKED", "BOOKED", "REJECTED"
+CONFIRM, REJECT = "CONFIRM", "REJECT"
+MACHINE = Machine(
+    name="deposits",
+    initial=ASKED,
+    events=(CONFIRM, REJECT),
+    states=(
+        State(ASKED, Kind.WAIT, awaits="a second person"),
+        State(BOOKED, Kind.TERMINAL),
+        State(REJECTED, Kind.TERMINAL),
+    ),
+    arrows=(Arrow(ASKED, CONFIRM, BOOKED), Arrow(ASKED, REJECT, REJECTED)),
+)
 
 
 class DepositView(msgspec.Struct, frozen=True, kw_only=True):
     """A deposit as operators see it."""
 
     reference: str
-    user: int
+    user_id: int
     asset: str
     amount: str  # in units of the asset
     state: str
@@ -133,9 +131,8 @@ class Deposits:
     async def _begin(self, wanted: Deposit, actor: str) -> tuple[Deposit, str]:
         """Book a small one; write a large one down."""
         if int(wanted.amount) <= self.confirm_above.get(wanted.asset, int(wanted.amount)):
-            done = await book(self.engine, self.ledger, wanted.incoming, actor=actor)
-            return msgspec.structs.replace(wanted, asked_by=done.asked_by, account=done.account), BOOKED
-        remember, name, owner = wanted.incoming.remember(asked_by=actor), wanted.reference, str(wanted.user)
+            return await book(self.engine, self.ledger, wanted), BOOKED
+        remember, name, owner = wanted.operation(), wanted.reference, str(wanted.user)
         started = await self.engine.start(self.flow.name, wanted, id=name, owner=owner, operation=remember, actor=actor)
         return self.flow.item(started.record).body, started.record.state
 
@@ -149,22 +146,23 @@ class Deposits:
         if record.state == BOOKED:
             return _view(body, BOOKED, kind)
         if same_person(actor, body.asked_by):
-            raise NotPossible("deposits", reference, record.state, "whoever asked for it can't confirm it")
-        if await booked_before(self.ledger, body.incoming) is not None:
-            raise NotPossible("deposits", reference, record.state, "that reference is booked already; reject this one")
+            raise InvalidState("deposits", reference, record.state, "the person who asked for it can't confirm it")
+        if await booked_before(self.ledger, body) is not None:
+            raise InvalidState("deposits", reference, record.state, "that reference is booked already; reject this one")
         after = await self._booked(record, body, actor)
         return _view(self.flow.item(after).body, after.state, kind)
 
     async def _booked(self, record: Record, body: Deposit, actor: str) -> Record:
-        """Confirmed and booked, in one unit: for the user, or in suspense if the account is closed by now (T44)."""
+        """Confirmed and booked, in one transaction: for the user, or in suspense if the account is closed by now
+        (T44)."""
         account = funding_account(body.user)
         while True:
             try:
-                return await self._hear(record, CONFIRM, actor, {"account": account})
+                return await self._signal(record, CONFIRM, actor, {"account": account})
             except UnknownAccount as unknown:
                 await open_account(self.ledger, unknown)
             except AccountClosed:
-                await alert_closed(self.engine, body.incoming, record)
+                await alert_closed(self.engine, body, record)
                 account = SUSPENSE_DEPOSITS
 
     async def reject(self, reference: str, *, actor: str) -> DepositView:
@@ -172,7 +170,7 @@ class Deposits:
         actor = check_actor(actor)
         record = await self._record(_named(reference))
         body = self.flow.item(record).body
-        after = await self._hear(record, REJECT, actor, {})
+        after = await self._signal(record, REJECT, actor, {})
         return _view(body, after.state, (await self.ledger.known_assets(body.asset))[body.asset])
 
     async def waiting(self, limit: int = 100) -> list[DepositView]:
@@ -206,11 +204,11 @@ class Deposits:
         """
         remembered = await self.ledger.store.read.operations.get(DEPOSITS, wanted.reference, CREATE)
         if remembered is not None and not (first := asked_of(remembered)).record:
-            if remembered.fingerprint != wanted.incoming.fingerprint:
+            if remembered.fingerprint != wanted.fingerprint:
                 raise used_before(wanted.reference)
-            return msgspec.structs.replace(wanted, asked_by=first.asked_by, account=first.account), BOOKED
-        if remembered is None and (old := await booked_before(self.ledger, wanted.incoming)) is not None:
-            return msgspec.structs.replace(wanted, asked_by=old.asked_by, account=old.account), BOOKED
+            return first.of(wanted), BOOKED
+        if remembered is None and (old := await booked_before(self.ledger, wanted)) is not None:
+            return old, BOOKED
         record = await self.engine.get(self.flow.name, wanted.reference)
         if record is None:
             return None
@@ -224,18 +222,18 @@ class Deposits:
             raise UnknownRecord(self.flow.name, reference)
         return found
 
-    async def _hear(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
+    async def _signal(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
         try:
             return await self.engine.signal(record, event, actor, evidence)
         except ImpossibleEvent:
-            raise NotPossible("deposits", record.id, record.state, "it is decided already") from None
+            raise InvalidState("deposits", record.id, record.state, "it is decided already") from None
 
 
 def _book(item: FlowRecord[Deposit], event: str, answer: Answer) -> Booking:
-    """The deposit itself, in the unit in which it is confirmed. Pure."""
+    """The deposit itself, in the transaction in which it is confirmed. Pure."""
     if event != CONFIRM:
         return Booking()
-    return Booking((item.body.incoming.intent(_account(item.body, answer), item.body.asked_by),))
+    return Booking((item.body.intent(_account(item.body, answer)),))
 
 
 def _next_body(item: FlowRecord[Deposit], event: str, answer: Answer) -> Deposit | None:
@@ -248,7 +246,7 @@ def _account(body: Deposit, answer: Answer) -> str:
 
 
 def _same(found: Deposit, wanted: Deposit) -> None:
-    if found.incoming != wanted.incoming:
+    if (found.reference, found.fingerprint) != (wanted.reference, wanted.fingerprint):
         raise IdempotencyKeyReused("deposits", wanted.reference, "deposit")
 
 
@@ -261,7 +259,7 @@ def _named(reference: str) -> str:
 def _view(body: Deposit, state: str, asset: Asset) -> DepositView:
     return DepositView(
         reference=body.reference,
-        user=body.user,
+        user_id=body.user,
         asset=body.asset,
         amount=str(asset.of_minor(int(body.amount))),
         state=state,

@@ -1,11 +1,9 @@
 """Internal transfers: between funding accounts in the ledger and trading cores (specifications 000 and 001)."""
 
-from bursar.flows.transfers.checks import Code, CommitUnknown, TransferRefused
-from bursar.flows.transfers.limits import Limits
+from bursar.flows.transfers.checks import Code, CommitUnknown, Limits, TransferRefused
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.request import AccountType, Request, Transfer
+from bursar.flows.transfers.request import AccountType, Filter, Request, Transfer, View
 from bursar.flows.transfers.transfers import Transfers
-from bursar.flows.transfers.views import Filter, View
 
 __all__ = [
     "MACHINE",

@@ -4,8 +4,8 @@ Every transfer is written here before a core hears of it. So each operation in a
 the database has lost it. How far that was seen to be true is written down (`cores.compared`): only what comes behind it
 has to be compared, and a backup that contains the mark contains the records below it. (The high-water mark of T33 would
 not do: after a restore, a transfer of old goes on and raises it above operations that are missing.) The same is true of
-floors: they are written here before the core is asked (T32). Nobody has to say that there was a restore: the core's own
-log shows it, at the first look.
+floors: they are written here before the core is asked (T32). No operator has to say that there was a restore: the
+core's own log shows it, at the first look.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from bursar.flows.transfers.machine import MACHINE
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Floors, OperationRow, TradingClient
-from bursar.rails.trading.words import PREFIX, Code
+from bursar.rails.trading.rules import PREFIX, Code
 from bursar.store import Store
 from bursar.store.cores import CoreRow
 
@@ -39,7 +39,7 @@ class Behind(msgspec.Struct, kw_only=True):
         return bool(self.missing or self.floors)
 
     def texts(self) -> list[str]:
-        """The same for people, each a line."""
+        """The same in words, each a line."""
         found = [f"core {self.rail} is ahead of this database: {line(row)}" for row in self.missing[:SHOWN_MAX]]
         if len(self.missing) > SHOWN_MAX:
             found.append(f"core {self.rail}: and {len(self.missing) - SHOWN_MAX} more operations without a record here")
@@ -47,7 +47,7 @@ class Behind(msgspec.Struct, kw_only=True):
 
 
 def line(row: OperationRow) -> str:
-    """An operation of a core, for people."""
+    """An operation of a core, in words."""
     what = f"{PREFIX}{row.id} {row.op.name} of {row.amount} {row.asset} for user {row.user}"
     said = "" if row.code == OK else f", refused: {row.code}"
     return f"{what} (sequence {row.sequence}{said}) has no record here"
@@ -73,7 +73,7 @@ async def look(store: Store, rail: str, client: TradingClient) -> Behind:
     found.complete_to = after
     there = client.floors
     if _above(there, known):
-        # Read again, after the core has told them: another process may have raised both meanwhile, this database's
+        # Read again, after the core has said them: another process may have raised both meanwhile, this database's
         # first; and the first contact may just have bound the core to a database that had never heard of it.
         known = await store.read.cores.get(rail)
     if known is not None and _above(there, known):

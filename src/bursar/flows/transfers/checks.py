@@ -14,8 +14,8 @@ The order, in which the first that fails names the refusal:
  5. the balance suffices, whatever overdraft the account has (INSUFFICIENT_BALANCE, T42), and is guarded: an account
     whose overdraft has no limit can't be a source (TRANSFER_NOT_ALLOWED)
 
-Who asks (UNAUTHORIZED, FORBIDDEN) is checked before, by whoever knows; limits (RATE_LIMIT_EXCEEDED and the like) are
-counted after, in the unit that writes the record (T37).
+Who asks (UNAUTHORIZED, FORBIDDEN) is checked before, by the API; limits (RATE_LIMIT_EXCEEDED and the like) are counted
+after, in the transaction that writes the record (T37, `Limits`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ from enum import StrEnum
 
 import msgspec
 
-from bursar.flows.transfers.request import AccountType, Request, Transfer
-from bursar.model.accounts import AccountStatus
+from bursar.engine.snowflake import made_at_us
+from bursar.flows.transfers.request import SCOPE, AccountType, Request, Transfer
 from bursar.model.errors import AmountTooLarge, InvalidAmount, PrecisionOverflow, Refusal, StoreError
-from bursar.model.money import Asset, AssetStatus, format_minor
+from bursar.model.money import MINOR_MAX, Asset, AssetStatus, format_minor
+from bursar.rails.trading.rules import SAFETY_FACTOR, STATUS_REFUSALS, Status, amount_refusal, operation_id
+from bursar.writer import Limit
 
-U64_MAX = 2**64 - 1
-SAFETY_FACTOR = 2  # T37
 CLIENT_ORDER_ID_LENGTH_MAX = 64
 USER_MAX = 2**63 - 1
+COUNT_MAX = 2**62
+SECOND_US, DAY_US = 1_000_000, 86_400_000_000
+ROOM_AFTER_S = 3_600
+FORGET_AFTER_S = 7 * 86_400
+FRESH_SHARE = 2  # a new transfer's id is at most the horizon divided by this old, or it could be below a floor
 
 
 class Code(StrEnum):
@@ -92,9 +97,35 @@ class AccountSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One end of a transfer, as it was found."""
 
     exists: bool
-    status: AccountStatus = AccountStatus.ACTIVE
+    status: Status = Status.ACTIVE
     available: int = 0
     is_guarded: bool = True  # whether what is available stays so until it is taken, or the taking is refused
+
+
+class Horizons(msgspec.Struct, frozen=True, kw_only=True):
+    """How old a transfer is before a core lets go of it, in seconds."""
+
+    room_after_s: float = ROOM_AFTER_S
+    forget_after_s: float = FORGET_AFTER_S
+
+    def __post_init__(self) -> None:
+        if not 0 < self.room_after_s <= self.forget_after_s:
+            raise ValueError("room is set free before anything is forgotten: 0 < room_after_s <= forget_after_s")
+
+
+def is_fresh(id_: int, now_us: int, horizons: Horizons) -> bool:
+    """Whether a new transfer may have this id: no floor can have passed it by the time it is written. Pure."""
+    return now_us - made_at_us(id_) <= horizons.room_after_s * 1_000_000 / FRESH_SHARE
+
+
+def check_id(req_id: str, now_us: int, forgotten: int, horizons: Horizons) -> None:
+    """Refuse an id that a core may have forgotten by the time it is called: it would be stuck for ever. Pure."""
+    try:
+        id_ = operation_id(req_id)
+    except ValueError as error:
+        raise TransferRefused(Code.INVALID_REQUEST, str(error)) from None
+    if id_ < forgotten or not is_fresh(id_, now_us, horizons):
+        raise TransferRefused(Code.INVALID_REQUEST, f"{req_id} is too old for a new transfer; let one be made")
 
 
 def check_order_id(order: str) -> str:
@@ -111,7 +142,7 @@ def check_request(
     supported: Collection[AccountType],
     safety_factor: int = SAFETY_FACTOR,
 ) -> Transfer:
-    """Checks 1 to 3: what can be said without looking at anybody's account."""
+    """Checks 1 to 3: what can be said without looking at an account."""
     source, target = _types((request.source, request.target), supported)
     asset = _asset(request.asset, assets)
     minor = _bounded(_amount(request.amount, asset), asset, safety_factor)
@@ -129,7 +160,7 @@ def check_request(
 def check_transfer(
     transfer: Transfer, assets: Mapping[str, Asset], supported: Collection[AccountType], safety_factor: int
 ) -> None:
-    """The same of what is to become a record, whoever wrote it."""
+    """The same of what is to become a record, whichever program wrote it."""
     if type(transfer.user) is not int or not 0 < transfer.user <= USER_MAX:
         raise TransferRefused(Code.INVALID_REQUEST, f"a user is a whole number from 1 to {USER_MAX}")
     _types((transfer.source, transfer.target), supported)
@@ -150,10 +181,9 @@ def check_snapshots(transfer: Transfer, source: AccountSnapshot, target: Account
         why = f"no {transfer.target} account of user {transfer.user}; an external deposit makes one"
         raise TransferRefused(Code.TARGET_ACCOUNT_NOT_FOUND, why)
     for kind, account in ((transfer.source, source), (transfer.target, target)):
-        if account.status is AccountStatus.FROZEN:
-            raise TransferRefused(Code.ACCOUNT_FROZEN, f"the {kind} account of user {transfer.user} is frozen")
-        if account.status is AccountStatus.CLOSED:
-            raise TransferRefused(Code.ACCOUNT_DISABLED, f"the {kind} account of user {transfer.user} is disabled")
+        if (refusal := STATUS_REFUSALS.get(account.status)) is not None:
+            why = f"the {kind} account of user {transfer.user} is {account.status.name.lower()}"
+            raise TransferRefused(Code[refusal.name], why)
     if source.available < transfer.minor:
         needed, there = (format_minor(minor, asset.precision) for minor in (transfer.minor, source.available))
         raise TransferRefused(Code.INSUFFICIENT_BALANCE, f"{needed} {asset.code} needed, {there} available")
@@ -203,12 +233,47 @@ def _amount(text: str, asset: Asset) -> int:
 
 def _bounded(minor: int, asset: Asset, safety_factor: int) -> int:
     """The same amount, if it is above zero, fits a core and is within the asset's bounds."""
-    if minor <= 0:
-        raise TransferRefused(Code.INVALID_AMOUNT, "an amount above zero is needed")
-    if minor > U64_MAX // safety_factor:
-        raise TransferRefused(Code.OVERFLOW, f"{asset.of_minor(minor)} {asset.code} does not fit a trading core")
+    if (refusal := amount_refusal(minor, safety_factor)) is not None:
+        why = "does not fit a trading core" if minor > 0 else "is not above zero"
+        raise TransferRefused(Code[refusal.name], f"{asset.of_minor(minor)} {asset.code} {why}")
     if minor < asset.min_transfer:
         raise TransferRefused(Code.AMOUNT_TOO_SMALL, f"at least {asset.of_minor(asset.min_transfer)} {asset.code}")
     if minor > asset.max_transfer:
         raise TransferRefused(Code.AMOUNT_TOO_LARGE, f"at most {asset.of_minor(asset.max_transfer)} {asset.code}")
     return minor
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one user may do (000 §1.5.6), counted as rows in the transaction that writes the record (T37). None: no
+    limit."""
+
+    per_second: int | None = 10
+    per_day: int | None = 100
+    amount_per_day: dict[str, int] = {}  # asset → smallest units
+
+    def used_by(self, transfer: Transfer, now_us: int) -> tuple[Limit, ...]:
+        """What a transfer uses up, in buckets of a second and of a day (UTC). Pure."""
+        second, day = now_us // SECOND_US, now_us // DAY_US
+        who = f"{SCOPE}:{transfer.user}"
+        buckets = (
+            (f"{who}:s:{second}", self.per_second, (second + 1) * SECOND_US, Code.RATE_LIMIT_EXCEEDED),
+            (f"{who}:d:{day}", self.per_day, (day + 1) * DAY_US, Code.DAILY_LIMIT_EXCEEDED),
+        )
+        found = [
+            Limit(key=key, count_max=most, amount_max=MINOR_MAX, until_us=until_us, code=code)
+            for key, most, until_us, code in buckets
+            if most is not None
+        ]
+        amount_max = self.amount_per_day.get(transfer.asset)
+        if amount_max is not None:
+            found.append(
+                Limit(
+                    key=f"{who}:a:{transfer.asset}:{day}",
+                    count_max=COUNT_MAX,
+                    amount_max=amount_max,
+                    amount=transfer.minor,
+                    until_us=(day + 1) * DAY_US,
+                    code=Code.DAILY_AMOUNT_EXCEEDED,
+                )
+            )
+        return tuple(found)

@@ -58,7 +58,7 @@ async def close_account(transfers: Transfers, path: str, drain_s: float) -> Acco
 
 
 async def _cancel(transfers: Transfers, path: str, token: str, error: BaseException) -> None:
-    """Lift the close's freeze. If that fails too, the caller is told the first error: it says what happened."""
+    """Lift the close's freeze. If that fails too, the caller gets the first error: it says what happened."""
     try:
         await transfers.ledger.cancel_close(path, token)
     except Exception as second:  # whatever it is: the row of the close stays, and raises an alert

@@ -27,9 +27,9 @@ from bursar.audit import UNREADABLE, Finding, said
 from bursar.engine.flow import storable
 from bursar.engine.late import LATE
 from bursar.flows.transfers import behind
-from bursar.flows.transfers.flow import SCOPE, rail_name
+from bursar.flows.transfers.flow import rail_name
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.request import AccountType, Transfer, core_account
+from bursar.flows.transfers.request import SCOPE, AccountType, Transfer, core_account
 from bursar.flows.transfers.transfers import Transfers
 from bursar.model.envelope import decode_legs
 from bursar.model.outcome import Outcome
@@ -253,7 +253,7 @@ async def _records(tables: Tables, numbers: list[int], look: _Look) -> list[Reco
 
 
 async def _open(tables: Tables) -> list[int]:
-    """Numbers of all records that somebody drives."""
+    """Numbers of all records that are open."""
     found: list[int] = []
     while page := await tables.checks.open_records(found[-1] if found else 0, PAGE):
         found += [number for number, _ in page]

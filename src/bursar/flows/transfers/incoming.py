@@ -25,88 +25,88 @@ CREATE = "create"
 CLOSED = "account closed"  # the reason of the alert
 
 
-class Incoming(msgspec.Struct, frozen=True, kw_only=True):
-    """What has arrived, and for whom."""
+class Deposit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What has arrived, and for whom; the body of its record, if it waits for a second person. What was asked never
+    changes; where it was booked is added."""
 
     user: int
     asset: str
-    minor: int
+    amount: str  # smallest units
     reference: str
+    asked_by: str
+    account: str = ""  # where it is booked
 
     @property
     def fingerprint(self) -> str:
         """Two requests under one reference are the same if these are."""
-        return f"{self.user}:{self.asset}:{self.minor}"
+        return f"{self.user}:{self.asset}:{self.amount}"
 
-    def intent(self, account: str, actor: str) -> Intent:
+    def intent(self, account: str) -> Intent:
         """Its entry."""
         return Intent(
             scope=DEPOSITS,
             key=self.reference,
-            legs=(Leg(EXTERNAL, account, self.asset, self.minor),),
-            metadata=encode_metadata({"reference": self.reference, "actor": actor}),
+            legs=(Leg(EXTERNAL, account, self.asset, int(self.amount)),),
+            metadata=encode_metadata({"reference": self.reference, "actor": self.asked_by}),
             outside=True,
         )
 
-    def remember(self, **detail: str) -> Operation:
+    def operation(self, **detail: str) -> Operation:
         """That it was asked for, and by whom."""
-        text = msgspec.json.encode(detail).decode()
+        text = msgspec.json.encode({"asked_by": self.asked_by, **detail}).decode()
         return Operation(scope=DEPOSITS, id=self.reference, op=CREATE, fingerprint=self.fingerprint, detail=text)
-
-
-class Booked(msgspec.Struct, frozen=True, kw_only=True):
-    """A deposit that is in the ledger."""
-
-    account: str
-    asked_by: str
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of the first request."""
 
     asked_by: str = ""
-    account: str = ""
+    account: str = ""  # where it is booked
     record: str = ""  # if it waits, or waited, for a second person
 
+    def of(self, deposit: Deposit) -> Deposit:
+        """The deposit as the first request had it."""
+        return msgspec.structs.replace(deposit, asked_by=self.asked_by, account=self.account)
 
-async def book(engine: Engine, ledger: Ledger, incoming: Incoming, *, actor: str) -> Booked:
+
+async def book(engine: Engine, ledger: Ledger, deposit: Deposit) -> Deposit:
     """Book it now, unless that was done before."""
-    if (old := await booked_before(ledger, incoming)) is not None:
+    if (old := await booked_before(ledger, deposit)) is not None:
         return old
-    account = funding_account(incoming.user)
+    account = funding_account(deposit.user)
     while True:
-        asked = incoming.remember(asked_by=actor, account=account, record="")
+        asked = deposit.operation(account=account, record="")
         try:
-            done = await ledger.writer.apply(Change((incoming.intent(account, actor),), operation=asked))
+            done = await ledger.writer.apply(Change((deposit.intent(account),), operation=asked))
         except UnknownAccount as unknown:
             await open_account(ledger, unknown)
         except AccountClosed:
-            await alert_closed(engine, incoming, None)
+            await alert_closed(engine, deposit, None)
             account = SUSPENSE_DEPOSITS
         except IdempotencyKeyReused:
-            raise used_before(incoming.reference) from None
+            raise used_before(deposit.reference) from None
         else:
             assert done.operation is not None
             first = asked_of(done.operation)
             if first.record:
-                raise Conflict(f"deposit {incoming.reference} waits for a second person", 1)
-            return Booked(account=first.account, asked_by=first.asked_by)
+                raise Conflict(f"deposit {deposit.reference} waits for a second person", 1)
+            return first.of(deposit)
 
 
-async def booked_before(ledger: Ledger, incoming: Incoming) -> Booked | None:
+async def booked_before(ledger: Ledger, deposit: Deposit) -> Deposit | None:
     """A deposit under this reference from before keys had a scope of their own; a refusal if it was another one."""
-    key = (USER_SCOPE, f"deposit:{incoming.reference}")
+    key = (USER_SCOPE, f"deposit:{deposit.reference}")
     taken = (await ledger.store.read.envelopes.existing([key])).get(key)
     if taken is None:
         return None
     view = await ledger.envelope(taken.seq)
     if [movement.source for movement in view.movements] != [EXTERNAL]:
-        return None  # an entry of somebody else's, under a key that he chose
+        return None  # an entry of another program, under a key that it chose
     (found,) = view.movements
     same = (found.target, found.amount.asset, found.amount.minor)
-    if same != (funding_account(incoming.user), incoming.asset, incoming.minor):
-        raise used_before(incoming.reference)
-    return Booked(account=found.target, asked_by=str(view.metadata.get("actor", "")))
+    if same != (funding_account(deposit.user), deposit.asset, int(deposit.amount)):
+        raise used_before(deposit.reference)
+    return Asked(account=found.target, asked_by=str(view.metadata.get("actor", ""))).of(deposit)
 
 
 def used_before(reference: str) -> TransferRefused:
@@ -128,11 +128,11 @@ async def open_account(ledger: Ledger, unknown: UnknownAccount) -> None:
     await ledger.create_account(path, policy=SystemAccount() if path == SUSPENSE_DEPOSITS else NoOverdraft())
 
 
-async def alert_closed(engine: Engine, incoming: Incoming, record: Record | None) -> None:
+async def alert_closed(engine: Engine, deposit: Deposit, record: Record | None) -> None:
     """Say that a deposit goes to suspense, before it does: it must not be booked there without a word."""
     message = (
-        f"deposit {incoming.reference} of {incoming.minor} smallest units of {incoming.asset} is for user "
-        f"{incoming.user}, whose funding account is closed; it is booked in {SUSPENSE_DEPOSITS}: find out whose it is"
+        f"deposit {deposit.reference} of {deposit.amount} smallest units of {deposit.asset} is for user "
+        f"{deposit.user}, whose funding account is closed; it is booked in {SUSPENSE_DEPOSITS}: find out whose it is"
     )
-    reason = CLOSED if record is not None else f"{CLOSED}: deposit {incoming.reference}"
+    reason = CLOSED if record is not None else f"{CLOSED}: deposit {deposit.reference}"
     await engine.alert(record, reason, "critical", message)

@@ -1,4 +1,5 @@
-"""What the ledger's database knows of a core: asked before every login, told at first contact (rails/trading/link).
+"""What the ledger's database knows of a core: read before every login, written at first contact
+(rails/trading/connection).
 
 A core is bound to its ledger, and the ledger to its core, both for ever. A second core under the same name, or an empty
 data folder beside an old database, would be a second place for the same money.
@@ -39,7 +40,7 @@ class StoreLink:
             identity = await self._store.single().cores.make_identity(self._store.ports.token())
         bound = "" if core is None else core.identity
         ledger = identity if self._binds or bound else ""
-        # What was compared was told by the core, too, and what was reconciled rests on it alone.
+        # What was compared came from the core, too, and what was reconciled rests on it alone.
         seen = 0 if core is None else max(core.sequence, core.compared)
         return Known(ledger=ledger, core=bound, seen=seen)
 
@@ -51,6 +52,6 @@ class StoreLink:
             return
         found = await self._store.read.cores.get(self._rail)
         if found is None:
-            raise CoreRefused("nobody for this rail (that core is another rail's)", core)
+            raise CoreRefused("(none: that core is bound to another rail of this ledger)", core)
         if found.identity != core:
             raise CoreRefused(found.identity, core)

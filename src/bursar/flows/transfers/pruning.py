@@ -14,30 +14,15 @@ from __future__ import annotations
 
 import msgspec
 
-from bursar.engine.snowflake import first_id_at, made_at_us
+from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers import behind
-from bursar.flows.transfers.checks import Code, TransferRefused
+from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.machine import MACHINE
 from bursar.flows.transfers.request import NEW_TRANSFERS
 from bursar.model.outcome import Outcome
-from bursar.rails.trading import Floors, TradingClient, operation_id
-from bursar.rails.trading.words import PREFIX
+from bursar.rails.trading import Floors, TradingClient
+from bursar.rails.trading.rules import PREFIX
 from bursar.store import Store
-
-ROOM_AFTER_S = 3_600
-FORGET_AFTER_S = 7 * 86_400
-FRESH_SHARE = 2  # a new transfer's id is at most the horizon divided by this old, or it could be below a floor
-
-
-class Horizons(msgspec.Struct, frozen=True, kw_only=True):
-    """How old a transfer is before a core lets go of it, in seconds."""
-
-    room_after_s: float = ROOM_AFTER_S
-    forget_after_s: float = FORGET_AFTER_S
-
-    def __post_init__(self) -> None:
-        if not 0 < self.room_after_s <= self.forget_after_s:
-            raise ValueError("room is set free before anything is forgotten: 0 < room_after_s <= forget_after_s")
 
 
 def floors(now_us: int, oldest_open: int | None, highest: int, horizons: Horizons) -> Floors:
@@ -48,21 +33,6 @@ def floors(now_us: int, oldest_open: int | None, highest: int, horizons: Horizon
         return max(1, found if oldest_open is None else min(found, oldest_open))
 
     return Floors(room=floor(horizons.room_after_s), forget=floor(horizons.forget_after_s))
-
-
-def is_fresh(id_: int, now_us: int, horizons: Horizons) -> bool:
-    """Whether a new transfer may have this id: no floor can have passed it by the time it is written. Pure."""
-    return now_us - made_at_us(id_) <= horizons.room_after_s * 1_000_000 / FRESH_SHARE
-
-
-def check_id(req_id: str, now_us: int, forgotten: int, horizons: Horizons) -> None:
-    """Refuse an id that a core may have forgotten by the time it is called: it would be stuck for ever. Pure."""
-    try:
-        id_ = operation_id(req_id)
-    except ValueError as error:
-        raise TransferRefused(Code.INVALID_REQUEST, str(error)) from None
-    if id_ < forgotten or not is_fresh(id_, now_us, horizons):
-        raise TransferRefused(Code.INVALID_REQUEST, f"{req_id} is too old for a new transfer; let one be made")
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
 """The two ends of a transfer, behind one protocol: the ledger's funding accounts, and a trading core.
 
 Both answer each operation of a request once and for all, keyed by `(req_id, op)`, refusals too; only refusals on a
-written list are `EXPLICIT_FAIL` (T26). A refund is never refused for good, so only its success is remembered (T31).
-The funding end is called like any other, though it happens to live in the same database: its own unit, its own rows, so
-that it could as well live in another.
+written list are `EXPLICIT_FAIL` (T26). A refund is never refused for good, so only its success is remembered (T31). The
+funding end is called like any other, though it happens to live in the same database: its own transaction, its own rows,
+so that it could as well live in another.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import msgspec
 
 from bursar.engine import Answer, Booking, FlowRecord, InlineCall
-from bursar.flows.transfers.checks import SAFETY_FACTOR, U64_MAX, AccountSnapshot
+from bursar.flows.transfers.checks import AccountSnapshot
 from bursar.flows.transfers.request import TRANSIT, Transfer, funding_account
 from bursar.model.accounts import AccountStatus, CappedOverdraft, NoOverdraft, Policy, decode_policy
 from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult
 from bursar.rails.trading import BalancesReply, Op, Reply, Status, TradingClient
-from bursar.rails.trading.words import Code
+from bursar.rails.trading.rules import GIVEN_BACK, LEDGER_REFUSALS, SAFETY_FACTOR, Code, amount_refusal
 from bursar.store import Store
 from bursar.store.sql import bring
 from bursar.writer import Change, Operation, Writer
@@ -30,29 +30,14 @@ from bursar.writer import Change, Operation, Writer
 bring("bursar.flows.transfers")
 
 FUNDING_SCOPE = "funding"
-# The written list of business refusals of the funding end. Whatever else goes wrong is no answer.
-FUNDING_REFUSALS = frozenset(
-    {
-        "INSUFFICIENT_BALANCE",
-        "BALANCE_NOT_GUARDED",
-        "OVERDRAFT_FLOOR",
-        "ACCOUNT_NOT_FOUND",
-        "ACCOUNT_FROZEN",
-        "ACCOUNT_CLOSED",
-        "ASSET_SUSPENDED",
-        "BOOK_REFUSES",
-    }
-)
-CANCELLED = "CANCELLED"
-GIVEN_BACK = "GIVEN_BACK"  # the core took it and gave it back, and the database was restored to before that
-GIVEN_BACK_UNKNOWN = "GIVEN_BACK_UNKNOWN"  # or that can't be said just now
-OVERFLOW = "OVERFLOW"
-STANDINGS_MAX = 512
+GIVEN_BACK_UNKNOWN = "GIVEN_BACK_UNKNOWN"  # whether a core has given it back can't be said just now
+LOOKUP_MAX = 512
 NEW_US = 1_000_000  # a record that was made so long ago at most is called for by the process that made it
+# How an account of the ledger stands, in the words that cores have for it.
 STATUSES = {
-    Status.ACTIVE: AccountStatus.ACTIVE,
-    Status.FROZEN: AccountStatus.FROZEN,
-    Status.DISABLED: AccountStatus.CLOSED,
+    AccountStatus.ACTIVE: Status.ACTIVE,
+    AccountStatus.FROZEN: Status.FROZEN,
+    AccountStatus.CLOSED: Status.DISABLED,
 }
 
 Look = asyncio.Future[AccountSnapshot] | Coroutine[Any, Any, AccountSnapshot]
@@ -61,7 +46,7 @@ Look = asyncio.Future[AccountSnapshot] | Coroutine[Any, Any, AccountSnapshot]
 class Rail(Protocol):
     """One end. Every operation is idempotent under the request's id."""
 
-    rides: bool  # whether its operations can be rows of a transition's own unit (ADR 14)
+    inline: bool  # whether its operations can be rows of a transition's own transaction (ADR 14)
 
     def look(self, transfer: Transfer) -> Look:
         """How a user's account stands: asked at once, together with all who ask now. Never a promise."""
@@ -117,7 +102,7 @@ class AccountLookup:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                asked, self._waiting = self._waiting[:STANDINGS_MAX], self._waiting[STANDINGS_MAX:]
+                asked, self._waiting = self._waiting[:LOOKUP_MAX], self._waiting[LOOKUP_MAX:]
                 await self._answer(asked)
         finally:
             self._runner = None
@@ -141,13 +126,15 @@ class AccountLookup:
 class FundingRail:
     """Funding accounts in the ledger. In-flight money sits in the transit account, one posting per transfer (T36)."""
 
-    def __init__(self, store: Store, writer: Writer, *, rides: bool = True, safety_factor: int = SAFETY_FACTOR) -> None:
-        """`rides`: as part of the transitions' own units (ADR 14); if not, it is called like any other end."""
+    def __init__(
+        self, store: Store, writer: Writer, *, inline: bool = True, safety_factor: int = SAFETY_FACTOR
+    ) -> None:
+        """`inline`: as part of the transitions' own transactions (ADR 14); if not, it is called like any other end."""
         self._store = store
         self._lookup = AccountLookup(store)
         self._writer = writer
-        self._minor_max = U64_MAX // safety_factor
-        self.rides = rides
+        self._safety_factor = safety_factor
+        self.inline = inline
 
     def look(self, transfer: Transfer) -> Look:
         return self._lookup.of(funding_account(transfer.user), transfer.asset_id)
@@ -162,7 +149,7 @@ class FundingRail:
         return await self._operate(item, "refund")
 
     async def cancel(self, item: FlowRecord[Transfer], op: str) -> Answer:
-        return await self._refuse(item, op, CANCELLED)
+        return await self._refuse(item, op, Code.CANCELLED)
 
     async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
         found = await self._store.read.operations.get(FUNDING_SCOPE, item.id, op)
@@ -173,7 +160,7 @@ class FundingRail:
     async def gave_back(self, item: FlowRecord[Transfer], *states: str) -> bool | None:
         return False  # it goes back with the record
 
-    async def _refuse(self, item: FlowRecord[Transfer], op: str, code: str) -> Answer:
+    async def _refuse(self, item: FlowRecord[Transfer], op: str, code: Code) -> Answer:
         """Refuse an operation for good, unless it was answered before: then that is the answer."""
         change = Change(
             operation=Operation(
@@ -182,14 +169,14 @@ class FundingRail:
                 op=op,
                 fingerprint=_fingerprint(item.body),
                 outcome=Outcome.EXPLICIT_FAIL,
-                code=code,
+                code=code.name,
             )
         )
         return await self._apply(change)
 
     def inline_call(self, item: FlowRecord[Transfer], op: str, booking: Booking) -> InlineCall | None:
         """The operation, as rows that go with the transition that leads to it. Booked with it, money never rests."""
-        if not self.rides or (op == "withdraw" and not self._fits_core(item.body)):
+        if not self.inline or self._refusal(item.body, op) is not None:
             return None
         intent, operation = self._operation(item, op)
         if booking.intents:  # what a core has just let go of goes to the user, not to transit and from there
@@ -208,15 +195,15 @@ class FundingRail:
         )
 
     async def _operate(self, item: FlowRecord[Transfer], op: str) -> Answer:
-        if op == "withdraw" and not self._fits_core(item.body):
-            # The last line of defence at this end, for what is to leave it. What comes, or comes back, has been taken
-            # from the user elsewhere, and is never refused for its size.
-            return await self._refuse(item, op, OVERFLOW)
+        if (refusal := self._refusal(item.body, op)) is not None:
+            return await self._refuse(item, op, refusal)
         intent, operation = self._operation(item, op)
         return await self._apply(Change(intents=(intent,), operation=operation))
 
-    def _fits_core(self, transfer: Transfer) -> bool:
-        return 0 < transfer.minor <= self._minor_max
+    def _refusal(self, transfer: Transfer, op: str) -> Code | None:
+        """Why this end refuses it whatever the account has: the last line of defence, for what is to leave. What comes,
+        or comes back, has been taken from the user elsewhere, and is never refused for its size."""
+        return amount_refusal(transfer.minor, self._safety_factor) if op == "withdraw" else None
 
     def _operation(self, item: FlowRecord[Transfer], op: str) -> tuple[Intent, Operation]:
         transfer = item.body
@@ -237,7 +224,7 @@ class FundingRail:
             id=item.id,
             op=op,
             fingerprint=_fingerprint(transfer),
-            refusals=frozenset() if op == "refund" else FUNDING_REFUSALS,
+            refusals=frozenset() if op == "refund" else LEDGER_REFUSALS,
             in_flight_account=TRANSIT if op == "withdraw" else "",
         )
         return intent, operation
@@ -252,7 +239,7 @@ class FundingRail:
 class TradingRail:
     """A trading core, by its client. The client has turned every kind of trouble into an outcome already."""
 
-    rides = False
+    inline = False
 
     def __init__(self, client: TradingClient, name: str, store: Store) -> None:
         self._client = client
@@ -269,7 +256,7 @@ class TradingRail:
         balance = found.balances.get(transfer.asset)
         return AccountSnapshot(
             exists=bool(found.balances),
-            status=STATUSES[found.status],
+            status=found.status,
             available=0 if balance is None else balance.available,
         )
 
@@ -323,8 +310,9 @@ class TradingRail:
         (found,) = asked.replies
         if found.outcome is not Outcome.SUCCESS:
             return False if found.code == Code.NOT_FOUND.name else None
-        # Read after the core has said it: whoever asked it for the refund had written that down before. If the record
-        # is still here, that is forgotten; if it is not, another worker was faster, and this answer is too late anyway.
+        # Read after the core has said it: the worker that asked it for the refund had written that down before. If the
+        # record is still here, that is forgotten; if it is not, another worker was faster, and this answer is too late
+        # anyway.
         now = await self._store.read.records.by_number(item.record.number)
         return now is not None and now.state in (states or (item.record.state,))
 
@@ -336,7 +324,7 @@ class TradingRail:
 
 def _snapshot(status: AccountStatus, policy: Policy, available: int) -> AccountSnapshot:
     is_guarded = isinstance(policy, NoOverdraft | CappedOverdraft)
-    return AccountSnapshot(exists=True, status=status, available=available, is_guarded=is_guarded)
+    return AccountSnapshot(exists=True, status=STATUSES[status], available=available, is_guarded=is_guarded)
 
 
 def _answer(remembered: OperationResult) -> Answer:
@@ -357,7 +345,7 @@ async def both(first: Look, second: Look, waits_for: Callable[[int], None]) -> t
     try:
         waits_for(0)
         one = await first
-    except BaseException:  # a cancellation, too: nobody is going to wait for the other one
+    except BaseException:  # a cancellation, too: the other one is not waited for any more
         if isinstance(second, asyncio.Future):
             second.cancel()
         else:

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from bursar.flows.transfers import behind
-from bursar.flows.transfers.flow import SCOPE, rail_name
+from bursar.flows.transfers.flow import rail_name
 from bursar.flows.transfers.link import CoreUnusable
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.request import SUSPENSE, AccountType, Transfer, core_account, funding_account
+from bursar.flows.transfers.request import SCOPE, SUSPENSE, AccountType, Transfer, core_account, funding_account
 from bursar.ledger import Ledger
 from bursar.model.actors import check_actor, check_reason
 from bursar.model.entries import EntryKind, Intent, Leg
@@ -28,7 +28,7 @@ from bursar.model.errors import RecordMoved, Refusal, UnknownAsset
 from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Op, OperationRow, TradingClient
-from bursar.rails.trading.words import PREFIX
+from bursar.rails.trading.rules import PREFIX
 from bursar.writer import Change, Move, NewTransition
 
 RECONCILED = "RECONCILED"
@@ -46,7 +46,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     done: tuple[Done, ...]
 
     def text(self) -> str:
-        """For people, in a line."""
+        """In words, in a line."""
         moved = f"{self.source} → {self.target}" if self.source else "nothing to book"
         t = self.transfer
         return f"{self.id}: {t.source} → {t.target}, {t.minor} {t.asset} of user {t.user}, {self.state}; {moved}"
@@ -120,7 +120,7 @@ async def survey(ledger: Ledger, cores: Mapping[AccountType, TradingClient]) -> 
 
 async def reconcile(ledger: Ledger, cores: Mapping[AccountType, TradingClient], *, actor: str, reason: str) -> Report:
     """Write all of it down. Twice is once; a crash in the middle leaves the rest to be done again."""
-    told = (check_actor(actor), check_reason(reason))
+    by = (check_actor(actor), check_reason(reason))
     report = await survey(ledger, cores)
     if report.unknown:  # before anything is booked: what is compared at the end is all of it
         raise UnknownAsset(report.unknown[0])
@@ -130,7 +130,7 @@ async def reconcile(ledger: Ledger, cores: Mapping[AccountType, TradingClient], 
         refused = []
         for made in left:
             await _never_arrives(made, cores)
-            done = await _write(ledger, made, made.source, made.target, *told)
+            done = await _write(ledger, made, made.source, made.target, *by)
             report.done += [] if done is None else [done]
             refused += [made] if done is None else []
         if len(refused) == len(left):
@@ -138,8 +138,8 @@ async def reconcile(ledger: Ledger, cores: Mapping[AccountType, TradingClient], 
         left = refused
     for made in left:
         source, target = (SUSPENSE if path.startswith("user:") else path for path in (made.source, made.target))
-        done = await _write(ledger, made, source, target, *told)
-        assert done is not None  # neither suspense nor a core's account has a floor, and nobody freezes them
+        done = await _write(ledger, made, source, target, *by)
+        assert done is not None  # neither suspense nor a core's account has a floor, and none of them is ever frozen
         report.done.append(
             msgspec.structs.replace(done, suspense=True, text=f"{done.text}; booked {source} → {target}")
         )
@@ -176,7 +176,7 @@ async def _write(ledger: Ledger, made: Plan, source: str, target: str, actor: st
 
 
 def _change(made: Plan, source: str, target: str, actor: str, reason: str) -> Change:
-    told = {
+    evidence = {
         "actor": actor,
         "reason": reason,
         "rows": [[rail_name(kind), *msgspec.to_builtins(row)] for kind, row in made.done],
@@ -185,7 +185,7 @@ def _change(made: Plan, source: str, target: str, actor: str, reason: str) -> Ch
         flow=MACHINE.name,
         id=made.id,
         version=0,
-        transitions=(NewTransition("", RECONCILED, made.state, msgspec.json.encode(told).decode()),),
+        transitions=(NewTransition("", RECONCILED, made.state, msgspec.json.encode(evidence).decode()),),
         actor=actor,
         delay_us=None,
         body=msgspec.json.encode(made.transfer).decode(),

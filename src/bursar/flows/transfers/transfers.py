@@ -23,37 +23,42 @@ from bursar.deadlines import Deadline, Deadlines
 from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, set_pause
 from bursar.engine.snowflake import first_id_at
 from bursar.flows.transfers.checks import (
-    SAFETY_FACTOR,
+    SECOND_US,
     Code,
     CommitUnknown,
+    Horizons,
+    Limits,
     TransferRefused,
+    check_id,
     check_order_id,
     check_request,
     check_snapshots,
     check_transfer,
 )
 from bursar.flows.transfers.closing import DRAIN_S, close_account
-from bursar.flows.transfers.flow import ALARMS, SCOPE, rail_name, transfers_flow
-from bursar.flows.transfers.incoming import Incoming
-from bursar.flows.transfers.incoming import book as incoming_book
-from bursar.flows.transfers.limits import SECOND_US, Limits
-from bursar.flows.transfers.pruning import Horizons, check_id
+from bursar.flows.transfers.flow import ALARMS, rail_name, transfers_flow
+from bursar.flows.transfers.incoming import Deposit, book
 from bursar.flows.transfers.rails import FundingRail, Rail, TradingRail, both
 from bursar.flows.transfers.request import (
     EXTERNAL,
     NEW_TRANSFERS,
+    NEWEST,
+    SCOPE,
     SUSPENSE,
     SUSPENSE_DEPOSITS,
+    TERMINAL,
     TRANSIT,
     AccountType,
+    Filter,
     Request,
     Transfer,
+    View,
     core_account,
     same_request,
+    view_of,
 )
-from bursar.flows.transfers.views import NEWEST, TERMINAL, Filter, View, view_of
 from bursar.ledger import Ledger
-from bursar.model.accounts import Account, AccountStatus, ExternalAccount, Policy, SystemAccount
+from bursar.model.accounts import Account, ExternalAccount, Policy, SystemAccount
 from bursar.model.actors import check_reason
 from bursar.model.errors import (
     AccountClosed,
@@ -73,12 +78,12 @@ from bursar.model.money import Amount, Asset
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_RETRY, Alarm, Retry
 from bursar.rails.trading import TradingClient
-from bursar.rails.trading.words import PREFIX
+from bursar.rails.trading.rules import PREFIX, SAFETY_FACTOR, Status
 from bursar.writer import Operation
 
 ASSETS_S = 0.5
 DEADLINE_S = 2.0  # how long a request waits for its transfer
-ACCEPT_S = 0.5  # and at least for its first state: an answer that it may or may not be there helps nobody
+ACCEPT_S = 0.5  # and at least for its first state: an answer that it may or may not be there is of no use
 FOLLOW_MIN_S, FOLLOW_MAX_S = 0.01, 0.25  # between two looks at a transfer that is driven elsewhere
 CREATE = "create"
 
@@ -98,17 +103,18 @@ class Transfers:
         retry: Retry = USUAL_RETRY,
         alarms: tuple[Alarm, ...] = ALARMS,
         worker: str = "local",
-        rides: bool = True,
+        inline: bool = True,
         horizons: Horizons | None = None,
         engine: Engine | None = None,
     ) -> None:
-        """`rides`: the ledger's end happens in the transitions' own units, without a call (ADR 14). `engine`: the one
-        of the process, which drives other flows too; without it transfers get an engine of their own for `worker`."""
+        """`inline`: the ledger's end happens in the transitions' own transactions, without a call (ADR 14). `engine`:
+        the one of the process, which drives other flows too; without it transfers get an engine of their own for
+        `worker`."""
         self.ledger = ledger
         self.cores = dict(cores)
         self.limits = Limits() if limits is None else limits
         self.safety_factor = safety_factor
-        funding = FundingRail(ledger.store, ledger.writer, rides=rides, safety_factor=safety_factor)
+        funding = FundingRail(ledger.store, ledger.writer, inline=inline, safety_factor=safety_factor)
         self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: funding}
         self.rails |= {kind: TradingRail(client, rail_name(kind), ledger.store) for kind, client in cores.items()}
         self.flow: Flow[Transfer] = transfers_flow(
@@ -121,8 +127,8 @@ class Transfers:
         self._assets_read = float("-inf")
         self._paused: frozenset[tuple[str, str]] = frozenset()
         self._reading: asyncio.Task[None] | None = None
-        # Cores that nobody has compared with the ledger yet since the start (watch): nothing new goes there. Empty
-        # unless whoever runs a watch fills it.
+        # Cores that the watch has not compared with the ledger yet since the start: nothing new goes there. The program
+        # that runs a watch fills it.
         self.unchecked: set[AccountType] = set()
         self.horizons = Horizons() if horizons is None else horizons
         self._forgotten = 1  # the highest id below which a core has forgotten all
@@ -146,8 +152,8 @@ class Transfers:
         minor = (await self.ledger.asset(asset)).minor(amount)
         if minor <= 0:
             raise InvalidAmount(str(amount), "an amount above zero is needed")
-        incoming = Incoming(user=user, asset=asset, minor=minor, reference=reference)
-        return (await incoming_book(self.engine, self.ledger, incoming, actor=self.engine.worker)).account
+        deposit = Deposit(user=user, asset=asset, amount=str(minor), reference=reference, asked_by=self.engine.worker)
+        return (await book(self.engine, self.ledger, deposit)).account
 
     async def close_account(self, path: str, *, drain_s: float = DRAIN_S) -> Account:
         """Close an account of the ledger for good. Of a user's funding account the cores are asked first (T44)."""
@@ -159,8 +165,8 @@ class Transfers:
         """Check, write down, drive; the answer is at its end, or PENDING, and comes within the deadline (T45).
 
         A deadline that is shorter than a COMMIT may take is one for its end only: to be written down, a transfer always
-        has a moment. With 0 nobody waits for its end. `admit` is called for a request that does not repeat an accepted
-        one (T12), and may refuse it: how often somebody may ask is known to whoever knows who asks (T46).
+        has a moment. With 0 the caller does not wait for its end. `admit` is called for a request that does not repeat
+        an accepted one (T12), and may refuse it: how often a user may ask is known to the API (T46).
         """
         stage, ports = _Stage(), self.ledger.store.ports
         accept_s, began = max(deadline_s, ACCEPT_S), ports.monotonic()
@@ -263,7 +269,8 @@ class Transfers:
         return DatabaseUnavailable(f"{why}; nothing was written")
 
     async def _pick_up(self, req_id: str) -> None:
-        """Drive a transfer whose COMMIT nobody has waited for, once it can be seen: its lease is ours, and long."""
+        """Drive a transfer whose COMMIT no caller waits for any more, once it can be seen: its lease is ours, and
+        long."""
         ports, pause_s = self.ledger.store.ports, FOLLOW_MIN_S
         until = ports.monotonic() + self.engine.lease_us / 1e6
         while ports.monotonic() < until:
@@ -294,14 +301,14 @@ class Transfers:
         return await lift_pause(self.ledger.store, *NEW_TRANSFERS, actor=actor, reason=reason)
 
     async def get(self, user: int | None, req_id: str) -> View:
-        """A user's own transfer; somebody else's is as if it were not there. Without a user, anybody's."""
+        """A user's own transfer; another user's is as if it were not there. Without a user, any user's."""
         record = await self.engine.get(self.flow.name, req_id)
         if record is None or (user is not None and record.owner != str(user)):
             raise TransferRefused(Code.TRANSFER_NOT_FOUND, f"you have no transfer {req_id[:64]}")
         return await self._view(record)
 
     async def list(self, user: int | None, *, state: str = "", before: int = NEWEST, limit: int = 50) -> Sequence[View]:
-        """A user's transfers, newest first. Without a user, everybody's."""
+        """A user's transfers, newest first. Without a user, those of all users."""
         found: list[View] = []
         while before and len(found) < limit:
             more, before = await self.page(user, Filter(state=state), before=before, limit=limit - len(found))
@@ -311,7 +318,7 @@ class Transfers:
     async def page(
         self, user: int | None, wanted: Filter, *, before: int = NEWEST, limit: int = 50
     ) -> tuple[Sequence[View], int]:
-        """Some of a user's transfers (or everybody's), newest first, and the number below which to go on; 0: all seen.
+        """Some transfers of a user (or of all), newest first, and the number below which to go on; 0: all seen.
 
         One page looks at a bounded number of rows: it may be short, even empty, and there may still be more.
         """
@@ -369,22 +376,22 @@ class Transfers:
         return await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
 
     async def _at_once(self, request: Request, transfer: Transfer, stage: _Stage) -> tuple[Record, bool] | None:
-        """Start without a look at the ledger's end: the unit that starts it looks there, as it takes the money, or at
-        the account if that is the target. A lone caller looks at both ends at the same time, which is faster.
+        """Start without a look at the ledger's end: the transaction that starts it looks there, as it takes the money,
+        or at the account if that is the target. A lone caller looks at both ends at the same time, which is faster.
 
         None if anything speaks against it. Nothing is written then, and a closer look finds out what to say.
         """
         source, target = self.rails[transfer.source], self.rails[transfer.target]
-        if not source.rides and not (target.rides and self.ledger.writer.busy):
+        if not source.inline and not (target.inline and self.ledger.writer.busy):
             return None
-        stage.asks(transfer.target if source.rides else transfer.source)
-        other = await (target if source.rides else source).look(transfer)
+        stage.asks(transfer.target if source.inline else transfer.source)
+        other = await (target if source.inline else source).look(transfer)
         stage.asks(None)
-        enough = source.rides or (other.exists and other.available >= transfer.minor)
-        if other.status is not AccountStatus.ACTIVE or not enough:
+        enough = source.inline or (other.exists and other.available >= transfer.minor)
+        if other.status is not Status.ACTIVE or not enough:
             return None
         try:
-            return await self._start(request, transfer, stage, require_inline=source.rides)
+            return await self._start(request, transfer, stage, require_inline=source.inline)
         except (Refusal, Conflict):
             return None
 
@@ -416,7 +423,7 @@ class Transfers:
                 )
             except RecordMoved:
                 # It is there: ours, if the reply to its COMMIT was lost, and then another one would pay twice; or
-                # somebody has that id, and the database has the last word (T10).
+                # another transfer has that id, and the database has the last word (T10).
                 found = await self.engine.get(self.flow.name, req_id)
                 if found is not None and found.owner == str(request.user) and self.flow.item(found).body == transfer:
                     return found, False

@@ -17,7 +17,7 @@ from bursar.engine.flow import storable
 from bursar.flows.transfers.conservation import conservation
 from bursar.flows.transfers.request import NEW_TRANSFERS, AccountType
 from bursar.flows.transfers.transfers import Transfers
-from bursar.model.errors import DatabaseUnavailable, NotPossible, OutcomeUnknown
+from bursar.model.errors import DatabaseUnavailable, InvalidState, OutcomeUnknown
 from bursar.rails.trading import TradingClient
 
 CONSERVED = ("I1", "I4")  # beside I5, and cheap enough to be looked at all the time
@@ -46,7 +46,7 @@ async def look_at_cores(transfers: Transfers, cores: Mapping[AccountType, Tradin
             finding = await conservation(transfers, kind, client, notes=True)
             has_answered = finding.judged or finding.not_judged > 0
         except (DatabaseUnavailable, OutcomeUnknown):
-            raise  # it is away for everybody
+            raise  # it is away for every core
         except Exception as error:  # whatever it is: the other cores are still compared
             log.exception("core %s could not be compared with the ledger", kind)
             finding = _not_judged("I5", f"core {kind} could not be compared: {type(error).__name__}: {error}")
@@ -62,7 +62,7 @@ async def resume_intake(
     transfers: Transfers, cores: Mapping[AccountType, TradingClient], *, actor: str, reason: str
 ) -> Lift:
     """Take new transfers again. If it takes two people, because conservation was broken or the database was restored,
-    it also takes that everything holds now, at each core: NotPossible says what does not (T47)."""
+    it also takes that everything holds now, at each core: InvalidState says what does not (T47)."""
     pauses = {(pause.kind, pause.name): pause for pause in await transfers.ledger.store.read.pauses.list()}
     pause = pauses.get(NEW_TRANSFERS)
     if pause is not None and pause.two_people:
@@ -72,12 +72,12 @@ async def resume_intake(
             if not finding.ok or not finding.judged:
                 why = f"{finding.invariant} {'is not judged' if finding.ok else 'is broken'}"
                 said_ = "; ".join([*finding.broken[:3], finding.note]).strip("; ")
-                raise NotPossible(*NEW_TRANSFERS, "paused", f"{why}: {said_}")
+                raise InvalidState(*NEW_TRANSFERS, "paused", f"{why}: {said_}")
     return await transfers.resume_intake(actor, reason)
 
 
 async def _act(transfers: Transfers, finding: Finding) -> None:
-    """Pause and raise an alert for what is broken; raise one for what nobody can judge although everybody answers."""
+    """Pause and raise an alert for what is broken; raise one for what can't be judged although every core answers."""
     if not finding.ok:
         reason = f"{finding.invariant} is broken"
         # First: an alert that can't be written must not keep the intake open.

@@ -5,11 +5,10 @@ decisions T6 to T9, T26, T29 to T35.
 """
 
 from bursar.rails.trading.client import Operation, TradingClient
-from bursar.rails.trading.connection import NoConnection
+from bursar.rails.trading.connection import CoreLink, CoreRefused, FixedLink, Known, NoConnection
 from bursar.rails.trading.core import Core, Loading, Recovery
 from bursar.rails.trading.errors import CoreDamaged, CoreInUse, CoreStopped, WrongCore
 from bursar.rails.trading.events import Event
-from bursar.rails.trading.link import CoreLink, CoreRefused, FixedLink, Known
 from bursar.rails.trading.replies import (
     Balance,
     BalancesReply,
@@ -22,9 +21,9 @@ from bursar.rails.trading.replies import (
     Reply,
     TotalsReply,
 )
+from bursar.rails.trading.rules import REFUSALS, Code, Op, Status, operation_id
 from bursar.rails.trading.server import Server, ServerLimits
 from bursar.rails.trading.subscription import EventsGone
-from bursar.rails.trading.words import REFUSALS, Code, Op, Status, operation_id
 
 __all__ = [
     "REFUSALS",

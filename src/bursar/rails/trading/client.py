@@ -18,15 +18,13 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from bursar.deadlines import Deadlines
+from bursar.deadlines import Deadlines, Pending
 from bursar.model.outcome import Outcome
 from bursar.ports import Ports
 from bursar.rails.trading import protocol, replies
-from bursar.rails.trading.calls import Call, described_of, noted_of, operations_of, pruned_of, trouble_of
-from bursar.rails.trading.connection import Connected, NoConnection, Target, connect
+from bursar.rails.trading.connection import Connected, CoreLink, FixedLink, Known, NoConnection, Target, connect
 from bursar.rails.trading.events import Event
-from bursar.rails.trading.history import indexed
-from bursar.rails.trading.link import CoreLink, FixedLink, Known
+from bursar.rails.trading.history import Named, indexed
 from bursar.rails.trading.replies import (
     BalancesReply,
     DescribeReply,
@@ -36,11 +34,19 @@ from bursar.rails.trading.replies import (
     QueryReply,
     Reply,
     TotalsReply,
+    balances_of,
+    described_of,
+    noted_of,
+    operations_of,
+    pruned_of,
+    queried_of,
     reply_of,
+    totals_of,
+    trouble_of,
 )
+from bursar.rails.trading.rules import Op, Status, is_u64, operation_id
 from bursar.rails.trading.state import ASSETS_IN_FRAME_MAX
 from bursar.rails.trading.subscription import follow
-from bursar.rails.trading.words import U64_MAX, Op, Status, code_name, operation_id, outcome_of
 from bursar.supervise import supervise
 
 FRAME_ITEMS_MAX: Final = 1_024
@@ -60,6 +66,31 @@ class Operation(NamedTuple):
     asset: str = ""
     amount: int = 0
     other: int = 0
+
+
+class Call:
+    """A caller who waits: for one operation, for a user's balances, or for a request of another kind."""
+
+    __slots__ = ("asked_at", "expire", "future", "item", "pending", "request", "user", "written_at")
+
+    def __init__(
+        self, item: Named | None, request: Callable[[int], protocol.Request] | None, user: int | None = None
+    ) -> None:
+        self.item = item
+        self.request = request
+        self.user = user
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.expire: Callable[[], None] | None = None
+        self.pending: Pending = {}  # where it is to be taken out of when it is over
+        self.asked_at = 0.0
+        self.written_at: float | None = None
+
+    def finish(self, answer: Any) -> None:
+        """Answer, once."""
+        if self.expire is not None:
+            self.pending.pop(self.expire, None)
+        if not self.future.done():
+            self.future.set_result(answer if self.user is None else balances_of(answer))
 
 
 class TradingClient:
@@ -110,7 +141,7 @@ class TradingClient:
         ]
 
     async def close(self) -> None:
-        """Stop. Whoever still waits is told CLOSED, which is an unknown."""
+        """Stop. Calls that still wait are answered with CLOSED, which is an unknown."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -121,7 +152,7 @@ class TradingClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, as far as anybody can know."""
+        """Whether there is a connection, as far as this side can know."""
         return self._connected is not None
 
     @property
@@ -131,121 +162,96 @@ class TradingClient:
 
     # --- operations
 
-    async def deposit(
-        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
-    ) -> Reply:
+    async def deposit(self, req_id: str | int, user_id: int, asset: str, amount_minor: int) -> Reply:
         """Add to what a user has available. The account is opened if it is the first time."""
-        return await self._operate(Op.DEPOSIT, req_id, user_id, asset, amount_minor, 0, timeout_s)
+        return await self._operate(Operation(Op.DEPOSIT, req_id, user_id, asset, amount_minor))
 
-    async def withdraw(
-        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
-    ) -> Reply:
+    async def withdraw(self, req_id: str | int, user_id: int, asset: str, amount_minor: int) -> Reply:
         """Take from what a user has available."""
-        return await self._operate(Op.WITHDRAW, req_id, user_id, asset, amount_minor, 0, timeout_s)
+        return await self._operate(Operation(Op.WITHDRAW, req_id, user_id, asset, amount_minor))
 
-    async def refund(
-        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
-    ) -> Reply:
+    async def refund(self, req_id: str | int, user_id: int, asset: str, amount_minor: int) -> Reply:
         """Give back the withdraw of this id, which must have had just these parameters."""
-        return await self._operate(Op.REFUND, req_id, user_id, asset, amount_minor, 0, timeout_s)
+        return await self._operate(Operation(Op.REFUND, req_id, user_id, asset, amount_minor))
 
-    async def lock(
-        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
-    ) -> Reply:
+    async def lock(self, req_id: str | int, user_id: int, asset: str, amount_minor: int) -> Reply:
         """Freeze some of what a user has available, for an order."""
-        return await self._operate(Op.LOCK, req_id, user_id, asset, amount_minor, 0, timeout_s)
+        return await self._operate(Operation(Op.LOCK, req_id, user_id, asset, amount_minor))
 
-    async def unlock(
-        self, req_id: str | int, user_id: int, asset: str, amount_minor: int, *, timeout_s: float | None = None
-    ) -> Reply:
+    async def unlock(self, req_id: str | int, user_id: int, asset: str, amount_minor: int) -> Reply:
         """Make some of what is frozen available again."""
-        return await self._operate(Op.UNLOCK, req_id, user_id, asset, amount_minor, 0, timeout_s)
+        return await self._operate(Operation(Op.UNLOCK, req_id, user_id, asset, amount_minor))
 
-    async def settle(
-        self,
-        req_id: str | int,
-        user_id: int,
-        asset: str,
-        amount_minor: int,
-        to_user_id: int,
-        *,
-        timeout_s: float | None = None,
-    ) -> Reply:
+    async def settle(self, req_id: str | int, user_id: int, asset: str, amount_minor: int, to_user_id: int) -> Reply:
         """Pay another user out of what is frozen: one leg of a trade."""
-        return await self._operate(Op.SETTLE, req_id, user_id, asset, amount_minor, to_user_id, timeout_s)
+        return await self._operate(Operation(Op.SETTLE, req_id, user_id, asset, amount_minor, to_user_id))
 
-    async def cancel(self, req_id: str | int, op: Op, *, timeout_s: float | None = None) -> Reply:
+    async def cancel(self, req_id: str | int, op: Op) -> Reply:
         """Make an operation definite: SUCCESS if it has happened; EXPLICIT_FAIL, and it never will (T34)."""
-        return await self._operate(Op.CANCEL, req_id, 0, "", 0, int(op), timeout_s)
+        return await self._operate(Operation(Op.CANCEL, req_id, other=int(op)))
 
-    async def execute(self, operations: Sequence[Operation], *, timeout_s: float | None = None) -> list[Reply]:
+    async def execute(self, operations: Sequence[Operation]) -> list[Reply]:
         """Many operations, in order, each with its own reply."""
-        calls = [self._call_of(*operation) for operation in operations]
-        self._send([call for call in calls if isinstance(call, Call)], timeout_s)
+        calls = [_call_of(operation) for operation in operations]
+        self._send([call for call in calls if isinstance(call, Call)])
         return [await call.future if isinstance(call, Call) else call for call in calls]
+
+    async def _operate(self, operation: Operation) -> Reply:
+        call = _call_of(operation)
+        if isinstance(call, Reply):
+            return call
+        self._send([call])
+        reply: Reply = await call.future
+        return reply
 
     # --- looking
 
-    async def lookup(self, pairs: Iterable[tuple[str | int, Op]], *, timeout_s: float | None = None) -> LookupReply:
+    async def lookup(self, pairs: Iterable[tuple[str | int, Op]]) -> LookupReply:
         """What is on record for many (req_id, operation) pairs. Says nothing about what is still on its way."""
         wanted = [(operation_id(req_id), int(op)) for req_id, op in pairs]
         found: list[Reply] = []
         sequence = 0
         for start in range(0, len(wanted), protocol.LOOKUPS_MAX):
             some = wanted[start : start + protocol.LOOKUPS_MAX]
-            answer = await self._ask(lambda number, some=some: protocol.Lookup(number, some), timeout_s)  # type: ignore[misc]
-            match answer:
-                case protocol.Done(_, sequence, codes, sequences):
-                    found += [reply_of(code, at) for code, at in zip(codes, sequences, strict=True)]
-                case _:
-                    trouble = trouble_of(answer)
-                    return LookupReply(trouble.outcome, trouble.code, detail=trouble.detail)
-        return LookupReply(Outcome.SUCCESS, "OK", sequence, found)
+            answer = await self._ask(lambda number, some=some: protocol.Lookup(number, some))  # type: ignore[misc]
+            if not isinstance(answer, protocol.Done):
+                return trouble_of(answer, LookupReply)
+            sequence = answer.sequence
+            found += [reply_of(code, at) for code, at in zip(answer.codes, answer.sequences, strict=True)]
+        return LookupReply(Outcome.SUCCESS, "OK", sequence, replies=found)
 
-    async def query(self, req_id: str | int, op: Op, *, timeout_s: float | None = None) -> QueryReply:
+    async def query(self, req_id: str | int, op: Op) -> QueryReply:
         """Everything on record about one operation."""
         id_ = operation_id(req_id)
-        match answer := await self._ask(lambda number: protocol.Query(number, id_, int(op)), timeout_s):
-            case protocol.Found(_, _, (sequence, user, asset, amount, other, code)):
-                return QueryReply(outcome_of(code), code_name(code), sequence, user, asset, amount, other)
-            case protocol.Found():
-                return QueryReply(Outcome.UNKNOWN, "NOT_FOUND", detail="nothing is on record; it may be on its way")
-            case _:
-                trouble = trouble_of(answer)
-                return QueryReply(trouble.outcome, trouble.code, detail=trouble.detail)
+        return queried_of(await self._ask(lambda number: protocol.Query(number, id_, int(op))))
 
-    async def balances(self, user_id: int, *, timeout_s: float | None = None) -> BalancesReply:
+    async def balances(self, user_id: int) -> BalancesReply:
         """What a user has available and frozen, per asset. Those asked for in one turn travel in one frame."""
-        return await self.ask_balances(user_id, timeout_s=timeout_s)
+        return await self.ask_balances(user_id)
 
-    def ask_balances(self, user_id: int, *, timeout_s: float | None = None) -> asyncio.Future[BalancesReply]:
+    def ask_balances(self, user_id: int) -> asyncio.Future[BalancesReply]:
         """The same, asked for at once and heard when awaited."""
         call = Call(None, None, user_id)
-        self._send([call], timeout_s)
+        self._send([call])
         return call.future
 
-    async def totals(self, *, timeout_s: float | None = None) -> TotalsReply:
+    async def totals(self) -> TotalsReply:
         """What all users hold, per asset."""
-        match answer := await self._ask(protocol.Totals, timeout_s):
-            case protocol.Summed(_, sequence, totals):
-                return TotalsReply(Outcome.SUCCESS, "OK", sequence, {asset: int(total) for asset, total in totals})
-            case _:
-                trouble = trouble_of(answer)
-                return TotalsReply(trouble.outcome, trouble.code, detail=trouble.detail)
+        return totals_of(await self._ask(protocol.Totals))
 
-    async def operations(self, after: int, limit: int = 4096, *, timeout_s: float | None = None) -> OperationsReply:
+    async def operations(self, after: int, limit: int = 4096) -> OperationsReply:
         """Deposits, withdraws and refunds that the core remembers, behind a sequence, refused ones too, in order.
 
         One answer may be short, or empty: go on with `after=reply.complete_to` until that is as far as wanted.
         """
-        if not 0 <= after <= U64_MAX:  # the core would end the connection of everybody who shares it
+        if not is_u64(after):  # the core would end the connection that all callers share
             return OperationsReply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{after} is no sequence")
         most = max(1, min(limit, protocol.OPERATIONS_MAX))
-        return operations_of(await self._ask(lambda number: protocol.Operations(number, after, most), timeout_s))
+        return operations_of(await self._ask(lambda number: protocol.Operations(number, after, most)))
 
-    async def describe(self, *, timeout_s: float | None = None) -> DescribeReply:
+    async def describe(self) -> DescribeReply:
         """Who the core is, which ledger it is bound to, its floors, and how much it holds."""
-        return described_of(await self._ask(protocol.Describe, timeout_s))
+        return described_of(await self._ask(protocol.Describe))
 
     def events(self, after: int) -> AsyncIterator[Event]:
         """Everything on record behind a sequence, and then as it happens. EventsGone if it is no longer kept."""
@@ -253,18 +259,11 @@ class TradingClient:
 
     # --- operating
 
-    async def set_status(self, user_id: int, status: Status, *, timeout_s: float | None = None) -> Reply:
+    async def set_status(self, user_id: int, status: Status) -> Reply:
         """Freeze, disable or free a user's account in this core."""
-        return noted_of(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status)), timeout_s))
+        return noted_of(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status))))
 
-    async def prune(
-        self,
-        *,
-        room: str | int,
-        forget: str | int,
-        keep: Iterable[str | int] = (),
-        timeout_s: float = PRUNE_S,
-    ) -> Reply:
+    async def prune(self, *, room: str | int, forget: str | int, keep: Iterable[str | int] = ()) -> Reply:
         """Raise the floors, but for `keep`; neither ever sinks.
 
         `room`: withdraws below it no longer reserve room for their refund; only where all of them are terminal.
@@ -279,40 +278,19 @@ class TradingClient:
         if floors.room < floors.forget or len(kept) > protocol.KEEP_MAX:
             why = f"room {floors.room} is below forget {floors.forget}, or more than {protocol.KEEP_MAX} ids are kept"
             return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=why)
-        request = partial(_prune, floors, kept)
-        reply, now = pruned_of(await self._ask(request, timeout_s))
+        asked = self._ask(lambda number: protocol.Prune(number, floors.room, floors.forget, kept), PRUNE_S)
+        reply, now = pruned_of(await asked)
         self.floors = now or self.floors
         return reply
 
     # --- calls
 
-    async def _operate(
-        self, op: Op, req_id: str | int, user: int, asset: str, amount: int, other: int, timeout_s: float | None
-    ) -> Reply:
-        call = self._call_of(op, req_id, user, asset, amount, other)
-        if isinstance(call, Reply):
-            return call
-        self._send([call], timeout_s)
-        reply: Reply = await call.future
-        return reply
-
-    def _call_of(self, op: Op, req_id: str | int, user: int, asset: str, amount: int, other: int) -> Call | Reply:
-        """A call, if it can be put on the wire. If not, that is no refusal: nothing durable has said no."""
-        try:
-            id_ = operation_id(req_id)
-        except ValueError as error:
-            return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=str(error))
-        for what, value in (("user", user), ("amount", amount), ("other", other)):
-            if type(value) is not int or not 0 <= value <= U64_MAX:
-                return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{what} {value!r} is not unsigned, of 64 bits")
-        return Call((int(op), id_, user, asset, amount, other), None)
-
-    async def _ask(self, request: Callable[[int], protocol.Request], timeout_s: float | None) -> Any:
+    async def _ask(self, request: Callable[[int], protocol.Request], timeout_s: float | None = None) -> Any:
         call = Call(None, request)
         self._send([call], timeout_s)
         return await call.future
 
-    def _send(self, calls: list[Call], timeout_s: float | None) -> None:
+    def _send(self, calls: list[Call], timeout_s: float | None = None) -> None:
         """Queue calls; whatever is queued in one turn of the loop leaves together."""
         if self._closed:
             self._fail(calls, NoConnection(replies.CLOSED, "the client was closed"))
@@ -362,7 +340,7 @@ class TradingClient:
         return protocol.Execute(self._number, *indexed(call.item for call in calls if call.item is not None))
 
     def _next_calls(self) -> list[Call]:
-        """The next frame's calls: one request, or operations up to the limit. Those nobody waits for are never sent."""
+        """The next frame's calls: one request, or operations up to the limit. Calls without a caller are not sent."""
         if self._looks:
             some, self._looks = self._looks[: protocol.USERS_MAX], self._looks[protocol.USERS_MAX :]
             return [call for call in some if not call.future.done()]
@@ -430,7 +408,7 @@ class TradingClient:
         try:
             while True:
                 for payload in payloads:
-                    self._hear(protocol.decode_answer(payload))
+                    self._on_answer(protocol.decode_answer(payload))
                 data = await connected.stream.read()
                 if not data:
                     return NoConnection(replies.CONNECTION_LOST, "the core closed the connection")
@@ -441,9 +419,9 @@ class TradingClient:
         except (protocol.ProtocolError, msgspec.MsgspecError, ValueError, KeyError) as error:
             return NoConnection(replies.CONNECTION_LOST, f"the core said something that makes no sense: {error}")
 
-    def _hear(self, answer: protocol.Answer) -> None:
+    def _on_answer(self, answer: protocol.Answer) -> None:
         if isinstance(answer, protocol.Events):
-            raise protocol.ProtocolError("events that nobody asked for")
+            raise protocol.ProtocolError("events without a subscription")
         calls = self._inflight.pop(answer.number)
         if isinstance(answer, protocol.Done) and calls[0].item is not None:
             for call, code, at in zip(calls, answer.codes, answer.sequences, strict=True):
@@ -459,7 +437,7 @@ class TradingClient:
             self._flush()
 
     def _disconnect(self, why: NoConnection) -> None:
-        """There is no connection: everybody who waits is told so."""
+        """There is no connection: every call that waits is answered so."""
         self._connected, self._trouble = None, why
         inflight, self._inflight = self._inflight, {}
         waiting, self._outbox, self._looks = [*self._outbox, *self._looks], deque(), []
@@ -479,8 +457,17 @@ class TradingClient:
         while True:
             await self._ports.sleep(PING_S)
             if self._connected is not None:
-                await self._ask(protocol.Ping, None)
+                await self._ask(protocol.Ping)
 
 
-def _prune(floors: Floors, keep: list[int], number: int) -> protocol.Request:
-    return protocol.Prune(number, floors.room, floors.forget, keep)
+def _call_of(operation: Operation) -> Call | Reply:
+    """A call, if it can be put on the wire. If not, that is no refusal: nothing durable has said no."""
+    op, req_id, user, asset, amount, other = operation
+    try:
+        id_ = operation_id(req_id)
+    except ValueError as error:
+        return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=str(error))
+    for what, value in (("user", user), ("amount", amount), ("other", other)):
+        if not is_u64(value):
+            return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{what} {value!r} is not unsigned, of 64 bits")
+    return Call((int(op), id_, user, asset, amount, other), None)

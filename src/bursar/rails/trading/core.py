@@ -3,7 +3,7 @@
 Requests are decided as they come, one after the other, and their answers are held back. Whenever the log is free, all
 that was decided since is one frame, one write, one fsync; then the answers that it covers go out, and what was decided
 meanwhile is the next frame. So a lone caller waits for one fsync, a thousand callers share one, and deciding goes on
-while the disk is busy. Reading waits likewise: a balance is told only when everything that made it is on disk.
+while the disk is busy. Reading waits likewise: a balance is answered only when everything that made it is on disk.
 
 If the disk fails, no answer leaves any more, and `run` raises: the process has to end, because a log that failed once
 cannot be trusted to know what it holds (T6).
@@ -71,13 +71,13 @@ class Core:
         self.ports = ports
         self.folder = folder
         self.name = name
-        self.identity = ""  # made when the folder is; nobody else has it
+        self.identity = ""  # made when the folder is; no other core has it
         self.files: Files = ports.files()
         self.state = CoreState()
         self.log = Log(self.files, folder, name, segment_bytes_max=segment_bytes)
         self.durable = 0  # everything up to here is on disk
         self.recovery = Recovery()
-        self.followers: list[Callable[[list[JournalRecord]], None]] = []  # told of each frame when it is on disk
+        self.followers: list[Callable[[list[JournalRecord]], None]] = []  # called with each frame when it is on disk
         self.snapshot_bytes = snapshot_bytes
         self._loading = _Progress(loading)
         self._lane: SerialExecutor = ports.lane(f"core-{name}")
@@ -105,14 +105,14 @@ class Core:
     ) -> Core:
         """A core on what its folder holds. Raises CoreInUse, CoreDamaged, WrongCore, or an OSError.
 
-        `loading` is told now and then how far it is, from another thread.
+        `loading` is called now and then with how far it is, from another thread.
         """
         sizes = {"segment_bytes": segment_bytes, "snapshot_bytes": snapshot_bytes}
         core = cls(ports, folder, name, loading=loading, **sizes)
         started = ports.monotonic()
         try:
             await core._lane.run(core._recover)
-        except BaseException:  # it serves nobody before it is open; let go of the folder and pass it on
+        except BaseException:  # it serves no client before it is open; let go of the folder and pass it on
             core.close()
             raise
         core.recovery.seconds = ports.monotonic() - started
@@ -132,7 +132,7 @@ class Core:
                 files.remove(f"{folder}/{name}")  # begun and never finished: it never was
         self._loading.total = sum(segment.size for segment in segments_in(files, folder))
         self._load_snapshot()
-        state, told = self.state, self.recovery
+        state, found = self.state, self.recovery
         for frame in self.log.read_all():
             if frame.first > state.sequence + 1 or frame.first <= state.sequence < frame.last:
                 raise self._gap(
@@ -140,17 +140,17 @@ class Core:
                 )
             if frame.last > state.sequence:
                 state.replay(frame.records)
-                told.frames += 1
+                found.frames += 1
             self._loading.advance(self.log.reading, frame.size)
         if self.log.segments and self.log.end < state.sequence:
             raise self._gap(f"the log ends at sequence {self.log.end}, before the snapshot at {state.sequence}")
         if self.identity and self.log.core and self.identity != self.log.core:
             raise self._gap(f"the log is of the core {self.log.core}, and the snapshot of the core {self.identity}")
-        told.torn = self.log.torn
+        found.torn = self.log.torn
         self.identity = self.identity or self.log.core or self.ports.token()
         self.log.open(state.sequence + 1, self.identity)
-        self.durable = told.sequence = state.sequence
-        told.remembered = state.history.count
+        self.durable = found.sequence = state.sequence
+        found.remembered = state.history.count
 
     def _load_snapshot(self) -> None:
         """The newest that is whole. A damaged one is put aside under another name, or it would count as a fallback."""
@@ -254,7 +254,7 @@ class Core:
             await self._disk(self._lane, partial(self.log.drop_before, oldest))
 
     def _snapshot_done(self, task: asyncio.Task[None]) -> None:
-        """Let `run` look at how it ended, also if nobody asks the core for anything."""
+        """Let `run` look at how it ended, also if no request comes."""
         if not task.cancelled():
             task.exception()  # looked at: if the log has failed meanwhile, `run` is no longer there to do it
         self._wake.set()

@@ -1,6 +1,6 @@
 """What keeps a core from starting or from going on, each with what a person can do about it.
 
-None of these is an answer to a caller: a core that meets one says nothing more to anybody, and ends.
+None of these is an answer to a caller: a core that meets one answers no more requests, and ends.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ class CoreStopped(StoreError):
     code = "CORE_STOPPED"
     text = (
         "the disk failed ({why}) and the core has ended without answering; mend the disk or make room, then start it "
-        "again: whoever was not answered asks again"
+        "again: callers without an answer ask again"
     )

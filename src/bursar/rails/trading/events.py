@@ -1,4 +1,4 @@
-"""Events: what the core's log says, one by one, for whoever follows it.
+"""Events: what the core's log says, one by one, for its subscribers.
 
 Every record with a sequence is an event, refusals too, so that a follower can tell a gap from silence: sequences are
 contiguous. Events leave the core only when they are on disk.
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, OperationBlocks, StatusChange
-from bursar.rails.trading.words import Op, Status, code_name
+from bursar.rails.trading.rules import Op, Status, code_name
 
 STATUS: Final = 20
 FLOORS: Final = 21

@@ -1,8 +1,8 @@
 """The event stream: a subscriber says behind which sequence to begin, and gets everything from there on, in order.
 
 First from the segments of the log that are still kept, then live, each frame when it is on disk. A subscriber who asks
-for what is no longer kept is told so. One who reads too slowly is cut off instead of being buffered without end: it
-comes back and asks from where it got to.
+for what is no longer kept gets that as its answer. One that reads too slowly is cut off instead of being buffered
+without end: it comes back and asks from where it got to.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Feed:
                 heard()  # it reads
 
     def _lost(self, stream: Stream, position: int) -> int:
-        """The segment was dropped while it was being read. If more is kept, the reader starts anew; else it is told."""
+        """The segment was dropped while it was being read. If more is kept, the reader starts anew; else it gets
+        `Gone`."""
         if not self._kept(position):
             stream.write(protocol.frame(protocol.Gone(0, self._core.log.segments[0].first)))
             raise protocol.ProtocolError("a subscriber fell behind what is kept")

@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from bursar.rails.trading.history import History, Row
 from bursar.rails.trading.journal import FloorsRaised
-from bursar.rails.trading.words import Code, Op
+from bursar.rails.trading.rules import Code, Op
 
 
 class CoreFloors:

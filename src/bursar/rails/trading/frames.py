@@ -30,7 +30,7 @@ from typing import Final, assert_never
 
 from bursar.rails.trading.history import load
 from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, OperationBlocks, StatusChange
-from bursar.rails.trading.words import IDENTITY_DIGITS, Status, is_asset, is_identity, is_ledger
+from bursar.rails.trading.rules import IDENTITY_DIGITS, Status, is_asset, is_identity, is_ledger
 
 SEGMENT_MAGIC: Final = b"BURSWAL2"
 SEGMENT_MAGIC_1: Final = b"BURSWAL1"

@@ -22,11 +22,11 @@ from typing import Annotated, Final, NamedTuple, Self
 
 import msgspec
 
-from bursar.rails.trading.words import REMEMBERED, UNSURE, Op
+from bursar.rails.trading.rules import REMEMBERED, UNSURE, Op
 
 BLOCK_ROWS_MAX: Final = 256
-DECODED_MAX: Final = 64  # blocks that are kept decoded, for whoever asks again
-STEP_BLOCKS: Final = 16  # that one step of a floor touches: some milliseconds, while nobody else is served
+DECODED_MAX: Final = 64  # blocks that are kept decoded, in case they are asked for again
+STEP_BLOCKS: Final = 16  # that one step of a floor touches: some milliseconds, in which no other request is served
 LISTED_ROWS_MAX: Final = 16_384  # that are looked at for one request of a list
 SMALL_ROWS: Final = 64  # what a block costs there at least, as small as it may be
 META_BYTES: Final = 4

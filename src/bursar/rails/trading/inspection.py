@@ -12,10 +12,10 @@ from bursar.rails.trading import snapshots, wal
 from bursar.rails.trading.errors import CoreDamaged, WrongCore
 from bursar.rails.trading.frames import BadFrame, read_segment_header
 from bursar.rails.trading.journal import OperationBlocks
+from bursar.rails.trading.rules import Op, code_name
 from bursar.rails.trading.snapshots import BadSnapshot
 from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import Log
-from bursar.rails.trading.words import Op, code_name
 
 
 class FileReport(msgspec.Struct, kw_only=True):

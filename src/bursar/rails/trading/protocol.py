@@ -29,7 +29,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from bursar.rails.trading.words import LEDGER_CHARACTERS_MAX
+from bursar.rails.trading.rules import LEDGER_CHARACTERS_MAX
 
 VERSION: Final = 2
 SECRET_BYTES_MIN: Final = 16
@@ -119,7 +119,7 @@ class Lookup(_Message, frozen=True, tag=11):
 
 
 class Query(_Message, frozen=True, tag=12):
-    """Everything on record about one operation: for people."""
+    """Everything on record about one operation: for operators."""
 
     number: U64
     id: U64
@@ -199,7 +199,7 @@ Request = (
 
 
 class Done(_Message, frozen=True, tag=30):
-    """To Execute and Lookup: an answer (words.Code) and a sequence for each."""
+    """To Execute and Lookup: an answer (rules.Code) and a sequence for each."""
 
     number: U64
     sequence: U64  # everything up to here is on disk
@@ -283,7 +283,7 @@ class Described(_Message, frozen=True, tag=39):
 
 
 class Pruned(_Message, frozen=True, tag=40):
-    """To Prune: what became of it (words.Code), and where the floors are."""
+    """To Prune: what became of it (rules.Code), and where the floors are."""
 
     number: U64
     sequence: U64
@@ -339,7 +339,7 @@ class Splitter:
 
 
 def prove(secret: bytes, role: str, hello: Hello, nonce: bytes, *said: int | str) -> bytes:
-    """What only somebody with the secret can say: about this connection, in this role, to this core."""
+    """What only a peer with the secret can say: about this connection, in this role, to this core."""
     # An array, not a string of joined parts: no two different meanings have the same bytes.
     parts = ["bursar core", VERSION, role, hello.name, hello.core, hello.nonce, nonce, *said]
     return hmac.digest(secret, _encoder.encode(parts), "sha256")

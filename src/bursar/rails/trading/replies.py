@@ -6,19 +6,20 @@ on its disk; every kind of trouble on the way is one of the unknowns, also where
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from bursar.model.outcome import Outcome
-from bursar.rails.trading.words import Op, Status, code_name, outcome_of
+from bursar.rails.trading import protocol
+from bursar.rails.trading.rules import Op, Status, code_name, outcome_of
 
 # What the client itself answers where the core has not. None of these is ever EXPLICIT_FAIL.
 NOT_CONNECTED: Final = "NOT_CONNECTED"  # it was not sent
 CONNECTION_LOST: Final = "CONNECTION_LOST"  # it was sent, and may have happened
 NO_REPLY: Final = "NO_REPLY"  # it was sent, and may still happen
 NOT_SENT_IN_TIME: Final = "NOT_SENT_IN_TIME"
-CORE_BEHIND: Final = "CORE_BEHIND"  # the core has forgotten what it acknowledged (T33): somebody must look
+CORE_BEHIND: Final = "CORE_BEHIND"  # the core has forgotten what it acknowledged (T33): an operator must look
 CORE_REFUSED: Final = "CORE_REFUSED"  # wrong secret, wrong core, or not a core
 OTHER_CORE: Final = "OTHER_CORE"  # not the core that this ledger is bound to
 OTHER_LEDGER: Final = "OTHER_LEDGER"  # the core is bound to another ledger
@@ -27,7 +28,7 @@ MALFORMED: Final = "MALFORMED"  # it cannot be put on the wire
 CLOSED: Final = "CLOSED"  # this client is closed
 
 
-# Where trying again helps nobody until a person has looked: the wrong core, or one that has forgotten.
+# Where trying again is of no use until a person has looked: the wrong core, or one that has forgotten.
 NEEDS_A_PERSON: Final = frozenset({CORE_BEHIND, CORE_REFUSED, OTHER_CORE, OTHER_LEDGER})
 
 
@@ -54,48 +55,32 @@ class Balance(msgspec.Struct, frozen=True):
     frozen: int
 
 
-class BalancesReply(msgspec.Struct, frozen=True):
+class BalancesReply(Reply, frozen=True):
     """A user's balances, after everything up to `sequence`."""
 
-    outcome: Outcome
-    code: str
-    sequence: int = 0
     status: Status = Status.ACTIVE
     balances: dict[str, Balance] = {}
-    detail: str = ""
 
 
-class TotalsReply(msgspec.Struct, frozen=True):
+class TotalsReply(Reply, frozen=True):
     """Per asset, available and frozen of all users, after everything up to `sequence`."""
 
-    outcome: Outcome
-    code: str
-    sequence: int = 0
     totals: dict[str, int] = {}
-    detail: str = ""
 
 
-class LookupReply(msgspec.Struct, frozen=True):
+class LookupReply(Reply, frozen=True):
     """One reply per pair that was asked for, in that order; none if the question itself was not answered."""
 
-    outcome: Outcome
-    code: str
-    sequence: int = 0
     replies: list[Reply] = []
-    detail: str = ""
 
 
-class QueryReply(msgspec.Struct, frozen=True):
-    """Everything on record about one operation. For people; a record is driven by asking again (T24)."""
+class QueryReply(Reply, frozen=True):
+    """Everything on record about one operation. For operators; a record is driven by asking again (T24)."""
 
-    outcome: Outcome
-    code: str
-    sequence: int = 0
     user: int = 0
     asset: str = ""
     amount: int = 0
     other: int = 0
-    detail: str = ""
 
 
 class OperationRow(msgspec.Struct, frozen=True):
@@ -110,32 +95,107 @@ class OperationRow(msgspec.Struct, frozen=True):
     code: str  # `OK`, or the refusal
 
 
-class OperationsReply(msgspec.Struct, frozen=True):
-    """Some of what the core remembers, in order; nothing up to `complete_to` is left out."""
+class OperationsReply(Reply, frozen=True):
+    """Some of what the core remembers, in order; nothing up to `complete_to` is left out. `sequence` is on its disk."""
 
-    outcome: Outcome
-    code: str
-    sequence: int = 0  # that is on the core's disk
     items: list[OperationRow] = []
     complete_to: int = 0
-    detail: str = ""
 
 
-class DescribeReply(msgspec.Struct, frozen=True):
+class DescribeReply(Reply, frozen=True):
     """Who the core is, and how much it holds."""
 
-    outcome: Outcome
-    code: str
-    sequence: int = 0
     core: str = ""  # its identity
     ledger: str = ""  # to which it is bound; "": to none
     floors: Floors = Floors()
     highest_id: int = 0  # of a deposit or withdraw there ever was
     remembered: int = 0
     accounts: int = 0
-    detail: str = ""
+
+
+# --- what the core's messages mean
+
+R = TypeVar("R", bound=Reply)
 
 
 def reply_of(code: int, sequence: int) -> Reply:
     """What a byte from the core means."""
     return Reply(outcome_of(code), code_name(code), sequence)
+
+
+def trouble_of(answer: Any, shape: type[R]) -> R:
+    """A reply that is trouble, in the shape that the caller waits for. An answer of the wrong kind is trouble, too."""
+    if isinstance(answer, Reply):
+        return shape(answer.outcome, answer.code, detail=answer.detail)
+    return shape(Outcome.UNKNOWN, CORE_REFUSED, detail=f"an answer of the wrong kind: {type(answer).__name__}")
+
+
+def balances_of(answer: Any) -> BalancesReply:
+    """A user's balances."""
+    match answer:
+        case (int(sequence), (status, held)):
+            balances = {asset: Balance(available, frozen) for asset, available, frozen in held}
+            return BalancesReply(Outcome.SUCCESS, "OK", sequence, status=Status(status), balances=balances)
+        case _:
+            return trouble_of(answer, BalancesReply)
+
+
+def noted_of(answer: Any) -> Reply:
+    """That something is so."""
+    if isinstance(answer, protocol.Noted):
+        return Reply(Outcome.SUCCESS, "OK", answer.sequence)
+    return trouble_of(answer, Reply)
+
+
+def pruned_of(answer: Any) -> tuple[Reply, Floors | None]:
+    """What became of a request to raise the floors, and where they are if the core has said so."""
+    if isinstance(answer, protocol.Pruned):
+        return reply_of(answer.code, answer.sequence), Floors(answer.room, answer.forget)
+    return trouble_of(answer, Reply), None
+
+
+def queried_of(answer: Any) -> QueryReply:
+    """One operation."""
+    match answer:
+        case protocol.Found(_, _, (sequence, user, asset, amount, other, code)):
+            return QueryReply(outcome_of(code), code_name(code), sequence, "", user, asset, amount, other)
+        case protocol.Found():
+            return QueryReply(Outcome.UNKNOWN, "NOT_FOUND", detail="nothing is on record; it may be on its way")
+        case _:
+            return trouble_of(answer, QueryReply)
+
+
+def totals_of(answer: Any) -> TotalsReply:
+    """What all users hold."""
+    if isinstance(answer, protocol.Summed):
+        totals = {asset: int(total) for asset, total in answer.totals}
+        return TotalsReply(Outcome.SUCCESS, "OK", answer.sequence, totals=totals)
+    return trouble_of(answer, TotalsReply)
+
+
+def operations_of(answer: Any) -> OperationsReply:
+    """A list of operations."""
+    if isinstance(answer, protocol.Listed):
+        items = [
+            OperationRow(sequence, Op(op), id_, user, asset, amount, code_name(code))
+            for sequence, op, id_, user, asset, amount, code in answer.operations
+        ]
+        return OperationsReply(Outcome.SUCCESS, "OK", answer.sequence, items=items, complete_to=answer.complete_to)
+    return trouble_of(answer, OperationsReply)
+
+
+def described_of(answer: Any) -> DescribeReply:
+    """Who a core is."""
+    if not isinstance(answer, protocol.Described):
+        return trouble_of(answer, DescribeReply)
+    return DescribeReply(
+        Outcome.SUCCESS,
+        "OK",
+        answer.sequence,
+        core=answer.core,
+        ledger=answer.ledger,
+        floors=Floors(answer.room, answer.forget),
+        highest_id=answer.highest,
+        remembered=answer.remembered,
+        accounts=answer.accounts,
+    )

@@ -1,15 +1,15 @@
 """The core's process: connections in, requests decided in order of arrival, answers out when they are on disk.
 
 Every connection stands alone: garbage, half a frame, one too large, a wrong secret or silence during the handshake end
-that connection and disturb nobody else. There is a limit on connections, on the size of a frame, and on what one
-connection may have waiting, answers that it does not read included; whoever reaches it is simply not read from until it
+that connection and disturb no other. There is a limit on connections, on the size of a frame, and on what one
+connection may have waiting, answers that it does not read included; a connection at its limit is not read from until it
 has read its answers.
 
-Connections that have not logged in have a limit of their own: the oldest of them makes way for a new one, so that
-whoever holds connections open without knowing the secret keeps nobody out who knows it.
+Connections that have not logged in have a limit of their own: the oldest of them makes way for a new one, so that a
+peer without the secret that holds connections open keeps no client out that knows it.
 
-A core that learns from a client that it has forgotten something (T33) serves nobody any more: other clients may not
-know it, and would be told that what has happened has not.
+A core that learns from a client that it has forgotten something (T33) serves no client any more: others may not
+know it, and would get the answer that what has happened has not.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final, NamedTuple, assert_never
 
 import msgspec
 
 from bursar.ports import Ports, Stream
-from bursar.rails.trading import protocol, requests
+from bursar.rails.trading import protocol
 from bursar.rails.trading.connection import other_ledger
 from bursar.rails.trading.core import Core
 from bursar.rails.trading.errors import CoreStopped
 from bursar.rails.trading.feed import Feed
-from bursar.rails.trading.outages import Outages
-from bursar.rails.trading.protocol import ProtocolError, Splitter
-from bursar.rails.trading.words import Code, is_ledger
+from bursar.rails.trading.protocol import Answer, ProtocolError, Splitter
+from bursar.rails.trading.rules import Code, Status, is_ledger
 from bursar.supervise import supervise
 
 LOOKS = 4  # at silent connections, before one is closed
+DONE_BYTES: Final = 48  # that an answer to one operation takes, waiting: its code, its sequence
+SMALL_BYTES: Final = 512  # that any answer takes, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +66,34 @@ class Connection:
         self.task: asyncio.Task[None] | None = None
 
 
+class Outages:
+    """One log line when trouble of a kind begins, and one when it is over: never one for each time it happens. A client
+    that makes a core refuse something could otherwise fill its disk with lines about it."""
+
+    def __init__(self, log: Callable[[str], object]) -> None:
+        self._log = log
+        self._times: dict[str, int] = {}
+        self._quiet: dict[str, int] = {}  # how often, when last looked at
+
+    def happened(self, kind: str, detail: str = "") -> None:
+        """It happened again."""
+        times = self._times[kind] = self._times.get(kind, 0) + 1
+        if times == 1:
+            self._log(f"{kind}{f': {detail}' if detail else ''}")
+
+    def look(self) -> None:
+        """What has not happened since the last look is over."""
+        for kind, times in list(self._times.items()):
+            if self._quiet.get(kind) == times:
+                del self._times[kind], self._quiet[kind]
+                if times > 1:
+                    self._log(f"{kind}: it happened {times:,} times, and is over")
+            else:
+                self._quiet[kind] = times
+
+
 class Server:
-    """Serves one core to whoever knows its secret."""
+    """Serves one core to clients that know its secret."""
 
     def __init__(
         self,
@@ -158,7 +186,7 @@ class Server:
             self._outages.happened("too many connections have not logged in: the oldest is closed for each new one")
             oldest = self.strangers.pop(0)
             oldest.open = False
-            # Not proved, since nobody has logged in: it may be an honest client, which need not doubt its secret.
+            # Not proved, since no client has logged in: it may be an honest client, which need not doubt its secret.
             why = "too many connections have not logged in"
             oldest.stream.write(protocol.frame(protocol.Refused(0, protocol.FULL, why, b"")))
             oldest.stream.close()
@@ -177,7 +205,7 @@ class Server:
             splitter.limit = protocol.REQUEST_BYTES_MAX
             await self._requests(connection, splitter, first)
         except (ProtocolError, msgspec.MsgspecError, OSError, TimeoutError, ValueError) as error:
-            if connection.open:  # not if it was closed from here, which was told there
+            if connection.open:  # not if it was closed from here, which was logged there
                 self._outages.happened(f"closed a connection: {type(error).__name__}", str(error))
         finally:
             connection.open = False
@@ -216,13 +244,13 @@ class Server:
         return frames[1:]
 
     async def _judge(self, login: protocol.Login, connection: Connection) -> protocol.Welcome | protocol.Refused:
-        """What to answer somebody who knows the secret; not proved yet."""
+        """What to answer a client that knows the secret; not proved yet."""
         state, floors = self.core.state, self.core.state.floors
         ledger, room, forget = state.ledger, floors.room, floors.forget
         if state.sequence > self.core.durable:
-            await self.core.until_durable()  # these are told, so they have to be on disk
+            await self.core.until_durable()  # these are answered, so they have to be on disk
         at = self.core.durable
-        # Another ledger's client knows nothing of our sequences: it is told before its `seen` is believed.
+        # Another ledger's client knows nothing of our sequences: it is refused before its `seen` is believed.
         if login.ledger and ledger not in ("", login.ledger):
             return protocol.Refused(at, protocol.OTHER_LEDGER, other_ledger(ledger, login.ledger), b"")
         if login.seen > at:
@@ -242,11 +270,11 @@ class Server:
         connection.ledger = login.ledger
 
     def _forget(self, seen: int, teller: Connection) -> None:
-        """We have forgotten what somebody was told. From now on nobody is served."""
+        """This core has forgotten what it answered. From now on no client is served."""
         self._forgotten = max(self._forgotten, seen)
         self._log(
             f"CRITICAL: a client has seen sequence {seen}, and this core ends at {self.core.durable}: its disk was "
-            "restored or damaged. It serves nobody until it is started on the newest data."
+            "restored or damaged. It serves no client until it is started on the newest data."
         )
         for connection in [*self.connections, *self.strangers]:
             if connection is not teller:  # who has yet to hear why
@@ -291,14 +319,14 @@ class Server:
         """Decide it now; its answer leaves when all that it rests on is on disk."""
         self._check_bound(connection, request)
         if isinstance(request, protocol.Prune):
-            size += requests.SMALL_BYTES
+            size += SMALL_BYTES
             connection.waiting_bytes += size
             self._prunes.append((connection, request, size))
             if self._pruning is None or self._pruning.done():
                 self._pruning = asyncio.create_task(self._prune(), name="core-prune")
                 self._pruning.add_done_callback(self._prune_ended)
             return
-        waiting = requests.decide(self.core, request)
+        waiting = decide(self.core, request)
         size += waiting.size
         connection.waiting_bytes += size
         self.core.when_durable(partial(self._answer, connection, size, waiting.frame))
@@ -339,3 +367,80 @@ class Server:
 
 def _framed(answer: protocol.Answer, _: int) -> bytes:
     return protocol.frame(answer)
+
+
+# --- requests, decided
+
+
+class Waiting(NamedTuple):
+    """An answer that waits for the disk, and how much memory it takes meanwhile.
+
+    It may leave only when all that it rests on is on disk, and then waits until the client reads it. Answers that tell
+    what is held are made into bytes at once: as objects they would take ten times as much, and a client that asks and
+    does not read could fill the memory with them.
+    """
+
+    frame: Callable[[int], bytes]  # given the sequence that is on disk by then
+    size: int
+
+
+def decide(core: Core, request: protocol.Request) -> Waiting:
+    """Decide a request; returns its answer. Not here: Subscribe and Prune, which take longer than a moment."""
+    state, number = core.state, request.number
+    match request:
+        case protocol.Execute(_, assets, items):
+            codes, sequences = state.execute(assets, items)
+            return _later(lambda at: protocol.Done(number, at, codes, sequences), DONE_BYTES * len(codes))
+        case protocol.Lookup(_, pairs):
+            codes, sequences = state.lookup(pairs)
+            return _later(lambda at: protocol.Done(number, at, codes, sequences), DONE_BYTES * len(codes))
+        case protocol.Ping():
+            return _later(lambda at: protocol.Noted(number, at))
+        case protocol.Query(_, id_, op):
+            row = state.operation(id_, op)
+            found = row and (row.sequence, row.user, state.asset_code(row.asset), row.amount, row.other, row.code)
+            return _now(protocol.Found(number, state.sequence, found))
+        case protocol.Balances(_, users):
+            accounts = [(int(state.status(user)), state.balances(user)) for user in users]
+            return _now(protocol.Held(number, state.sequence, accounts))
+        case protocol.Totals():
+            return _now(protocol.Summed(number, state.sequence, [(code, str(total)) for code, total in state.totals()]))
+        case protocol.SetStatus(_, user, status_number):
+            return _now(protocol.Noted(number, state.set_status(user, Status(status_number))))
+        case protocol.Bind(_, ledger):
+            bound_to = state.bind(ledger)
+            return _now(protocol.Bound(number, state.sequence, bound_to))
+        case protocol.Operations(_, after, limit):
+            rows, complete_to = state.transfers(after, limit)
+            wires = [(r.sequence, r.op, r.id, r.user, state.asset_code(r.asset), r.amount, r.code) for r in rows]
+            return _now(protocol.Listed(number, state.sequence, complete_to, wires))
+        case protocol.Describe():
+            return _now(_described(core, number))
+        case protocol.Prune() | protocol.Subscribe():
+            raise ProtocolError(f"{type(request).__name__} is not a request among others")
+        case _:
+            assert_never(request)
+
+
+def _now(answer: Answer) -> Waiting:
+    frame = protocol.frame(answer)
+    return Waiting(lambda _: frame, len(frame) + SMALL_BYTES)
+
+
+def _later(answer: Callable[[int], Answer], size: int = 0) -> Waiting:
+    return Waiting(lambda at: protocol.frame(answer(at)), size + SMALL_BYTES)
+
+
+def _described(core: Core, number: int) -> protocol.Described:
+    state = core.state
+    return protocol.Described(
+        number,
+        state.sequence,
+        core.identity,
+        state.ledger,
+        state.floors.room,
+        state.floors.forget,
+        state.highest,
+        state.history.count + state.pending,
+        state.accounts,
+    )

@@ -30,9 +30,9 @@ from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.frames import numbers, octets
 from bursar.rails.trading.history import Block, load
 from bursar.rails.trading.journal import NewAsset
+from bursar.rails.trading.rules import Op
 from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import ASIDE
-from bursar.rails.trading.words import Op
 
 MAGIC, END = b"BURSNAP2", b"BURSEND2"
 MAGIC_1, END_1 = b"BURSNAP1", b"BURSEND1"
@@ -136,7 +136,7 @@ def _body(snapshot: Snapshot) -> Iterator[bytes]:
 
 
 def read(files: Files, path: str, progress: Callable[[int], object]) -> bytes:
-    """A snapshot's bytes. Piece by piece: it may be large, and the disk slow; `progress` is told of each."""
+    """A snapshot's bytes. Piece by piece: it may be large, and the disk slow; `progress` is called for each."""
     pieces_read: list[bytes] = []
     at, size = 0, files.size(path)
     while at < size:
@@ -150,7 +150,7 @@ def read(files: Files, path: str, progress: Callable[[int], object]) -> bytes:
 
 
 def restore(data: bytes, progress: Callable[[int], object] = lambda _: None) -> Restored:
-    """The state in a snapshot, and whose it is; `progress` is told of the bytes that are understood."""
+    """The state in a snapshot, and whose it is; `progress` is called with the bytes that are understood."""
     header, at = read_header(data)
     if data[-len(END) :] != (END if isinstance(header, Header) else END_1):
         raise BadSnapshot("it has no end")

@@ -22,7 +22,18 @@ from bursar.rails.trading.accounts import AVAILABLE, COMMITTED, FROZEN, Accounts
 from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.history import Block, History, Item, Row, blocks_of
 from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, OperationBlocks, StatusChange
-from bursar.rails.trading.words import ASSETS_MAX, CANCELLABLE, U64_MAX, UNSURE, Code, Op, Status, is_asset
+from bursar.rails.trading.rules import (
+    ASSETS_MAX,
+    CANCELLABLE,
+    STATUS_REFUSALS,
+    U64_MAX,
+    UNSURE,
+    Code,
+    Op,
+    Status,
+    amount_refusal,
+    is_asset,
+)
 
 # Operations come off the wire as `history.Item`: operation, id, user, asset, amount, other. The asset is a place in the
 # frame's own list of names. `other` is the payee of a settlement, or the operation that a cancel is about. All integers
@@ -34,7 +45,6 @@ DEPOSIT: Final = int(Op.DEPOSIT)
 WITHDRAW: Final = int(Op.WITHDRAW)
 NO_ACCOUNTS: Final[list[dict[int, list[int]]]] = [{}] * ASSETS_IN_FRAME_MAX  # there are no accounts in what is no asset
 NO_METAS: Final = [0] * ASSETS_IN_FRAME_MAX
-STATUS_REFUSAL: Final = {Status.FROZEN: Code.ACCOUNT_FROZEN, Status.DISABLED: Code.ACCOUNT_DISABLED}
 
 
 class CoreState:
@@ -59,7 +69,7 @@ class CoreState:
     def execute(self, names: Sequence[str], items: Sequence[Item]) -> tuple[bytes, list[int]]:
         """Decide operations in order. Returns an answer and a sequence for each; 0 where nothing is on record.
 
-        Two things are done for speed. Deposits and withdraws of people who have an account are decided in this loop,
+        Two things are done for speed. Deposits and withdraws of users who have an account are decided in this loop,
         and all else elsewhere. And nothing is kept per operation but its meta: operations that go on record for the
         first time come in runs, which are taken whole when something else comes between (`_Frame`).
         """
@@ -109,12 +119,12 @@ class CoreState:
             return self._refund(id_, user, accounts, amount, other)
         if other and op != Op.SETTLE:
             return Code.BAD_OPERATION
-        if not amount:
-            return Code.INVALID_AMOUNT
+        if (refusal := amount_refusal(amount)) is not None:
+            return refusal
         if not self._may_be_asset(accounts):
             return Code.INVALID_ASSET
         if op in (Op.DEPOSIT, Op.WITHDRAW, Op.LOCK) and user in self.statuses:
-            return STATUS_REFUSAL[Status(self.statuses[user])]
+            return STATUS_REFUSALS[Status(self.statuses[user])]
         if op == Op.DEPOSIT:
             account = accounts.open(user)
             if account[COMMITTED] + amount > U64_MAX:
@@ -191,7 +201,7 @@ class CoreState:
         if (number := seen.get(id_)) is not None:
             return self._answer(number)
         if id_ < self.floors.forget:
-            return Code.BELOW_FLOOR, 0
+            return Code.PRUNED, 0
         seen[id_] = self.history.end + len(self._fresh)
         self._fresh.append((target, id_, 0, 0, 0, 0))
         self._metas.append(target << 8 | Code.CANCELLED)
@@ -288,7 +298,7 @@ class CoreState:
         for id_, op in pairs:
             number = self.history.where.get(op, {}).get(id_)
             code, at = self._answer(number) if number is not None else (Code.NOT_FOUND, 0)
-            codes.append(Code.BELOW_FLOOR if number is None and id_ < self.floors.forget else code)
+            codes.append(Code.PRUNED if number is None and id_ < self.floors.forget else code)
             sequences.append(at)
         return bytes(codes), sequences
 
@@ -454,7 +464,7 @@ class _Frame:
         elif (remembered := seen.get(id_)) is not None:
             code, at = state._again(remembered, user, accounts, amount, other)
         elif state.floors.forgets(state.history, op, id_):
-            code = int(Code.BELOW_FLOOR)
+            code = int(Code.PRUNED)
         else:
             code = state._decide(op, id_, user, accounts, amount, other)
             if code < UNSURE:

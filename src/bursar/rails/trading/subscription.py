@@ -12,9 +12,8 @@ import msgspec
 from bursar.model.errors import BursarError
 from bursar.ports import Ports, Stream
 from bursar.rails.trading import protocol
-from bursar.rails.trading.connection import Connected, NoConnection, Target, connect
+from bursar.rails.trading.connection import Connected, CoreLink, Known, NoConnection, Target, connect
 from bursar.rails.trading.events import Event, from_wire
-from bursar.rails.trading.link import CoreLink, Known
 from bursar.rails.trading.replies import NEEDS_A_PERSON
 
 PING_S: Final = 15.0

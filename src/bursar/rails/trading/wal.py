@@ -3,7 +3,7 @@
 Opening reads every segment that is kept and checks every frame. One kind of damage is what a crash leaves behind, and
 is mended: bytes at the very end of the last segment that are no whole frame, with no whole frame behind them. They are
 cut, and the report says so. Everything else stops the core: a gap, a foreign segment, a bad frame with good ones behind
-it. Guessing there would forget what somebody was told.
+it. Guessing there would forget what a client was answered.
 
 A new segment gets its header under another name first, so that a segment is never without one. It carries the core's
 identity, which is made with the first segment: a core that has a log has an identity. A log of format 1 has none; it is

@@ -19,8 +19,8 @@ from bursar.model.errors import (
     DatabaseCorrupt,
     InsufficientFunds,
     InvalidEntry,
+    InvalidState,
     KeyReused,
-    NotPossible,
     Refusal,
     StalePin,
     UnknownRecord,
@@ -350,7 +350,7 @@ class SagaCommit:
             halves = await unit.checks.ids("stray_spends", 1) or await unit.checks.ids("stray_postings", 1)
             if halves and not done:
                 why = "some of it is written: its spends or postings have no envelope; restore from a backup"
-                raise NotPossible("commit", id_, "set aside", why)
+                raise InvalidState("commit", id_, "set aside", why)
             freed = await unit.steps.release_claims(id_)
             await unit.steps.release_guarded(id_, saga.fence)
             await unit.steps.delete(id_, saga.fence)

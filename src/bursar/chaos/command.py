@@ -14,8 +14,9 @@ from bursar.cli.output import Output, table
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from bursar.chaos import Outage, Report
-    from bursar.cli.tables import TextTable
 
 BOTH = ("sqlite", "postgres")
 LINE_EVERY_S = 5.0  # where there is no bar
@@ -130,7 +131,7 @@ def _tell(out: Output, r: Report) -> None:
         out.say(f"Logs, database and the cores' files are kept in {r.folder}")
 
 
-def _outages(outages: list[Outage]) -> TextTable:
+def _outages(outages: list[Outage]) -> RenderableType:
     rows = [
         (
             f"{o.at_s:.0f} s",

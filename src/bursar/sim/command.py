@@ -24,12 +24,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bursar.cli.app import INTERRUPTED
 from bursar.sim.kernel import CrashAt
 from bursar.sim.process import Moment
 
 SCENARIOS = ("documents", "engine", "ledger", "restored", "sequence", "transfers")
 CHUNK = 10  # seeds a process is given at a time: at the end, no core waits for another for more than a blink
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 TRACE_LINES = 40
 FAILURES_SHOWN = 5
 

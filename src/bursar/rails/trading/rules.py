@@ -1,9 +1,14 @@
-"""The words of the trading core: operations, answers, account status, and what each answer lets a caller do.
+"""The rules of the trading core, pure and written once: operations, bounds, answers, and what each answer allows.
+
+The checks of a request (flows/transfers/checks), both adapters (flows/transfers/rails), the client and the core itself
+(state) each call what is here, because no layer relies on the one above it.
 
 An answer is one byte. `OK` is an effect that is on disk. Below `UNSURE` stand the business refusals: each is on disk
-too, remembered for its (id, operation), and will be the answer for ever. They are the written list of T26: they alone
-are `EXPLICIT_FAIL`, because they alone may lead to money being given back. From `UNSURE` on nothing was written, so
-nothing is promised: the caller's record stays where it is (`UNKNOWN`), and a person may have to look.
+too, remembered for its (id, operation), and will be the answer for ever. From `UNSURE` on nothing was written, so
+nothing is promised: the caller's record stays where it is (`UNKNOWN`), and an operator may have to look.
+
+`REFUSALS` is the written list of T26, of cores and of the ledger's end: these codes alone are `EXPLICIT_FAIL`, because
+they alone may lead to money being given back.
 
 Not here: how an operation is decided (state), how an answer travels (protocol).
 """
@@ -16,6 +21,7 @@ from typing import Final
 from bursar.model.outcome import Outcome
 
 U64_MAX: Final = 2**64 - 1
+SAFETY_FACTOR: Final = 2  # a transfer stays below 2^64 divided by this (T37)
 ID_MAX: Final = 2**63 - 1  # a Snowflake is a positive signed 64-bit integer
 ASSET_CHARACTERS_MAX: Final = 16
 ASSETS_MAX: Final = 65_535
@@ -59,7 +65,7 @@ class Code(IntEnum):
 
     OK = 0
 
-    # The written list of business refusals (T26). Each is remembered.
+    # Business refusals. Each is remembered.
     INSUFFICIENT_BALANCE = 1
     INSUFFICIENT_FROZEN = 2
     ACCOUNT_FROZEN = 3
@@ -71,8 +77,8 @@ class Code(IntEnum):
     CANCELLED = 9  # by `cancel`, before it happened (T34)
 
     # Nothing was written, nothing is promised.
-    MISMATCH = UNSURE  # the id stands for other parameters: somebody has a bug, and no answer would be true for both
-    BELOW_FLOOR = UNSURE + 1  # pruned: it may have happened or not, it will not happen now (T32)
+    MISMATCH = UNSURE  # the id stands for other parameters: a caller has a bug, and no answer would be true for both
+    PRUNED = UNSURE + 1  # pruned: it may have happened or not, it will not happen now (T32)
     WITHDRAW_NOT_FOUND = UNSURE + 2  # a refund without its withdraw (T29); not remembered, since T31
     NOT_FOUND = UNSURE + 3  # a look-up of what is not remembered
     BAD_OPERATION = UNSURE + 4  # no such operation, or one that cannot be cancelled, or floors out of order
@@ -80,16 +86,44 @@ class Code(IntEnum):
     FLOOR_TOO_HIGH = UNSURE + 6  # a floor above every id there ever was: nothing was raised (T32)
 
 
-REFUSALS: Final = frozenset(code for code in Code if 0 < code < UNSURE)
+CORE_REFUSALS: Final = frozenset(code for code in Code if 0 < code < UNSURE)
+# What the ledger refuses by itself: codes of its errors (bursar.model.errors).
+LEDGER_REFUSALS: Final = frozenset(
+    {
+        "INSUFFICIENT_BALANCE",
+        "BALANCE_NOT_GUARDED",
+        "OVERDRAFT_FLOOR",
+        "ACCOUNT_NOT_FOUND",
+        "ACCOUNT_FROZEN",
+        "ACCOUNT_CLOSED",
+        "ASSET_SUSPENDED",
+        "BOOK_REFUSES",
+    }
+)
+GIVEN_BACK: Final = "GIVEN_BACK"  # a core took it and gave it back, and the database was restored to before that
+REFUSALS: Final = frozenset(code.name for code in CORE_REFUSALS) | LEDGER_REFUSALS | {GIVEN_BACK}
+STATUS_REFUSALS: Final = {Status.FROZEN: Code.ACCOUNT_FROZEN, Status.DISABLED: Code.ACCOUNT_DISABLED}
 
 
 def outcome_of(code: int) -> Outcome:
     """What an answer allows. A number that this version does not know is not on the list, so it is `UNKNOWN`."""
     if code == Code.OK:
         return Outcome.SUCCESS
-    if code in REFUSALS:
+    if code in CORE_REFUSALS:
         return Outcome.EXPLICIT_FAIL
     return Outcome.UNKNOWN
+
+
+def amount_refusal(amount: int, safety_factor: int = 1) -> Code | None:
+    """Why a core can't take an amount, in smallest units; None: it can."""
+    if amount <= 0:
+        return Code.INVALID_AMOUNT
+    return Code.OVERFLOW if amount > U64_MAX // safety_factor else None
+
+
+def is_u64(value: object) -> bool:
+    """Whether a value can be on the wire and in a log: an unsigned integer of 64 bits."""
+    return type(value) is int and 0 <= value <= U64_MAX
 
 
 def code_name(code: int) -> str:
@@ -119,7 +153,7 @@ def is_identity(text: str) -> bool:
 
 
 def is_ledger(text: str) -> bool:
-    """Whether a text may be a ledger's identity: printable ASCII without blanks, so that people can compare it."""
+    """Whether a text may be a ledger's identity: printable ASCII without blanks, so that operators can compare it."""
     return 0 < len(text) <= LEDGER_CHARACTERS_MAX and all("!" <= character <= "~" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""`bursar demo`: what a newcomer sees first. It tells the story as it happens; bursar.demo makes it happen."""
+"""`bursar demo`: what a newcomer sees first. It tells the story as it happens; story makes it happen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bursar.cli.place import make_folder
 from bursar.cli.state import Command, State
 
 if TYPE_CHECKING:
-    from bursar.demo import Blow, Report, Watch
+    from bursar.demo.story import Blow, Report, Watch
     from bursar.testbed import Guard, Program
 
 SECONDS = 20.0
@@ -90,7 +90,7 @@ def demo(state: State, seconds: float | None, folder: str | None, listen: str | 
 def _run(
     out: Output, where: Path, listen: str | None, seconds: float, guard: Guard, *, stays: bool, kept: str | None
 ) -> int:
-    from bursar.demo import Story
+    from bursar.demo.story import Story
 
     out.say("Bursar, all of it, on this machine: `bursar serve` (API, worker, SQLite)")
     out.say("and its trading core.")
@@ -231,14 +231,14 @@ def _verdict(out: Output, r: Report) -> None:
 
 def _curl(out: Output, r: Report) -> None:
     """Lines that can be copied: never broken where the screen ends."""
-    from bursar.demo import curl_lines
+    from bursar.demo.story import curl_lines
 
     for line in curl_lines(r.listen, r.token):
         out.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _units(minor: int) -> str:
-    from bursar.demo import UNIT
+    from bursar.demo.story import UNIT
 
     return f"{minor // UNIT:,}.{minor % UNIT * 100 // UNIT:02d}"
 

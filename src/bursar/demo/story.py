@@ -5,7 +5,7 @@ account in the ledger and their SPOT account in the core, over HTTP, many at onc
 the server, each at a moment when money has left one side and not arrived at the other. Callers repeat what was not
 answered, with the same client_order_id. In the end everything they were told is compared with what is there.
 
-Not here: how it is told (cli/commands/demo).
+Not here: how it is shown (command).
 """
 
 from __future__ import annotations
