@@ -8,11 +8,11 @@ import pytest
 from tests.builders import Crash, FaultyPorts, Place, balance, scenario, seed
 from tests.conformance.test_audit import behind_our_back, look, red
 
-from bursar import pay
+from bursar import UncappedOverdraft, pay
 from bursar.audit import Finding
 from bursar.model.errors import Conflict, InvalidName, InvalidState, UnknownRecord
 from bursar.sim.split import SplitBursar
-from bursar.sim.split.tables import SplitTables
+from bursar.sim.split.tables import Saga, SplitTables
 
 pytestmark = pytest.mark.parametrize("mode", ["split"], indirect=True)
 
@@ -111,3 +111,21 @@ async def test_one_damaged_row_does_not_stop_the_recovery_of_others(place: Place
         for number in range(len(rows)):
             assert await b.ledger.release_saga(f"s{number}", **WHO) == 0
     assert red(await look(place)) == set()
+
+
+@scenario
+async def test_what_needs_whole_commits_is_refused_while_one_is_half_done(place: Place) -> None:
+    """A posting that is on its way would be missed by a close, a new policy and a rebuild."""
+    saga = Saga(id="s", kind="commit", scope="user", key="k", phase="finalizing", fence=1, lease_us=2**60, data=b"")
+    async with SplitBursar(place.url) as b:
+        steps = SplitTables(b.store.single()).steps
+        assert await steps.save(saga) == 1
+        for work in (
+            b.ledger.close("alice"),
+            b.ledger.change_policy("alice", UncappedOverdraft()),
+            b.ledger.rebuild(),
+        ):
+            with pytest.raises(Conflict, match="under way"):
+                await work
+        await steps.delete("s", 1)
+        await b.ledger.close("alice")
