@@ -41,10 +41,11 @@ def test_no_statement_numbers_more_parameters_by_hand_than_a_reader_can_count() 
     ("function", "before", "kinds"),
     [
         ("write_group_1", ["bigint", "integer"], LEDGER),
-        ("write_records_1", [], RECORDS),
+        ("write_records_2", [], RECORDS),
         ("write_holds_1", [], ("holds",)),
         ("raise_high_water_1", [], ("high_water",)),
         ("write_flow_rows_1", [], ("flow_rows",)),
+        ("write_signals_1", [], ("signals",)),
     ],
 )
 def test_functions_have_the_columns_of_the_lists(

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.records import Alert, OperationResult, Record, Transition
+from bursar.model.records import Alert, OperationResult, Record, Signal, Transition
 from bursar.store.rows import Row, operation_result_of, record_of, transition_of
 from bursar.store.session import Table
 
@@ -112,10 +112,14 @@ class Records(Table):
         """Every transition of a record, oldest first."""
         return [transition_of(row) for row in await self._s.rows("transitions_of", number)]
 
+    async def signals(self, number: int) -> Sequence[Signal]:
+        """Every signal that a record was sent, in the order in which they arrived."""
+        return [Signal(*row) for row in await self._s.rows("signals_of", number)]
+
     async def claim_due(
         self, flows: Sequence[str], worker: str, limit: int, lease_us: int, cap_us: int
     ) -> Sequence[Record]:
-        """Take what is due, for so long."""
+        """Take what is due, for so long: the higher priority first, and a quarter more for the sake of the lower."""
         rows = await self._s.rows("claim_due", list(flows), limit, worker, lease_us, cap_us)
         return [record_of(row) for row in rows]
 

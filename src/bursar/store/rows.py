@@ -15,7 +15,7 @@ from bursar.model.errors import DatabaseCorrupt, InvalidName
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
-from bursar.model.records import HoldRow, OperationResult, Record, StoredEnvelope, Transition
+from bursar.model.records import HoldRow, OperationResult, Priority, Record, StoredEnvelope, Transition
 
 Row = Sequence[Any]
 
@@ -103,7 +103,8 @@ def envelope_row(envelope: Envelope, id_: bytes) -> tuple[Any, ...]:
 
 def record_of(row: Row) -> Record:
     """A whole row of records."""
-    number, flow, id_, owner, state, version, attempt, transit, due, worker, body, error, since, created, updated = row
+    number, flow, id_, owner, state, version, attempt, transit, due, worker, body, error, *more = row
+    since, created, updated, timer, priority, inbox = more
     return Record(
         number=number,
         flow=text_of(flow),
@@ -120,6 +121,9 @@ def record_of(row: Row) -> Record:
         since_us=since,
         created_us=created,
         updated_us=updated,
+        timer_us=timer,
+        priority=Priority(priority),
+        inbox=inbox,
     )
 
 

@@ -44,7 +44,6 @@ from bursar.model.errors import (
     UnknownAsset,
     UnknownRecord,
 )
-from bursar.model.machine import ImpossibleEvent
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.records import Record
 from bursar.model.retry import Alarm
@@ -227,7 +226,7 @@ class Deposits:
     async def _hear(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
         try:
             return await self.engine.signal(record, event, actor, evidence)
-        except ImpossibleEvent:
+        except NotPossible:
             raise NotPossible("deposits", record.id, record.state, "it is decided already") from None
 
 

@@ -76,6 +76,8 @@ ROWS: dict[str, dict[str, str]] = {
         "worker": "text",
         "body": "text",
         "error": "text",
+        "timer": "bigint",
+        "priority": "smallint",
     },
     "moves": {
         "number": "bigint",
@@ -88,6 +90,8 @@ ROWS: dict[str, dict[str, str]] = {
         "worker": "text",
         "body": "text?",
         "error": "text",
+        "timer": "bigint",
+        "inbox": "integer",
     },
     "transitions": {
         "record": "bigint",
@@ -110,6 +114,15 @@ ROWS: dict[str, dict[str, str]] = {
         "version": "bigint",
         "permanent": "boolean",
         "body": "text",
+    },
+    "signals": {
+        "record": "bigint",
+        "sender": "text",
+        "event": "text",
+        "actor": "text",
+        "evidence": "text",
+        "arrived": "integer",
+        "consumed": "integer",
     },
     "high_water": {"rail": "text", "worker": "text", "sequence": "bigint"},
     # What a batch reads:

@@ -9,7 +9,8 @@
 -- Records of a flow, along the primary key.
 SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
     worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint,
+    (extract(epoch FROM timer) * 1000000)::bigint, priority, inbox
 FROM bursar.records
 WHERE flow || '' = $1 AND ($2::text[] = '{}' OR state = ANY ($2))
   AND ($3::bigint <= 0 OR (extract(epoch FROM created_at) * 1000000)::bigint >= $3)
@@ -22,7 +23,8 @@ ORDER BY number DESC LIMIT $9
 -- Records of a flow and an owner, along the index of owners.
 SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
     worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint,
+    (extract(epoch FROM timer) * 1000000)::bigint, priority, inbox
 FROM bursar.records
 WHERE flow = $1 AND owner = $2 AND ($3::text[] = '{}' OR state = ANY ($3))
   AND ($4::bigint <= 0 OR (extract(epoch FROM created_at) * 1000000)::bigint >= $4)
@@ -54,7 +56,8 @@ found AS (
      ORDER BY number DESC LIMIT $9))
 SELECT number, flow, id, owner, state, version, attempt, transit, (extract(epoch FROM due) * 1000000)::bigint,
     worker, body::text, error, (extract(epoch FROM since) * 1000000)::bigint,
-    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint
+    (extract(epoch FROM created_at) * 1000000)::bigint, (extract(epoch FROM updated_at) * 1000000)::bigint,
+    (extract(epoch FROM timer) * 1000000)::bigint, priority, inbox
 FROM found ORDER BY number DESC LIMIT $9
 
 -- name: floor_records

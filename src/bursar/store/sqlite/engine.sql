@@ -1,24 +1,36 @@
--- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged. What is free
--- text is read as bytes: one row that is not UTF-8 would fail the statement, and with it everybody else's rows.
+-- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged. A timer is in
+-- microseconds since 1970; negative: so many from now; 0: none; null: unchanged. What is free text is read as bytes: one row that is not UTF-8 would fail the statement, and with it everybody else's rows.
 
 -- name: batch_record
 -- A new record, in the unit of its group.
 INSERT INTO records (number, flow, id, owner, state, version, attempt, transit, due, worker, body, error, since,
-                     created_at, updated_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?12 + ?8, ?9, ?10, ?11, ?12, ?12, ?12)
+                     created_at, updated_at, timer, priority)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?14 + ?8, ?9, ?10, ?11, ?14, ?14, ?14,
+        CASE WHEN ?12 > 0 THEN ?12 WHEN ?12 < 0 THEN ?14 - ?12 END, ?13)
 
 -- name: batch_move
 -- A compare-and-set, in the unit of its group.
 UPDATE records
-SET state = ?3, version = ?4, attempt = ?5, transit = ?6, due = CASE WHEN ?7 = -1 THEN due ELSE ?11 + ?7 END,
-    worker = ?8, body = coalesce(?9, body), error = ?10, since = CASE WHEN state = ?3 THEN since ELSE ?11 END,
-    updated_at = ?11
+SET state = ?3, version = ?4, attempt = ?5, transit = ?6, due = CASE WHEN ?7 = -1 THEN due ELSE ?13 + ?7 END,
+    worker = ?8, body = coalesce(?9, body), error = ?10, since = CASE WHEN state = ?3 THEN since ELSE ?13 END,
+    updated_at = ?13, inbox = inbox + ?12,
+    timer = CASE WHEN ?11 IS NULL THEN timer WHEN ?11 > 0 THEN ?11 WHEN ?11 < 0 THEN ?13 - ?11 END
 WHERE number = ?1 AND version = ?2
 
 -- name: batch_transition
 -- One row of history.
 INSERT INTO transitions (record, version, source, event, target, attempt, actor, evidence, at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: batch_signal
+-- A signal that arrives; or, if it has arrived before, its consumption.
+INSERT INTO signals (record, sender, event, actor, evidence, arrived, consumed, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (record, sender) DO UPDATE SET consumed = excluded.consumed
+WHERE consumed IS NULL AND excluded.consumed > arrived AND arrived = excluded.arrived
+
+-- name: signals_of
+-- The signals that a record was sent, in the order in which they arrived.
+SELECT record, sender, event, actor, evidence, arrived, consumed, at FROM signals WHERE record = ? ORDER BY arrived
 
 -- name: batch_operation
 -- What an operation was answered.
@@ -57,19 +69,22 @@ SELECT r.number, r.version FROM json_each(?) AS w JOIN records r ON r.number = w
 -- name: record
 -- One record by its flow's id.
 SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at,
+    timer, priority, inbox
 FROM records WHERE flow = ? AND id = ?
 
 -- name: record_by_number
 -- One record by number.
 SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at,
+    timer, priority, inbox
 FROM records WHERE number = ?
 
 -- name: records_by_number
 -- Several records.
 SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at,
+    timer, priority, inbox
 FROM records WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number
 
 -- name: transitions_of
@@ -78,22 +93,41 @@ SELECT record, version, source, event, target, attempt, actor, evidence, at FROM
 ORDER BY version
 
 -- name: claim_due
--- Take records of these flows that are due: ours for the lease. Due later than the cap allows counts as due: a clock had
--- jumped (L24). Arguments: flows, how many, worker, lease, cap. By the index of what is due, from both its ends, and
--- not by that of flows (hence +flow), which has everything that ever ended.
+-- Take records of these flows that are due: ours for the lease. The higher priority first; but an eighth as many of each
+-- lower one too, so that those make progress however many higher ones there are. Due later than the cap allows counts as
+-- due: a clock had jumped (L24). That is not so of timers, which may lie days ahead: one has fired when its time has come,
+-- not before. Arguments: flows, how many, worker, lease, cap. By the indexes of what is due (from both ends) and of
+-- timers, and not by that of flows (hence +flow), which has everything that ever ended.
 UPDATE records SET due = now_us() + ?4, worker = ?3
 WHERE number IN (
     SELECT number FROM (
-        SELECT number FROM (
-            SELECT number FROM records WHERE due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
-            ORDER BY due LIMIT ?2)
-        UNION ALL
-        SELECT number FROM (
-            SELECT number FROM records WHERE due > now_us() + ?5 AND +flow IN (SELECT value FROM json_each(?1))
-            ORDER BY due LIMIT ?2))
-    LIMIT ?2)
+        SELECT number FROM records
+        WHERE priority IN (0, 1, 2) AND due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY priority, due LIMIT ?2)
+    UNION ALL
+    SELECT number FROM (
+        SELECT number FROM records
+        WHERE priority = 1 AND due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY due LIMIT (?2 + 7) / 8)
+    UNION ALL
+    SELECT number FROM (
+        SELECT number FROM records
+        WHERE priority = 2 AND due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY due LIMIT (?2 + 7) / 8)
+    UNION ALL
+    SELECT number FROM (
+        SELECT number FROM records
+        WHERE priority IN (0, 1, 2) AND due > now_us() + ?5 AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY priority, due LIMIT ?2)
+    UNION ALL
+    SELECT number FROM (
+        SELECT number FROM records
+        WHERE timer <= now_us() AND worker = '' AND (due IS NULL OR due > now_us())
+          AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY timer LIMIT ?2))
 RETURNING number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at,
+    timer, priority, inbox
 
 -- name: claim_all
 -- At start: take all that are open and that nobody else drives, page by page; leased for longer than any lease is not
@@ -106,7 +140,8 @@ WHERE number IN (
       AND +flow IN (SELECT value FROM json_each(?1))
     ORDER BY number LIMIT ?2)
 RETURNING number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at,
+    timer, priority, inbox
 
 -- name: wake_record
 -- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.

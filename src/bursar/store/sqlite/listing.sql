@@ -8,7 +8,8 @@
 -- name: list_records
 -- Records of a flow, along the primary key.
 SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at,
+    timer, priority, inbox
 FROM records NOT INDEXED
 WHERE flow = ?1 AND (?2 = '[]' OR state IN (SELECT value FROM json_each(?2)))
   AND created_at >= ?3 AND created_at < ?4
@@ -21,7 +22,8 @@ ORDER BY number DESC LIMIT ?9
 -- name: list_records_of
 -- Records of a flow and an owner, along the index of owners.
 SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at,
+    timer, priority, inbox
 FROM records INDEXED BY records_owner
 WHERE flow = ?1 AND owner = ?2 AND (?3 = '[]' OR state IN (SELECT value FROM json_each(?3)))
   AND created_at >= ?4 AND created_at < ?5
@@ -34,7 +36,8 @@ ORDER BY number DESC LIMIT ?10
 -- name: list_records_in
 -- Records of a flow in these states: the open ones along the index of what is due, the others along that of what rests.
 SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(owner AS BLOB), CAST(state AS BLOB), version, attempt,
-    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at
+    transit, due, CAST(worker AS BLOB), CAST(body AS BLOB), CAST(error AS BLOB), since, created_at, updated_at,
+    timer, priority, inbox
 FROM records
 WHERE number IN (
     SELECT number FROM records INDEXED BY records_due
