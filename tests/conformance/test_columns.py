@@ -53,7 +53,9 @@ def test_sqlite_updates_what_does_not_say_which_row_is_meant() -> None:
     update = "UPDATE records SET @moves.changes WHERE number = :moves.number AND version = :moves.expected_version"
     assert columns.expand("sqlite", update) == (
         "UPDATE records SET state = ?3, version = ?4, attempt = ?5, transit = ?6, "
-        "due = CASE WHEN ?7 = -1 THEN due ELSE ?11 + ?7 END, worker = ?8, body = coalesce(?9, body), error = ?10 "
+        "due = CASE WHEN ?7 IS -1 THEN due ELSE ?13 + ?7 END, worker = ?8, body = coalesce(?9, body), error = ?10, "
+        "timer = CASE WHEN ?11 IS NULL THEN timer ELSE CASE WHEN ?11 > 0 THEN ?11 WHEN ?11 < 0 THEN ?13 - ?11 END END, "
+        "inbox = inbox + ?12 "
         "WHERE number = ?1 AND version = ?2"
     )
 
@@ -91,10 +93,11 @@ def test_no_statement_numbers_more_parameters_by_hand_than_a_reader_can_count() 
     ("function", "before", "kinds"),
     [
         ("write_group_1", ["bigint", "integer"], LEDGER),
-        ("write_records_1", [], RECORDS),
+        ("write_records_2", [], RECORDS),
         ("write_holds_1", [], ("holds",)),
         ("raise_high_water_1", [], ("high_water",)),
         ("write_flow_rows_1", [], ("flow_rows",)),
+        ("write_signals_1", [], ("signals",)),
     ],
 )
 def test_functions_have_the_columns_of_the_lists(

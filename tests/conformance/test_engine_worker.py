@@ -177,14 +177,14 @@ async def test_a_scan_that_fails_is_followed_by_another(place: Place, monkeypatc
     async with program(place, World()) as p:
         record = await p.order()
         worker = Worker(p.engine, scan_s=0.01)
-        real, trouble = worker._claim, [DatabaseUnavailable("away"), RuntimeError("our mistake"), OSError("net")]
+        real, trouble = worker._claim_all, [DatabaseUnavailable("away"), RuntimeError("our mistake"), OSError("net")]
 
-        async def claim(most: int) -> Any:
+        async def claim(flow: str, most: int) -> Any:
             if trouble:
                 raise trouble.pop()
-            return await real(most)
+            return await real(flow, most)
 
-        monkeypatch.setattr(worker, "_claim", claim)
+        monkeypatch.setattr(worker, "_claim_all", claim)
         running = asyncio.create_task(worker.run())
         await p.until(record, "DONE")
         worker.stop()
@@ -348,7 +348,9 @@ async def test_a_scan_reads_what_is_due_and_not_all_that_ever_ended(place: Place
             found = await other.fetch(f"EXPLAIN EXECUTE claim (ARRAY{flows}, {', '.join(map(repr, values))})")
             plan = "\n".join(row[0] for row in found)
             await other.close()
-        assert plan.count("records_due") == 2, plan
+        assert plan.count("records_due") == 4, plan
+        assert plan.count("records_timer") == 1, plan
+        assert "records_resting" not in plan
         assert "records_owner" not in plan
         assert "Seq Scan" not in plan
         assert "SCAN records" not in plan
@@ -449,15 +451,15 @@ async def test_what_was_moved_on_here_while_it_was_claimed_is_not_called_twice(
     async with program(place, world) as p:
         worker = Worker(p.engine)
         record = await p.order()
-        real = worker._claim
+        real = worker._claim_all
 
-        async def slow(most: int) -> list[Record]:
-            page = await real(most)
+        async def slow(flow: str, most: int) -> list[Record]:
+            page = await real(flow, most)
             if [claimed.version for claimed in page] == [record.version]:
                 assert (await p.now(record)).attempt == 1
             return page
 
-        monkeypatch.setattr(worker, "_claim", slow)
+        monkeypatch.setattr(worker, "_claim_all", slow)
         await worker.look()
         assert p.engine.in_progress == 0
         assert world.calls == {"charge": 1}

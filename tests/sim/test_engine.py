@@ -14,13 +14,17 @@ import msgspec
 import pytest
 
 from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker, calling
+from bursar.engine.moves import Moves
 from bursar.ledger.holds import Holds
 from bursar.model import flow_rows
 from bursar.model.entries import HoldChange
 from bursar.model.outcome import Outcome
+from bursar.model.records import Record
 from bursar.sim import CrashAt, Moment, SimDisk, engine, orders, two_process
 from bursar.sim.command import Job, every_crash, run_everywhere, run_jobs
 from bursar.sim.oracle import Violation
+from bursar.store.sqlite.calls import SQL
+from bursar.store.sqlite.store import SqliteStore
 from bursar.writer import decision
 
 SEEDS = int(os.environ.get("BURSAR_ENGINE_SEEDS", "120"))
@@ -63,6 +67,9 @@ def test_seeds_do_what_they_are_for() -> None:
     assert all(done.value.calls > done.value.orders for done in runs)
     assert all(done.value.checks > done.value.orders for done in runs)
     assert sum(done.value.meddled for done in runs) > 5
+    assert sum(done.value.lapsed for done in runs) > 5
+    assert sum(done.value.early for done in runs) > 5
+    assert sum(done.value.parcels for done in runs) > 5
 
 
 def test_a_planned_crash_happens_where_it_was_planned() -> None:
@@ -167,6 +174,54 @@ def test_a_start_that_forgets_its_request_is_noticed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Engine, "start", start)
     assert broken(10) != []
+
+
+def test_a_timer_that_fires_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SQL, "claim_due", SQL["claim_due"].replace("timer <= now_us()", "timer <= now_us() + 500000"))
+    real = SqliteStore.now_us
+
+    async def ahead(self: SqliteStore) -> int:
+        return await real(self) + 500_000
+
+    monkeypatch.setattr(SqliteStore, "now_us", ahead)
+    assert any("lapsed at" in error for error in broken())
+
+
+def test_a_waiting_order_that_forgets_its_inbox_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given an engine that rests in a waiting state whatever is in the inbox, then early signals are left there."""
+    real = Moves.move
+
+    def move(self: Moves, record: Record, *args: Any, **more: Any) -> Any:
+        return real(self, msgspec.structs.replace(record, inbox=0), *args, **(more | {"inbox": 0}))
+
+    monkeypatch.setattr(Moves, "move", move)
+    assert any("in its inbox are" in error for error in broken())
+
+
+def test_a_signal_that_is_consumed_and_not_crossed_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Moves.signalled
+
+    def signalled(self: Moves, *args: Any, **more: Any) -> Any:
+        return real(self, *args, **(more | {"signal": None, "inbox": 0}))
+
+    monkeypatch.setattr(Moves, "signalled", signalled)
+    assert any("has consumed" in error for error in broken())
+
+
+def test_a_signal_whose_change_of_the_body_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "on_signal", lambda *_: None)
+    assert any("was rushed 0 times" in error for error in broken())
+
+
+def test_a_parcel_that_is_started_without_its_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = orders.book
+
+    def book(item: FlowRecord[orders.Order], event: str, answer: Answer) -> Booking:
+        found = real(item, event, answer)
+        return msgspec.structs.replace(found, starts=())
+
+    monkeypatch.setattr(orders, "book", book)
+    assert any("has a parcel, and was not shipped" in error for error in broken())
 
 
 TAMPERING = {

@@ -167,6 +167,30 @@ def test_a_finer_event_says_which_outcome_it_is_a_kind_of() -> None:
     assert machine.arrow("ASKING", TIMEOUT).answer is TIMEOUT
 
 
+def test_a_record_can_await_an_event_where_it_is_and_where_it_can_come_to() -> None:
+    """Given two approvals with a call between them, then each event can be awaited until its last state is left."""
+    machine = build(
+        initial="FIRST",
+        events=("YES", "LAST"),
+        states=(
+            State("FIRST", WAIT, awaits="clerk", timeout_event="LAST", timeout_s=3650 * 86_400.0),
+            State("CHECKING", CALL, action="check"),
+            State("SECOND", WAIT, awaits="boss"),
+            State("DONE", TERMINAL),
+        ),
+        arrows=(
+            Arrow("FIRST", "YES", "CHECKING"),
+            Arrow("FIRST", "LAST", "DONE"),
+            Arrow("CHECKING", SUCCESS, "SECOND"),
+            Arrow("CHECKING", EXPLICIT_FAIL, "DONE"),
+            Arrow("SECOND", "YES", "DONE"),
+        ),
+    )
+    awaited = {e: [s.name for s in machine.states if machine.can_await(s.name, e)] for e in ("YES", "LAST", SUCCESS)}
+    assert awaited == {"YES": ["FIRST", "CHECKING", "SECOND"], "LAST": ["FIRST"], SUCCESS: []}
+    assert machine.timeout_events == {"LAST"}
+
+
 @given(machines(), st.data())
 def test_next_leads_to_a_state_or_refuses_and_no_unknown_ever_moves(machine: Machine, data: st.DataObject) -> None:
     """Given any machine, when anything happens in any state, then it moves by an arrow or refuses; unknowns stay."""
@@ -201,6 +225,9 @@ def test_no_machine_can_be_built_in_which_an_unknown_moves(event: str, kind_of: 
 
 
 HELD, AGAIN = State("HELD", WAIT, awaits="operator"), State("AGAIN", REST)
+LATE = replace(HELD, timeout_event="MORE")
+OUT = Arrow("HELD", "MORE", "DONE")
+TO_HELD = {"arrows": (*SMALL_ARROWS, Arrow("BEGUN", "MORE", "HELD"), Arrow("HELD", "GO", "DONE"))}
 PING, PONG = State("PING", CALL, action="ping"), State("PONG", CALL, action="pong")
 CIRCLE = [Arrow(a, outcome, b) for a, b in (("PING", "PONG"), ("PONG", "PING")) for outcome in (SUCCESS, EXPLICIT_FAIL)]
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -216,6 +243,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("BAD_POLL ASKING", put("ASKING", poll_s=0.0)),
     ("BAD_POLL ASKING", put("ASKING", poll_s=30 * 86_400.0 + 1)),
     ("STRAY_FIELD DONE", put("DONE", poll_s=5.0)),
+    ("BAD_TIMEOUT HELD MORE", add(LATE) | TO_HELD),
+    ("BAD_TIMEOUT HELD MORE", add(LATE, Arrow("BEGUN", "MORE", "HELD"), Arrow("HELD", "MORE", "HELD"))),
+    ("BAD_TIMEOUT HELD", add(replace(LATE, timeout_s=0.0), OUT)),
+    ("BAD_TIMEOUT HELD", add(replace(LATE, timeout_s=3650 * 86_400.0 + 1), OUT)),
+    ("BAD_TIMEOUT HELD", add(replace(HELD, timeout_s=5.0), OUT)),
+    ("BAD_NAME HELD", add(replace(LATE, timeout_event="a.b"), OUT)),
+    ("STRAY_FIELD ASKING", put("ASKING", timeout_event="GO")),
+    ("STRAY_FIELD BEGUN", put("BEGUN", timeout_s=5.0)),
     ("TOO_LARGE", {"arrows": SMALL_ARROWS * 134}),
     ("NO_INITIAL ELSEWHERE", {"initial": "ELSEWHERE"}),
     ("NO_INITIAL DONE", {"initial": "DONE"}),

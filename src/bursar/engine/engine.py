@@ -24,7 +24,7 @@ from typing import Any, Self
 import msgspec
 
 from bursar.deadlines import Deadlines
-from bursar.engine import late, waiting
+from bursar.engine import late, signals, waiting
 from bursar.engine.arrows import automatic, inline, validate_answer
 from bursar.engine.calling import call
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
@@ -78,6 +78,7 @@ class Engine:
         self.settled: Counter[tuple[str, str]] = Counter()  # records that reached an end here, by flow and state
         self.ended: dict[int, int] | None = None  # while a worker claims: what was driven here meanwhile, → version
         self._driving: dict[int, asyncio.Task[Record]] = {}
+        self._places: Counter[str] = Counter()  # of those, by flow
         self._newest: dict[int, Record] = {}  # of those: as they were seen last
         self._deadlines = Deadlines()
 
@@ -140,7 +141,7 @@ class Engine:
             return Started(await self._written(flow, name))
 
     async def _started(self, record: Record, move: Move, booking: Booking, **more: Any) -> Started:
-        done = await self._commit(record, move, booking, **more)
+        done = await self.commit(record, move, booking, **more)
         if isinstance(done, OperationResult):
             first = msgspec.json.decode(done.detail)["record"]
             return Started(await self._written(record.flow, first), replayed=first != record.id)
@@ -180,12 +181,14 @@ class Engine:
         driving = self._drive(record) if before is None else self._drive_after(before, record)
         task = asyncio.get_running_loop().create_task(driving, name=f"bursar-{record.flow}-{record.id}")
         self._driving[record.number] = task
-        task.add_done_callback(partial(self._driven, record.number))
+        self._places[record.flow] += before is None
+        task.add_done_callback(partial(self._driven, record.flow, record.number))
         return task
 
-    def _driven(self, number: int, task: asyncio.Task[Record]) -> None:
+    def _driven(self, flow: str, number: int, task: asyncio.Task[Record]) -> None:
         if self._driving.get(number) is task:
             del self._driving[number]
+            self._places[flow] -= 1
             self._newest.pop(number, None)
         if self.ended is not None and not task.cancelled():
             self.ended[number] = task.result().version
@@ -199,6 +202,10 @@ class Engine:
     def in_progress(self) -> int:
         """How many records are being driven here."""
         return len(self._driving)
+
+    def in_progress_of(self, flow: str) -> int:
+        """How many of them are of one flow."""
+        return self._places[flow]
 
     async def finish(self, timeout_s: float) -> int:
         """Wait for what is being driven; returns how many were left where they are, for whoever comes next."""
@@ -235,14 +242,14 @@ class Engine:
         """One step; None if there is nothing to do: it is at an end, waits for somebody, or is paused."""
         flow = self.require(record.flow)
         state = flow.machine.state(record.state)
-        if state.kind in (Kind.TERMINAL, Kind.WAIT):
-            if state.kind is Kind.WAIT and record.worker:
-                await waiting.look(self, flow, record)
+        if state.kind is Kind.TERMINAL or (state.kind is Kind.WAIT and not record.worker):
             return None
+        if state.kind is Kind.WAIT:
+            return await waiting.step(self, flow, record)
         item = flow.item(record)
         if state.kind is Kind.AUTOMATIC:
             move = self.moves.apply(item, automatic(flow, item, record.state), NOTHING, None)
-            return await self._write(item, move, NOTHING, None, None)
+            return await self.write(item, move, NOTHING, None, None)
         if await self.pauses.stop(flow, state, item):
             self.pauses.hold(record.number)
             return None
@@ -259,12 +266,15 @@ class Engine:
         state = flow.machine.state(record.state)
         return await self._settle(flow, flow.item(record), state, validate_answer(flow, state, answer), actor=actor)
 
-    async def signal(self, record: Record, event: str, actor: str, evidence: dict[str, Any]) -> Record:
-        """Somebody for whom the record waits has spoken. Due at once; `RecordMoved` if another word was faster."""
-        booking, move = self.moves.signalled(self.require(record.flow), record, event, evidence, actor)
-        done = await self._commit(record, move, booking)
-        assert isinstance(done, Record)  # it has no operation that could have been answered before
-        return done
+    async def signal(
+        self, record: Record, event: str, actor: str, evidence: dict[str, Any], *, sender: str = ""
+    ) -> Record:
+        """Send a signal to a record that waits for it, or keeps it in its inbox (signals). Due at once.
+
+        `sender` is the sender's id of it: sent again, it is the same signal. `RecordMoved` if the record has left the
+        state in which the caller saw it.
+        """
+        return await signals.send(self, record, event, evidence, sender=sender, actor=actor)
 
     # --- settling ----------------------------------------------------------------------------------------------
 
@@ -303,10 +313,10 @@ class Engine:
             move = msgspec.structs.replace(move, error=inlined.answer.error)
             heard, done = answer if fact else None, inlined.operations
             with contextlib.suppress(Refusal):  # the call is made later, by itself, and hears it
-                return await self._write(item, move, inlined.booking, answer, heard, inline_operations=done)
+                return await self.write(item, move, inlined.booking, answer, heard, inline_operations=done)
         move = self.moves.apply(item, transitions, booking, answer, actor=actor)
         try:
-            return await self._write(item, move, booking, answer, answer if fact else None)
+            return await self.write(item, move, booking, answer, answer if fact else None)
         except Refusal as refusal:
             said = booking.refused.get(refusal.code)
             if said is not None and said is not answer.outcome:
@@ -344,7 +354,7 @@ class Engine:
         )
         if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
             log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
-        after = await self._write(item, move, NOTHING, answer, answer)
+        after = await self.write(item, move, NOTHING, answer, answer)
         if after is None:
             return None
         for alarm in flow.alarms:
@@ -380,7 +390,7 @@ class Engine:
             return None
         return flow.inline_call(item, booking)
 
-    async def _write(
+    async def write(
         self,
         item: FlowRecord[Any],
         move: Move,
@@ -393,7 +403,7 @@ class Engine:
         if answer is not None:
             more["high_water"] = self.relied_on(answer)
         try:
-            done = await self._commit(item.record, move, booking, **more)
+            done = await self.commit(item.record, move, booking, **more)
         except RecordMoved:
             if heard is not None and heard.outcome.is_known:
                 await late.record_answer(self, item, heard)
@@ -401,7 +411,7 @@ class Engine:
         assert isinstance(done, Record)  # no operation of a caller's goes with it
         return done
 
-    async def _commit(self, record: Record, move: Move, booking: Booking, **more: Any) -> Record | OperationResult:
+    async def commit(self, record: Record, move: Move, booking: Booking, **more: Any) -> Record | OperationResult:
         """Write a move with all that its booking names, in one transaction. The answer to an operation, if it has one.
 
         Raises `RecordMoved` for this record only: another one that has moved meanwhile is read again.
@@ -435,7 +445,7 @@ class Engine:
                 for r, m, *done_ in zip((record, *others.records), moves, done.records, done.postings, strict=True)
             ]
             for other in moved_too:
-                if other.worker and self.flows[other.flow].machine.state(other.state).kind is Kind.CALL:
+                if other.worker and self.flows[other.flow].machine.state(other.state).kind in (Kind.CALL, Kind.WAIT):
                     self.drive(other)
             return after
         raise Conflict(f"records that {record.flow} {record.id} starts or signals are being moved", TRIES)

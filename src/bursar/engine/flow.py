@@ -11,23 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from bursar.model.entries import Intent
 from bursar.model.flow_rows import RowKind, RowOperation
-from bursar.model.machine import Arrow, Kind, Machine, MachineError, State
+from bursar.model.machine import NAME, Arrow, Kind, Machine, MachineError, State
 from bursar.model.outcome import Outcome
-from bursar.model.records import Record
+from bursar.model.records import Priority, Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
-from bursar.writer import Operation
+from bursar.writer import NO_TIMER, Operation
 
 B = TypeVar("B", bound=msgspec.Struct)
 
 CALL_TIMEOUT_S = 10.0
 EVIDENCE_LENGTH_MAX = 16_384
 ERROR_LENGTH_MAX = 500
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(eq=False)
@@ -106,7 +108,7 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordSignal(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for another record that waits for it."""
+    """An event for another record, which waits for it or keeps it in its inbox (signals)."""
 
     flow: str
     id: str
@@ -121,7 +123,7 @@ class Booking(msgspec.Struct, frozen=True):
     in_flight_account: str = ""  # the account in which they make the posting that belongs to the record from now on
     rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with the arrow
     starts: tuple[NewRecord, ...] = ()  # other records, in the same transaction
-    signals: tuple[RecordSignal, ...] = ()  # to other records, which leave their waiting in the same transaction
+    signals: tuple[RecordSignal, ...] = ()  # to other records, in the same transaction
     clears_in_flight: bool = False  # they consume it: none belongs to it any more
     # Where the entries are not the echo of something that happened outside but the operation itself, a refusal is its
     # answer: by the refusal's code, what that stands for. Any other refusal is a mistake, and people are told.
@@ -178,6 +180,14 @@ def _changes_nothing(_item: FlowRecord[Any], _event: str, _answer: Answer) -> No
     return None
 
 
+def _keeps_body(_item: FlowRecord[Any], _event: str, _evidence: dict[str, Any]) -> None:
+    return None
+
+
+def _normal(_body: Any) -> Priority:
+    return Priority.NORMAL
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flow(Generic[B]):
     """A machine that can be driven. Checked when it is built."""
@@ -213,6 +223,16 @@ class Flow(Generic[B]):
     # Events that only the flow's own code may send, which checks more than a machine can → what an operator does
     # instead. `Operators.signal` refuses them.
     reserved_events: Mapping[str, str] = field(default_factory=dict)
+    # When a record leaves the waiting state that it comes to, if that has a `timeout_event` and no `timeout_s`; None:
+    # not by itself. Pure.
+    timer: Callable[[FlowRecord[Any]], datetime | None] | None = None
+    # Events that a record may be sent before it waits for them: they stay in its inbox. Also some that no state waits
+    # for, which only change the body. Any other event is refused unless the record waits for it.
+    inbox_events: frozenset[str] = frozenset()
+    # The body once a signal stays in the inbox, from its event and evidence; None: as it was. Pure.
+    on_signal: Callable[[FlowRecord[Any], str, dict[str, Any]], msgspec.Struct | None] = _keeps_body
+    priority: Callable[[Any], Priority] = _normal  # of a record, by the body that it starts with; pure
+    share: float = 1.0  # the largest part of a worker's places and queue that records of this flow may take
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS
     call_timeout_s: float = CALL_TIMEOUT_S
@@ -237,9 +257,39 @@ class Flow(Generic[B]):
             raise FlowRefused(self.name, f"{', '.join(stray)} needs two people, but is no event")
         if stray := sorted(self.reserved_events.keys() - set(self.machine.events)):
             raise FlowRefused(self.name, f"{', '.join(stray)} is reserved, but is no event")
+        self._check_scheduling()
         states = {state.name for state in self.machine.states}
         if stray := sorted({alarm.state for alarm in self.alarms if alarm.state} - states):
             raise FlowRefused(self.name, f"an alarm watches {', '.join(stray)}, which is no state")
+
+    def _check_scheduling(self) -> None:
+        open_ended = [s.name for s in self.machine.states if s.timeout_event is not None and s.timeout_s is None]
+        if open_ended and self.timer is None:
+            raise FlowRefused(self.name, f"{', '.join(open_ended)} times out; say when with `timeout_s` or `timer`")
+        if self.timer is not None and not open_ended:
+            raise FlowRefused(self.name, "no waiting state needs `timer`: none times out, or each has its `timeout_s`")
+        awaited = {
+            a.event for s in self.machine.states if s.kind is Kind.WAIT for a in self.machine.arrows_from(s.name)
+        }
+        for event in sorted(self.inbox_events):
+            known = event in self.machine.events or event in Outcome.__members__
+            if event in self.machine.timeout_events or (known and event not in awaited) or not NAME.fullmatch(event):
+                raise FlowRefused(
+                    self.name, f"{event!r} can't be a signal: no state waits for it, or the engine sends it"
+                )
+        if not 0 < self.share <= 1:
+            raise FlowRefused(self.name, f"a share of {self.share} is not above 0 and at most 1")
+
+    def timer_of(self, state: State, record: Record) -> int:
+        """The timer of a record that comes to a state, as a move has it."""
+        if state.timeout_event is None:
+            return NO_TIMER
+        if state.timeout_s is not None:
+            return -int(state.timeout_s * 1e6)
+        at = None if self.timer is None else self.timer(self.item(msgspec.structs.replace(record, state=state.name)))
+        if at is not None and at.tzinfo is None:
+            raise FlowRefused(self.name, f"the timer of {record.id} has no time zone")
+        return NO_TIMER if at is None else max(1, (at - EPOCH) // timedelta(microseconds=1))
 
     @property
     def name(self) -> str:

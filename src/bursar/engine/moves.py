@@ -14,11 +14,12 @@ from bursar.model.entries import check_key
 from bursar.model.flow_rows import RowOperation
 from bursar.model.machine import Kind
 from bursar.model.outcome import Outcome
-from bursar.model.records import Record
+from bursar.model.records import Record, Signal
 from bursar.ports import Ports
-from bursar.writer import Move, NewTransition
+from bursar.writer import KEEP_DUE, Move, NewTransition
 
 CREATED = "CREATED"
+SIGNAL = "SIGNAL"  # before the event of one that stays in the inbox
 
 
 class Moves:
@@ -49,6 +50,7 @@ class Moves:
             since_us=now_us,
             created_us=now_us,
             updated_us=now_us,
+            priority=self.flows[flow].priority(body),
         )
 
     def begin(
@@ -62,9 +64,17 @@ class Moves:
         return there, booking, self.move(record, transitions, actor, booking, body=record.body)
 
     def signalled(
-        self, flow: Flow[Any], record: Record, event: str, evidence: dict[str, Any], actor: str
+        self,
+        flow: Flow[Any],
+        record: Record,
+        event: str,
+        evidence: dict[str, Any],
+        actor: str,
+        *,
+        signal: Signal | None,
+        inbox: int = 0,
     ) -> tuple[Booking, Move]:
-        """What accompanies an event that a waiting record gets, and its move."""
+        """What accompanies an event that a waiting record gets, and its move; `signal` is what that consumes."""
         item = flow.item(record)
         target = flow.machine.next(record.state, event).name
         answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=evidence)
@@ -73,7 +83,30 @@ class Moves:
         told = NewTransition(record.state, event, target, answer.as_json())
         booking = flow.book(item, event, answer)
         transitions = (told, *automatic(flow, FlowRecord(record, body), target))
-        return booking, self.apply(item, transitions, booking, answer, actor=actor)
+        return booking, self.apply(item, transitions, booking, answer, actor=actor, signal=signal, inbox=inbox)
+
+    def kept(self, flow: Flow[Any], record: Record, signal: Signal, evidence: dict[str, Any]) -> Move:
+        """A signal stays in the inbox: the body may change, and a record that calls is due at once."""
+        kind = flow.machine.state(record.state).kind
+        body = flow.on_signal(flow.item(record), signal.event, evidence)
+        note = msgspec.json.encode({"sender": signal.sender}).decode()
+        wakes = kind is Kind.CALL or (kind is Kind.WAIT and record.inbox > 0)
+        return Move(
+            flow=record.flow,
+            id=record.id,
+            number=record.number,
+            version=record.version,
+            transitions=(NewTransition(record.state, f"{SIGNAL} {signal.event}", record.state, note),),
+            actor=signal.actor,
+            attempt=record.attempt,
+            delay_us=0 if wakes else KEEP_DUE,
+            worker="" if wakes else record.worker,
+            in_flight_posting=record.in_flight_posting,
+            error=record.error,
+            body=None if body is None else msgspec.json.encode(body).decode(),
+            inbox=1,
+            signal=signal,
+        )
 
     def apply(
         self,
@@ -83,6 +116,7 @@ class Moves:
         answer: Answer | None,
         *,
         actor: str = "",
+        **more: Any,
     ) -> Move:
         """The move along some arrows, with what a booking does to the posting in transit."""
         record = item.record
@@ -99,6 +133,7 @@ class Moves:
             answered=() if answer is None else answer.rows,
             in_flight_posting=0 if booking.clears_in_flight else transit,
             error="" if answer is None else answer.error,
+            **more,
         )
         if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
             return msgspec.structs.replace(move, delay_us=0, worker="")
@@ -113,14 +148,16 @@ class Moves:
         *,
         body: str | None,
         answered: tuple[RowOperation, ...] = (),
+        inbox: int = 0,
         **more: Any,
     ) -> Move:
         """A move along some arrows, with the rows of its booking and of the answer."""
         flow = self.flows[record.flow]
         state = flow.machine.state(transitions[-1].target)
-        ends = state.kind in (Kind.TERMINAL, Kind.WAIT)
+        waits = state.kind is Kind.WAIT and record.inbox + inbox == 0
+        ends = waits or state.kind is Kind.TERMINAL  # with signals in its inbox, the worker goes on: it may consume one
         delay_us: int | None = None if ends else self.lease_us
-        if state.kind is Kind.WAIT:
+        if waits:
             life_us = self.ports.now_us() - record.created_us
             delay_us = waiting.next_look_us(flow, state.name, 0, life_us)
         return Move(
@@ -136,12 +173,16 @@ class Moves:
             owner=record.owner,
             in_flight_account=booking.in_flight_account,
             rows=flow.own_rows(booking.rows + answered),
+            timer=flow.timer_of(state, record if body is None else msgspec.structs.replace(record, body=body)),
+            priority=record.priority,
+            inbox=inbox,
             **more,
         )
 
     def after(self, record: Record, move: Move, number: int, posting: int) -> Record:
         """The record as a move leaves it."""
         now_us = self.ports.now_us()
+        timer = move.timer
         return msgspec.structs.replace(
             record,
             number=number,
@@ -149,10 +190,16 @@ class Moves:
             version=move.version + len(move.transitions),
             attempt=move.attempt,
             in_flight_posting=posting,
-            due_us=None if move.delay_us is None else now_us + move.delay_us,
+            due_us=record.due_us
+            if move.delay_us == KEEP_DUE
+            else None
+            if move.delay_us is None
+            else now_us + move.delay_us,
             worker=move.worker,
             body=record.body if move.body is None else move.body,
             error=move.error,
             since_us=record.since_us if move.transitions[-1].target == record.state else now_us,
             updated_us=now_us,
+            timer_us=record.timer_us if timer is None else now_us - timer if timer < 0 else timer or None,
+            inbox=record.inbox + move.inbox,
         )

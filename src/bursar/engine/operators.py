@@ -6,8 +6,11 @@ forced *back* by making sure at the rail that it never went (T34): the rail's ow
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from bursar.engine import signals
 from bursar.engine.engine import Engine
 from bursar.engine.flow import Answer
 from bursar.engine.forced import watch_later
@@ -16,7 +19,7 @@ from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.errors import Conflict, InvalidName, InvalidState, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
-from bursar.model.records import Record
+from bursar.model.records import Record, Signal
 from bursar.writer import Change, Move, NewTransition
 
 RETRY_ASKED = "RETRY ASKED"
@@ -58,22 +61,25 @@ class Operators:
         """A person has seen an alert. Whether there was one."""
         return await self._engine.store.single().alerts.acknowledge(record, check_reason(reason), check_actor(actor))
 
-    async def signal(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
-        """Speak for whoever a waiting record waits for. Where the flow wants two people, the first one only asks."""
+    async def signal(self, flow: str, id: str, event: str, *, actor: str, reason: str, sender: str = "") -> Record:
+        """Send a signal to a record. Where the flow wants two people, the first one only asks.
+
+        `sender` is an id for it: sent again under that, it is the same signal, and nothing happens.
+        """
         actor = check_actor(actor)
-        record = await self._open(flow, id, reason)
-        driven = self._engine.require(flow)
-        if driven.machine.state(record.state).kind is not Kind.WAIT:
-            raise InvalidState(flow, id, record.state, "it waits for nobody who could speak")
-        try:
-            driven.machine.arrow(record.state, event)
-            if event in driven.reserved_events:
-                raise InvalidState(flow, id, record.state, driven.reserved_events[event])
-            if event in driven.second_person and not await self._asked(record, event, actor):
-                return await self._note(record, TELL_ASKED, actor, {"reason": reason, "event": event}, delay_us=-1)
-            return await self._engine.signal(record, event, actor, {"reason": reason})
-        except ImpossibleEvent as error:
-            raise InvalidState(flow, id, record.state, str(error)) from None
+        record = await self._known(flow, id, reason)
+        driven, evidence = self._engine.require(flow), {"reason": reason}
+        if sender and signals.find(await self._sent(record), sender, event, evidence) is not None:
+            return record
+        signals.check_possible(driven, record, event)
+        if event in driven.reserved_events:
+            raise InvalidState(flow, id, record.state, driven.reserved_events[event])
+        if event in driven.second_person and not await self._asked(record, event, actor):
+            return await self._note(record, TELL_ASKED, actor, {"reason": reason, "event": event}, delay_us=-1)
+        return await self._engine.signal(record, event, actor, evidence, sender=sender)
+
+    async def _sent(self, record: Record) -> Sequence[Signal]:
+        return await self._engine.store.read.records.signals(record.number)
 
     async def force(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
         """Say how a call ended. The first person asks, another who says the same decides.
@@ -142,12 +148,17 @@ class Operators:
                 return bool(msgspec.json.decode(transition.evidence).get("event") == event)
         return False
 
-    async def _open(self, flow: str, id: str, reason: str) -> Record:
+    async def _known(self, flow: str, id: str, reason: str) -> Record:
         check_reason(reason)
-        machine = self._engine.require(flow).machine
+        self._engine.require(flow)
         record = await self._engine.get(flow, id)
         if record is None:
             raise UnknownRecord(flow, id)
+        return record
+
+    async def _open(self, flow: str, id: str, reason: str) -> Record:
+        record = await self._known(flow, id, reason)
+        machine = self._engine.require(flow).machine
         if machine.state(record.state).kind is Kind.TERMINAL:
             raise InvalidState(flow, id, record.state, "it is at its end")
         return record

@@ -1,4 +1,4 @@
-"""Other records that a booking starts, or whose waiting it ends: in the same transaction, all of them or none.
+"""Other records that a booking starts, or sends signals to: in the same transaction, all of them or none.
 
 Each is moved by a compare-and-set of its own. If one of them has moved since it was read, `RecordMoved` names it, and
 the engine reads them again; the record whose booking it is was not touched.
@@ -6,14 +6,14 @@ the engine reads them again; the record whose booking it is was not touched.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from bursar.engine.flow import Booking, FlowRefused
+from bursar.engine.signals import arrive
 from bursar.model.entries import Intent, check_key
-from bursar.model.errors import InvalidState, UnknownRecord
-from bursar.model.machine import ImpossibleEvent, Kind
+from bursar.model.errors import UnknownRecord
 from bursar.model.records import Record
 from bursar.writer import Move
 
@@ -50,20 +50,12 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
             found = await engine.get(signal.flow, signal.id)
             if found is None:
                 raise UnknownRecord(signal.flow, signal.id)
-            theirs, move = signalled(engine, found, signal.event, signal.evidence | {"from": source}, actor)
+            sent = await engine.store.read.records.signals(found.number) if found.inbox else ()
+            sender = f"{own.flow}/{own.id}/{own.version}"  # once, as the move of the sender is
+            evidence = signal.evidence | {"from": source}
+            theirs, move = arrive(engine, found, sent, signal.event, evidence, sender=sender, actor=actor)
             bookings.append(_add(own, others, found, theirs, move))
     return others
-
-
-def signalled(engine: Engine, record: Record, event: str, evidence: dict[str, Any], actor: str) -> tuple[Booking, Move]:
-    """What an event does to a record that waits for it, and its booking; `InvalidState` if it does not wait for it."""
-    flow = engine.require(record.flow)
-    if flow.machine.state(record.state).kind is not Kind.WAIT:
-        raise InvalidState(record.flow, record.id, record.state, f"it does not wait for {event}")
-    try:
-        return engine.moves.signalled(flow, record, event, evidence, actor)
-    except ImpossibleEvent as error:
-        raise InvalidState(record.flow, record.id, record.state, str(error)) from None
 
 
 def _for_any_worker(move: Move, actor: str) -> Move:

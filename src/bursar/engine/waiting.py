@@ -1,25 +1,66 @@
-"""Records that only wait: nobody is called, so nobody would notice how long it takes. Their alarms see to that.
+"""Records that wait: a signal in their inbox moves them, then their timer, and their alarms say that they wait for
+long.
 
-A waiting record is due when its next alarm would ring; a worker that claims it looks at its age, tells people if it is
-time, and puts it back. After its last alarm it is due no more: each rings once per stay, whatever is acknowledged.
+A waiting record is claimed for one of three reasons. It came into its state with signals in its inbox: the first one
+that it waits for is consumed. Its timer has come: the engine sends the event that the state names, once, by a compare-
+and-set like any; a signal that was faster wins. Or its next alarm would ring: a worker looks at its age, alerts
+operators if it is time, and puts it back. After its last alarm it is due no more: each rings once per stay, whatever is
+acknowledged.
+
+A timer is a moment of the database's clock, in a column of its own, and nothing moves it: not a lease, and not a clock
+that is set back (L24 is about retries). It fires when that clock has reached it, never before.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from bursar.engine import signals
 from bursar.engine.flow import Flow
-from bursar.model.records import Record
+from bursar.model.records import Record, Signal
 from bursar.model.retry import until_alarm_us
+from bursar.model.views import moment
 
 if TYPE_CHECKING:
     from bursar.engine.engine import Engine
 
-LOOK_S_MAX = 300.0  # until somebody looks again: due much later would count as a clock that jumped (L24)
+LOOK_S_MAX = 300.0  # until a worker looks again: due much later would count as a clock that jumped (L24)
 
 
-async def look(engine: Engine, flow: Flow[Any], record: Record) -> None:
-    """A worker has claimed a record that only waits: is it time to tell people?"""
+async def step(engine: Engine, flow: Flow[Any], record: Record) -> Record | None:
+    """A worker has claimed a record that waits: move it, if there is a signal or its time has come."""
+    if record.inbox:
+        signal = signals.next_in(flow, record, await engine.store.read.records.signals(record.number))
+        if signal is not None:
+            consumed = msgspec.structs.replace(signal, consumed=record.version + 1)
+            return await _move(engine, flow, record, signal.event, msgspec.json.decode(signal.evidence), consumed)
+    event = flow.machine.state(record.state).timeout_event
+    if event is not None and record.timer_us is not None and record.timer_us <= await engine.store.now_us():
+        return await _move(engine, flow, record, event, {"timer": moment(record.timer_us)}, None)
+    await _look(engine, flow, record)
+    return None
+
+
+async def _move(
+    engine: Engine,
+    flow: Flow[Any],
+    record: Record,
+    event: str,
+    evidence: dict[str, Any],
+    consumed: Signal | None,
+) -> Record | None:
+    """Leave the state; the worker that has claimed the record goes on with it."""
+    inbox = 0 if consumed is None else -1
+    booking, move = engine.moves.signalled(flow, record, event, evidence, "", signal=consumed, inbox=inbox)
+    if consumed is not None:
+        move = msgspec.structs.replace(move, actor=consumed.actor)
+    return await engine.write(flow.item(record), move, booking, None, None)
+
+
+async def _look(engine: Engine, flow: Flow[Any], record: Record) -> None:
+    """Is it time to alert operators?"""
     now_us = engine.ports.now_us()
     age_us, life_us = now_us - record.since_us, now_us - record.created_us
     for alarm in flow.alarms:
@@ -31,6 +72,6 @@ async def look(engine: Engine, flow: Flow[Any], record: Record) -> None:
 
 
 def next_look_us(flow: Flow[Any], state: str, age_us: int, life_us: int) -> int | None:
-    """When to look at it again; None: not before somebody speaks."""
+    """When to look at it again; None: not before it gets a signal."""
     next_us = until_alarm_us(flow.alarms, state, age_us, life_us)
     return None if next_us is None else min(next_us, int(LOOK_S_MAX * 1e6))

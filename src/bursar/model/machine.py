@@ -28,6 +28,7 @@ NAME_LENGTH_MAX = 64
 CODE_MIN, CODE_MAX = -(2**15), 2**15 - 1  # SMALLINT, as in specification 000 §7.1
 STATES_MAX = 40
 ARROWS_MAX = 400
+TIMEOUT_MAX_S = 3650 * 86_400.0
 
 
 class Kind(StrEnum):
@@ -51,6 +52,8 @@ class State:
     action: str | None = None  # CALL: the name of what is called
     awaits: str | None = None  # WAIT: who is to speak ("approver", "payout")
     poll_s: float | None = None  # CALL: after PENDING, call again so long after; None: by the flow's back-off
+    timeout_event: str | None = None  # WAIT: the event that the engine sends when its time has come
+    timeout_s: float | None = None  # WAIT: so long after the record came here; None: when the flow says (`Flow.timer`)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))  # a kind that is only text would slip through every check
@@ -83,7 +86,8 @@ class Flaw(StrEnum):
     NO_TERMINAL = "a record must be able to end"
     NO_ACTION = "a call state must name what it calls"
     NOBODY_AWAITED = "a waiting state must name who is to speak"
-    STRAY_FIELD = "only call states have an action and are polled, only waiting states name who is awaited"
+    STRAY_FIELD = "only call states have an action and are polled, only waiting states name who is awaited and time out"
+    BAD_TIMEOUT = "a waiting state times out on an event that leads out of it, after at most ten years"
     BAD_POLL = "a delay between two polls is longer than nothing, and at most thirty days"
     FUNDS_AT_THE_END = "money in flight in a terminal state is lost"
     LEAVES_THE_END = "terminal states don't move"
@@ -207,6 +211,21 @@ class Machine:
             return found[0]
         raise UnknownState(self.name, code)
 
+    def can_await(self, state: str, event: str) -> bool:
+        """Whether a record in `state` waits for `event`, or can come to a state that does."""
+        onward: dict[str, list[str]] = {
+            name: [a.target for a in leaving.values()] for name, leaving in self._arrows.items()
+        }
+        return any(
+            self.state(name).kind is Kind.WAIT and event in self._arrows[name]
+            for name in {state} | _reach(onward, state)
+        )
+
+    @cached_property
+    def timeout_events(self) -> frozenset[str]:
+        """What only the engine sends, when the time has come."""
+        return frozenset(state.timeout_event for state in self.states if state.timeout_event)
+
     @property
     def terminal(self) -> tuple[State, ...]:
         """States that never move again."""
@@ -260,7 +279,7 @@ def _wrong_names(machine: Machine) -> Iterator[Problem]:
     if not _is_name(machine.name):
         yield Problem(Flaw.BAD_NAME, detail=repr(machine.name))
     for state in machine.states:
-        for text in (state.name, state.action, state.awaits):
+        for text in (state.name, state.action, state.awaits, state.timeout_event):
             if text is not None and not _is_name(text):
                 yield Problem(Flaw.BAD_NAME, state=state.name, detail=repr(text))
     yield from (Problem(Flaw.BAD_NAME, event=event) for event in machine.events if not _is_name(event))
@@ -292,8 +311,11 @@ def _wrong_state(state: State) -> Iterator[Problem]:
     if state.kind is Kind.WAIT and not state.awaits:
         yield Problem(Flaw.NOBODY_AWAITED, state=state.name)
     called = bool(state.action) or state.poll_s is not None
-    if (called and state.kind is not Kind.CALL) or (state.awaits and state.kind is not Kind.WAIT):
+    waits = bool(state.awaits or state.timeout_event) or state.timeout_s is not None
+    if (called and state.kind is not Kind.CALL) or (waits and state.kind is not Kind.WAIT):
         yield Problem(Flaw.STRAY_FIELD, state=state.name)
+    if state.timeout_s is not None and not (state.timeout_event and 0 < state.timeout_s <= TIMEOUT_MAX_S):
+        yield Problem(Flaw.BAD_TIMEOUT, state=state.name, detail=f"{state.timeout_s} s")
     if state.poll_s is not None and not 0 < state.poll_s <= CAP_MAX_S:
         yield Problem(Flaw.BAD_POLL, state=state.name, detail=f"{state.poll_s} s")
     if state.kind is Kind.TERMINAL and state.in_flight:
@@ -313,6 +335,10 @@ def _wrong_arrows(machine: Machine, states: Mapping[str, State], arrows: tuple[A
             yield Problem(Flaw.AMBIGUOUS, state=source, event=event, detail=f"{count} arrows")
     used = {str(arrow.event) for arrow in arrows}
     yield from (Problem(Flaw.UNHANDLED_EVENT, event=event) for event in machine.events if event not in used)
+    left = {(arrow.source, str(arrow.event)) for arrow in arrows if arrow.target != arrow.source}
+    for state in machine.states:
+        if state.timeout_event is not None and (state.name, state.timeout_event) not in left:
+            yield Problem(Flaw.BAD_TIMEOUT, state=state.name, event=state.timeout_event)
     answered = {(arrow.source, arrow.answer) for arrow in arrows}
     for state in machine.states:
         for outcome in Outcome:

@@ -105,6 +105,14 @@ def owner_name(flow: str, id: str) -> str:
     return f"{flow}/{id}"
 
 
+class Priority(IntEnum):
+    """Which of the records that are due is taken first. Stored as its number."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A row that a flow drives. `body` is the flow's own, as JSON."""
 
@@ -123,6 +131,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int  # when it came into its state
     created_us: int
     updated_us: int
+    timer_us: int | None = None  # when it leaves its waiting state by itself
+    priority: Priority = Priority.NORMAL
+    inbox: int = 0  # signals that no transition has consumed
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """An event that a record was sent. `sender` is the sender's id of it: sent again, it is the same signal."""
+
+    record: int
+    sender: str
+    event: str
+    actor: str
+    evidence: str  # JSON
+    arrived: int  # the record's version with which it arrived
+    consumed: int | None = None  # the version of the transition that consumed it
+    at_us: int = 0
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):

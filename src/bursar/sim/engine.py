@@ -1,9 +1,10 @@
 """The engine scenario: two processes on one disk, clients with keys of their own, a rail that breaks, crashes anywhere.
 
 The process `engine` takes orders, as an API does, and drives them; `engine-2` is a worker beside it. Clients are people
-outside: they remember what they asked for and what they were told, and ask again with the same key. The oracle looks
-after every commit. After a while nothing breaks any more; then every order must come to its end in bounded time, with
-each transition, each entry and each effect exactly once.
+outside: they remember what they asked for and what they were told, and ask again with the same key. An office beside
+them approves orders or lets them lapse, and sends signals: early, late, twice, in call states. The oracle looks after
+every commit. After a while nothing breaks any more; then every order must come to its end in bounded time, with each
+transition, each entry and each effect exactly once.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import contextlib
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from bursar.engine import Engine, Operators, Worker
+import msgspec
+
+from bursar.engine import Engine, Flow, Operators, Worker
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount, SystemAccount
 from bursar.model.entries import deposit
@@ -47,9 +50,15 @@ class Outcome:
     calls: int  # of the rail
     meddled: int  # holds of orders that somebody else was refused to settle
     checks: int
+    lapsed: int  # by a timer
+    early: int  # signals that came before they were awaited, and were consumed
+    parcels: int
 
 
-OPEN: Final = "SELECT id, state, attempt, worker, error FROM records WHERE state NOT IN ('DONE', 'FAILED')"
+ENDED: Final = "('DONE', 'FAILED', 'LAPSED', 'RECALLED')"
+OPEN: Final = f"SELECT id, state, attempt, worker, error, timer, inbox FROM records WHERE state NOT IN {ENDED}"
+OFFICE_S: Final = 0.4
+LAPSES_S_MAX: Final = 2.0
 
 
 class Scenario(TwoProcessRun[Outcome]):
@@ -76,10 +85,12 @@ class Scenario(TwoProcessRun[Outcome]):
         store.watch = self.watch
         await store.open()
         ledger = Ledger(store)
-        engine = Engine(store, ledger.writer, [self.rail.flow(process)], worker=process.name, lease_s=LEASE_S)
+        flows: list[Flow[Any]] = [self.rail.flow(process), self.rail.parcels(process)]
+        engine = Engine(store, ledger.writer, flows, worker=process.name, lease_s=LEASE_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
             if process.name == PROCESSES[0]:
+                group.create_task(self.office(engine), name="office")
                 for client in self.clients:
                     group.create_task(self.order(client, engine, ledger), name=client.user)
 
@@ -102,6 +113,32 @@ class Scenario(TwoProcessRun[Outcome]):
                 with contextlib.suppress(Refusal, Conflict):  # it has moved, or is at its end
                     await Operators(engine).retry_now(MACHINE.name, told, actor="ann", reason="impatience")
 
+    async def office(self, engine: Engine) -> None:
+        """Send signals to orders, as each order's dice say; once nothing breaks any more, all that are awaited."""
+        while True:
+            await engine.ports.sleep(OFFICE_S * self.rng.random())
+            states = ("ASKING", "CHARGING", "SHIPPING", "DELIVERING", "REFUNDING")
+            for record in await engine.store.read.records.list(MACHINE.name, states=states):
+                order = msgspec.json.decode(record.body, type=Order)
+                dice = random.Random(f"{self.kernel.seed} {record.id}").random()
+                far = (record.timer_us or 0) > engine.ports.now_us() + int(5e6)
+                events = ["RUSH"] * (self.rng.random() < 0.2)
+                if record.state == "ASKING" and (far if self.rail.trouble == 0 else dice < 0.5):
+                    events.append("APPROVE")
+                if not order.parcel and (self.rail.trouble == 0 or self.rng.random() < 0.3):
+                    events.append("RECALL" if dice < 0.2 else "DELIVERED")
+                for event in events:
+                    await self.send(engine, record.id, event)
+
+    async def send(self, engine: Engine, id: str, event: str) -> None:
+        """A signal, sometimes twice; whoever does not know whether it was sent sends it again, as the same one."""
+        sender = f"{event} {self.rng.randrange(3)}" if event == "RUSH" else event
+        for _ in range(1 + (self.rng.random() < 0.3)):
+            record = await engine.get(MACHINE.name, id)
+            assert record is not None
+            with contextlib.suppress(Refusal, Conflict):  # it has moved, or is at its end
+                await engine.signal(record, event, "office", {"event": event}, sender=sender)
+
     async def meddle(self, ledger: Ledger, user: str) -> None:
         """Somebody who is not the record tries to settle its hold (W34)."""
         for hold in await ledger.holds(user):
@@ -118,7 +155,9 @@ class Scenario(TwoProcessRun[Outcome]):
         limit = Limit(key=client.user, count_max=LIMIT, amount_max=10**9, amount=minor, until_us=FOREVER_US, code="X")
         while True:
             try:
-                order = Order(client.user, minor, held=minor % 2 == 0)
+                held, asks, parcel = minor % 2 == 0, minor % 6 in (1, 3), minor % 5 < 2
+                until_us = engine.ports.now_us() + int(LAPSES_S_MAX * self.rng.random() * 1e6)
+                order = Order(client.user, minor, held=held, asks_until_us=until_us * asks, parcel=parcel)
                 started = await engine.start(MACHINE.name, order, owner=client.user, operation=request, limits=(limit,))
             except LimitExceeded:
                 return ""
@@ -134,7 +173,7 @@ class Scenario(TwoProcessRun[Outcome]):
         oracle.ended()
         if differing := oracle.unbalanced():
             raise Violation(f"balances are not what the movements add up to: {differing}")
-        owners = dict(oracle.db.execute("SELECT id, owner FROM records").fetchall())
+        owners = dict(oracle.db.execute("SELECT id, owner FROM records WHERE flow = 'orders'").fetchall())
         told = [id for client in self.clients for id in client.told.values() if id]
         if sorted(told) != sorted(owners):
             raise Violation(f"orders that nobody was told of, or that are not there: {set(told) ^ set(owners)}")
@@ -144,6 +183,9 @@ class Scenario(TwoProcessRun[Outcome]):
             if count > LIMIT or ("" in client.told.values() and count < LIMIT):
                 raise Violation(f"{client.user} has {count} orders of {LIMIT}, and was told {client.told}")
         (commits,) = oracle.db.execute("SELECT count(*) FROM transitions").fetchone()
+        (lapsed,) = oracle.db.execute("SELECT count(*) FROM transitions WHERE event = 'EXPIRED'").fetchone()
+        (early,) = oracle.db.execute("SELECT count(*) FROM signals WHERE consumed > arrived").fetchone()
+        (parcels,) = oracle.db.execute("SELECT count(*) FROM records WHERE flow = 'parcels'").fetchone()
         refused = sum(list(client.told.values()).count("") for client in self.clients)
         return Outcome(
             commits=commits,
@@ -152,6 +194,9 @@ class Scenario(TwoProcessRun[Outcome]):
             calls=self.rail.calls,
             meddled=self.meddled,
             checks=oracle.checks,
+            lapsed=lapsed,
+            early=early,
+            parcels=parcels,
         )
 
 

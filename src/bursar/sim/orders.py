@@ -6,6 +6,11 @@ charged, it is paid into transit; refused, it is given back (W34). The rail is i
 what it answered. What it can't do is answer reliably: requests and replies get lost, some are slow, some happen long
 after their caller has given up.
 
+Some orders are approved first, and lapse if that takes too long: a timer. What is shipped waits for the word that it
+was delivered: a courier's signal, which may come long before, or that of a parcel, a record of another flow that the
+order starts. Customers send signals of their own: `RECALL`, which only an order that waits for delivery consumes, and
+`RUSH`, which changes the body and nothing else.
+
 `OrderOracle` knows what must be true of orders after every commit: entries exactly where a transition asks for them,
 and in transit exactly what records say.
 """
@@ -14,13 +19,15 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Flow, FlowRecord, holds
+from bursar.engine import Answer, Booking, Flow, FlowRecord, NewRecord, RecordSignal, holds
 from bursar.engine.holds import Held
 from bursar.model.accounts import HELD
 from bursar.model.entries import EntryKind, Intent, Leg
@@ -38,7 +45,7 @@ from bursar.model.flow_rows import (
 )
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.outcome import Outcome
-from bursar.model.records import owner_name
+from bursar.model.records import Priority, owner_name
 from bursar.model.retry import Retry
 from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.records import RecordOracle
@@ -59,9 +66,13 @@ RECEIPT: Final = RowKind("receipt", Form.UNIQUE, releasable=True)
 NOTE: Final = RowKind("note", Form.VALUE)
 FIRST_INVOICE: Final = 100
 EXPOSURE_MAX: Final = 10**12
+SIGNALS: Final = ("APPROVE", "DELIVERED", "RECALL")
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LATE_S_MAX: Final = 4.0  # after its caller has given up
 ENDS: Final[dict[str, list[list[Outcome | None]]]] = {  # what the rail must have said to charge, ship and refund
     "DONE": [[Outcome.SUCCESS, Outcome.SUCCESS, None]],
+    "RECALLED": [[Outcome.SUCCESS, Outcome.SUCCESS, None]],
+    "LAPSED": [[None, None, None]],
     "FAILED": [[Outcome.EXPLICIT_FAIL, None, None], [Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.SUCCESS]],
 }
 REFUSED_SHARE: Final = {"charge": 0.15, "ship": 0.25}
@@ -69,26 +80,41 @@ REFUSED_SHARE: Final = {"charge": 0.15, "ship": 0.25}
 MACHINE: Final = Machine(
     name="orders",
     initial="NEW",
-    events=("GO", "NEXT"),
+    events=("GO", "ASK", "APPROVE", "EXPIRED", "NEXT", "DELIVERED", "RECALL"),
     states=(
         State("NEW", Kind.AUTOMATIC),
+        State("ASKING", Kind.WAIT, awaits="approver", timeout_event="EXPIRED"),
+        State("LAPSED", Kind.TERMINAL),
         State("CHARGING", Kind.CALL, action="charge"),
         State("CHARGED", Kind.AUTOMATIC, in_flight=True),
         State("SHIPPING", Kind.CALL, action="ship", in_flight=True),
+        State("DELIVERING", Kind.WAIT, awaits="courier"),
         State("DONE", Kind.TERMINAL),
+        State("RECALLED", Kind.TERMINAL),
         State("REFUNDING", Kind.CALL, action="refund", in_flight=True, compensating=True),
         State("FAILED", Kind.TERMINAL, compensating=True),
     ),
     arrows=(
         Arrow("NEW", "GO", "CHARGING"),
+        Arrow("NEW", "ASK", "ASKING"),
+        Arrow("ASKING", "APPROVE", "CHARGING"),
+        Arrow("ASKING", "EXPIRED", "LAPSED"),
         Arrow("CHARGING", Outcome.SUCCESS, "CHARGED"),
         Arrow("CHARGING", Outcome.EXPLICIT_FAIL, "FAILED"),
         Arrow("CHARGED", "NEXT", "SHIPPING"),
-        Arrow("SHIPPING", Outcome.SUCCESS, "DONE"),
+        Arrow("SHIPPING", Outcome.SUCCESS, "DELIVERING"),
+        Arrow("DELIVERING", "DELIVERED", "DONE"),
+        Arrow("DELIVERING", "RECALL", "RECALLED"),
         Arrow("SHIPPING", Outcome.EXPLICIT_FAIL, "REFUNDING"),
         Arrow("REFUNDING", Outcome.SUCCESS, "FAILED"),
         Arrow("REFUNDING", Outcome.EXPLICIT_FAIL, "REFUNDING"),
     ),
+)
+PARCELS: Final = Machine(
+    name="parcels",
+    initial="PACKING",
+    states=(State("PACKING", Kind.CALL, action="pack"), State("DONE", Kind.TERMINAL)),
+    arrows=(Arrow("PACKING", Outcome.SUCCESS, "DONE"), Arrow("PACKING", Outcome.EXPLICIT_FAIL, "PACKING")),
 )
 
 
@@ -98,6 +124,41 @@ class Order(msgspec.Struct):
     user: str
     minor: int
     held: bool = False  # whether the money is set aside when the order starts
+    asks_until_us: int = 0  # whether it is to be approved, and until when
+    parcel: bool = False  # whether a record of its own says that it was delivered
+    rushed: int = 0  # signals that have changed the body
+
+
+class Parcel(msgspec.Struct):
+    """Something on its way, for an order."""
+
+    order: str
+
+
+def choose(item: FlowRecord[Order]) -> str:
+    """Whether it is to be approved. Pure."""
+    return "ASK" if item.body.asks_until_us else "GO"
+
+
+def timer(item: FlowRecord[Order]) -> datetime:
+    """When an order that nobody has approved lapses. Pure."""
+    return EPOCH + timedelta(microseconds=item.body.asks_until_us)
+
+
+def on_signal(item: FlowRecord[Order], event: str, _evidence: object) -> Order | None:
+    """A signal that stays. Pure."""
+    return msgspec.structs.replace(item.body, rushed=item.body.rushed + 1) if event == "RUSH" else None
+
+
+def priority(order: Order) -> Priority:
+    """Any. Pure."""
+    return Priority(order.minor % 3)
+
+
+def book_parcel(item: FlowRecord[Parcel], _event: str, answer: Answer) -> Booking:
+    """Its end is the order's: both move, or neither does. Pure."""
+    delivered = RecordSignal(flow=MACHINE.name, id=item.body.order, event="DELIVERED")
+    return Booking(signals=(delivered,) if answer.outcome is Outcome.SUCCESS else ())
 
 
 def book_start(item: FlowRecord[Order]) -> Booking:
@@ -114,7 +175,7 @@ def book(item: FlowRecord[Order], _event: str, answer: Answer) -> Booking:
     state, user = item.record.state, item.body.user
     if state == "CHARGING" and item.body.held and answer.outcome is not Outcome.SUCCESS:
         return holds.void(item, _held(item))
-    if answer.outcome is not Outcome.SUCCESS:
+    if answer.outcome is not Outcome.SUCCESS or MACHINE.state(state).kind is Kind.WAIT:
         return Booking()
     if state == "CHARGING":
         paid = Booking((_intent(item, user, TRANSIT),))
@@ -122,7 +183,9 @@ def book(item: FlowRecord[Order], _event: str, answer: Answer) -> Booking:
             paid = holds.confirm(item, _held(item), (TRANSIT, item.body.minor), op=state)
         return msgspec.structs.replace(paid, in_flight_account=TRANSIT, clears_in_flight=False, rows=_charged(item))
     paid_out = (_intent(item, TRANSIT, SHOP if state == "SHIPPING" else user),)
-    return Booking(paid_out, clears_in_flight=True, rows=_ended(item))
+    parcel = NewRecord(flow=PARCELS.name, id=f"parcel-{item.id}", body=Parcel(item.id))
+    starts = (parcel,) if state == "SHIPPING" and item.body.parcel else ()
+    return Booking(paid_out, clears_in_flight=True, rows=_ended(item), starts=starts)
 
 
 def _charged(item: FlowRecord[Order]) -> tuple[RowOperation, ...]:
@@ -169,12 +232,29 @@ class Rail:
             book=book,
             book_start=book_start,
             row_kinds=(INVOICE, EXPOSURE, RECEIPT, NOTE),
+            choose=choose,
+            timer=timer,
+            inbox_events=frozenset({"DELIVERED", "RECALL", "RUSH"}),
+            on_signal=on_signal,
+            priority=priority,
             retry=RETRY,
             call_timeout_s=CALL_TIMEOUT_S,
         )
 
-    def _action(self, process: Process, name: str) -> Callable[[FlowRecord[Order]], Awaitable[Answer]]:
-        async def call(item: FlowRecord[Order]) -> Answer:
+    def parcels(self, process: Process) -> Flow[Parcel]:
+        """The flow that orders start records of."""
+        return Flow(
+            machine=PARCELS,
+            body=Parcel,
+            actions={"pack": self._action(process, "pack")},
+            book=book_parcel,
+            retry=RETRY,
+            call_timeout_s=CALL_TIMEOUT_S,
+            share=0.5,
+        )
+
+    def _action(self, process: Process, name: str) -> Callable[[FlowRecord[Any]], Awaitable[Answer]]:
+        async def call(item: FlowRecord[Any]) -> Answer:
             return await self._call(process, item.id, name)
 
         return call
@@ -255,8 +335,10 @@ class OrderOracle(RecordOracle):
     def records(self) -> None:
         """Every record is where its history says, and its money is where it says."""
         read = self.db.execute
-        rows = read("SELECT number, id, state, version, transit, body FROM records ORDER BY number").fetchall()
+        sql = "SELECT number, id, state, version, transit, body FROM records WHERE flow = 'orders' ORDER BY number"
+        rows = read(sql).fetchall()
         steps = self.steps()
+        self._signals(steps)
         booked: set[str] = set()
         in_transit: dict[int, int] = {}
         held: dict[str, tuple[int, int]] = {}
@@ -288,10 +370,45 @@ class OrderOracle(RecordOracle):
         if there != held or kept != dict(held.values()):
             raise Violation(f"W34: held are {kept} for {there}, records say {held}")
 
+    def _signals(self, steps: dict[int, list[tuple[object, ...]]]) -> None:
+        """Each signal is consumed once at most; none that is awaited is left; no timer has fired before its time."""
+        read = self.db.execute
+        sent: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        for record, sender, event, arrived, consumed in read(
+            "SELECT record, sender, event, arrived, consumed FROM signals ORDER BY record, arrived"
+        ):
+            sent[record].append((sender, event, arrived, consumed))
+        parcels = dict(read("SELECT id, state FROM records WHERE flow = 'parcels'").fetchall())
+        rests = "worker = '' AND (due IS NULL OR due > updated_at)"
+        sql = f"SELECT number, id, state, {rests}, inbox, body FROM records WHERE flow = 'orders'"
+        for number, id, state, rests, inbox, body in read(sql):
+            signals, history = sent[number], {step[0]: step[2] for step in steps[number]}
+            left = [event for _, event, _, consumed in signals if consumed is None]
+            used = [(consumed, event) for _, event, _, consumed in signals if consumed is not None]
+            if len(left) != inbox or len(dict(used)) != len(used):
+                raise Violation(f"order {id} counts {inbox} signals in its inbox: {signals}")
+            moved = {(version, event) for version, event in history.items() if event in SIGNALS}
+            if moved != set(used):
+                raise Violation(f"order {id} has consumed {used}, its history says {history}")
+            if any(history.get(at) not in (event, f"SIGNAL {event}") for _, event, at, _ in signals):
+                raise Violation(f"the signals {signals} of order {id} are not in its history {history}")
+            if rests and {arrow.event for arrow in MACHINE.arrows_from(state)} & set(left):
+                raise Violation(f"order {id} rests in {state}, and in its inbox are {left}")
+            order = msgspec.json.decode(body, type=Order)
+            if order.rushed != left.count("RUSH"):
+                raise Violation(f"order {id} was rushed {order.rushed} times by {left.count('RUSH')} signals")
+            shipped = any(step[1:3] == ("SHIPPING", "SUCCESS") for step in steps[number])
+            if (f"parcel-{id}" in parcels) != (order.parcel and shipped):
+                raise Violation(f"order {id} has a parcel, and was not shipped, or the other way round")
+            if (parcels.get(f"parcel-{id}") == "DONE") != any(sender.startswith("parcels/") for sender, *_ in signals):
+                raise Violation(f"the parcel of order {id} is delivered, and the order does not know, or vice versa")
+            if "EXPIRED" in history.values() and self.latest_us < order.asks_until_us:
+                raise Violation(f"order {id} lapsed at {self.latest_us}, before {order.asks_until_us}")
+
     def ended(self) -> None:
         """Every order is at its end, and that end is what the rail did."""
         done = self._rail.answers
-        for id, state, due in self.db.execute("SELECT id, state, due FROM records"):
+        for id, state, due in self.db.execute("SELECT id, state, due FROM records WHERE flow = 'orders'"):
             said = [done.get((id, op)) for op in ("charge", "ship", "refund")]
             if due is not None or said not in ENDS.get(state, []):
                 raise Violation(f"order {id} is {state}, due {due}; the rail said {said}")

@@ -21,7 +21,7 @@ from bursar.sim.kernel import CrashAt, CrashSwarm, Kernel, Run, run
 from bursar.sim.ledger import Size
 from bursar.sim.oracle import Violation
 from bursar.sim.orders import Rail
-from bursar.sim.process import Process
+from bursar.sim.process import EPOCH_US, Process
 from bursar.sim.records import RecordOracle
 from bursar.store.batch import Lane
 from bursar.store.protocol import Work
@@ -122,12 +122,19 @@ class TwoProcessRun(ABC, Generic[T]):
 
     def set_back(self) -> None:
         """The clock goes back under running processes, by more than everything has to come to its end in (L24)."""
+        self.read_clock()
         self.ahead_us -= int(SET_BACK_S * 1e6)
         for each in self.kernel.processes.values():
             each.clock_offset_us = self.ahead_us
 
+    def read_clock(self) -> None:
+        """Remember how far the clock has come, before it is set back."""
+        now_us = EPOCH_US + int(self.kernel.loop.now * 1e6) + self.ahead_us
+        self.oracle.latest_us = max(self.oracle.latest_us, now_us)
+
     def watch(self) -> None:
         """Look, and keep what is wrong: raised here, it would be one more error that an engine survives."""
+        self.read_clock()
         try:
             self.oracle.look()
         except Violation as violation:
@@ -149,6 +156,7 @@ class TwoProcessRun(ABC, Generic[T]):
 
     def boot(self, name: str) -> None:
         process = self.kernel.start(name, disk=self.disk)
+        self.read_clock()
         if self.rng.random() < JUMP_SHARE:
             self.ahead_us += self.rng.choice(JUMPS_S) * 1_000_000
         for each in self.kernel.processes.values():

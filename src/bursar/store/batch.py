@@ -192,11 +192,14 @@ class RecordWrites(msgspec.Struct):
 
     operations: list[tuple[str, str, str, str, str, str, str]] = []  # scope, id, op, fingerprint, outcome, code, detail
     counters: list[tuple[str, int, int, int, int, int]] = []  # key, count, amount, count_max, amount_max, until_us
-    new: list[tuple[Any, ...]] = []  # number, flow, id, owner, state, version, transit, delay, worker, body, error
-    moves: list[tuple[Any, ...]] = []  # number, expected, state, version, attempt, transit, delay, worker, body, error
+    # number, flow, id, owner, state, version, transit, delay, worker, body, error, timer, priority
+    new: list[tuple[Any, ...]] = []
+    # number, expected, state, version, attempt, transit, delay, worker, body, error, timer, change of the inbox
+    moves: list[tuple[Any, ...]] = []
     transitions: list[tuple[Any, ...]] = []  # record, version, source, event, target, attempt, actor, evidence
     high_water: list[tuple[str, str, int]] = []  # rail, worker, sequence
     rows: list[tuple[int, FlowRow]] = []  # expected version (0: none), row
+    signals: list[tuple[Any, ...]] = []  # record, sender, event, actor, evidence, arrived, consumed
 
 
 class WriteSet(msgspec.Struct):

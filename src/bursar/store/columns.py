@@ -28,6 +28,7 @@ from bursar.model.records import (
     OperatorAction,
     Pause,
     Record,
+    Signal,
     StoredEnvelope,
     Transition,
 )
@@ -52,13 +53,14 @@ holds: id bigint, account bigint, asset integer, amount amount, remaining amount
 operations: scope text, id text, op text, fingerprint text, outcome text, code text, detail text
 counters: key text, count bigint, amount amount, count_max bigint, amount_max amount, until_us bigint
 new_records: number bigint, flow text, id text, owner text, state text, version integer, in_flight_posting bigint,
-    delay_us bigint, worker text, body text, error text
+    delay_us bigint, worker text, body text, error text, timer bigint, priority smallint
 moves: number bigint, expected_version integer, state text, version integer, attempt integer,
-    in_flight_posting bigint, delay_us bigint, worker text, body text?, error text
+    in_flight_posting bigint, delay_us bigint, worker text, body text?, error text, timer bigint, inbox integer
 transitions: record bigint, version integer, source text, event text, target text, attempt integer, actor text,
     evidence text
 flow_rows: expected_version bigint, flow text, kind text, key text, record bigint, state text, amount amount,
     version bigint, permanent boolean, body text
+signals: record bigint, sender text, event text, actor text, evidence text, arrived integer, consumed integer
 high_water: rail text, worker text, sequence bigint
 keys: scope text, key text
 positive_pools: account bigint, asset integer, most integer
@@ -73,6 +75,12 @@ ROWS: dict[str, dict[str, str]] = {
 # SQLite: columns that are called otherwise in their table, or are none, and those that say which row is meant.
 STORED = {"in_flight_posting": "transit", "delay_us": "due", "until_us": "until"}
 NOT_STORED = ("expected_version", "live")
+# Times that a batch brings: a delay from now; a moment, or if it is negative a delay from now, or none if it is 0.
+_TIMES = {
+    "due": "{now} + {value}",
+    "timer": "CASE WHEN {value} > 0 THEN {value} WHEN {value} < 0 THEN {now} - {value} END",
+}
+_KEPT = {"delay_us": "-1", "timer": "NULL"}
 KEYS = {"moves": ("number", "expected_version"), "flow_rows": ("expected_version", "flow", "kind", "key")}
 
 
@@ -115,8 +123,10 @@ READ = {
             "since_us": ("since", "time"),
             "created_us": ("created_at", "time"),
             "updated_us": ("updated_at", "time"),
+            "timer_us": ("timer", "time"),
         },
     ),
+    "signal": Reading(Signal, {"evidence": ("evidence", "json"), "at_us": ("at", "time")}),
     "transition": Reading(Transition, {"evidence": ("evidence", "json"), "at_us": ("at", "time")}),
 }
 _SELECTED = {
@@ -165,7 +175,7 @@ def _with_written(sql: str) -> str:
             case ("@", name, None) if name == kind:
                 return ", ".join(stored)
             case (":", name, None) if name == kind:
-                return ", ".join(f"{now} + {value}" if column == "due" else value for column, value in stored.items())
+                return ", ".join(_TIMES.get(column, "{value}").format(value=v, now=now) for column, v in stored.items())
             case ("@", name, "changes") if name == kind:
                 changed = (column for column in values if column not in KEYS[kind])
                 return ", ".join(_change(column, values[column], now, ROWS[kind][column]) for column in changed)
@@ -177,10 +187,13 @@ def _with_written(sql: str) -> str:
 
 
 def _change(column: str, value: str, now: str, how: str) -> str:
-    """An assignment: a text that is null stays as it was, and so does a time whose delay is -1 (`KEEP_DUE`)."""
+    """An assignment. What is kept stays as it was: a text that is null, a delay of -1 (`KEEP_DUE`), a timer of null."""
     stored = STORED.get(column, column)
-    if column == "delay_us":
-        return f"{stored} = CASE WHEN {value} = -1 THEN {stored} ELSE {now} + {value} END"
+    if column in _KEPT:
+        time = _TIMES[stored].format(value=value, now=now)
+        return f"{stored} = CASE WHEN {value} IS {_KEPT[column]} THEN {stored} ELSE {time} END"
+    if column == "inbox":
+        return f"{stored} = {stored} + {value}"
     return f"{stored} = coalesce({value}, {stored})" if how == "text?" else f"{stored} = {value}"
 
 

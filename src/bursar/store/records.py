@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.records import Alert, OperationResult, Record, Transition
+from bursar.model.records import Alert, OperationResult, Record, Signal, Transition
 from bursar.store.columns import reader
 from bursar.store.rows import operation_result_of, record_of, transition_of
 from bursar.store.session import Table
@@ -16,6 +16,7 @@ NEWEST = 2**63 - 1
 LOOKED_MAX = 10_000  # rows that one page looks at
 
 _alert = reader("alert", Alert)
+_signal = reader("signal", Signal)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +114,14 @@ class Records(Table):
         """Every transition of a record, oldest first."""
         return await self._all(transition_of, "transitions_of", number)
 
+    async def signals(self, number: int) -> Sequence[Signal]:
+        """Every signal that a record was sent, in the order in which they arrived."""
+        return await self._all(_signal, "signals_of", number)
+
     async def claim_due(
         self, flows: Sequence[str], worker: str, limit: int, lease_us: int, cap_us: int
     ) -> Sequence[Record]:
-        """Take what is due, for so long."""
+        """Take what is due, for so long: the higher priority first, and a quarter more for the sake of the lower."""
         return await self._all(record_of, "claim_due", list(flows), limit, worker, lease_us, cap_us)
 
     async def claim_all(

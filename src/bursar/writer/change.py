@@ -12,9 +12,10 @@ from bursar.model.entries import Intent
 from bursar.model.envelope import Receipt
 from bursar.model.flow_rows import RowOperation
 from bursar.model.outcome import Outcome
-from bursar.model.records import OperationResult
+from bursar.model.records import OperationResult, Priority, Signal
 
 KEEP_DUE = -1  # as a move's delay: due when it was
+NO_TIMER = 0  # as a move's timer
 
 
 class NewTransition(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +45,10 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     in_flight_posting: int = 0  # the posting in transit that belongs to it from now on
     in_flight_account: str = ""  # instead: the account in which an entry of this change makes that posting
     rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with it
+    timer: int | None = None  # microseconds since 1970; negative: so many from now; 0: none; None: as it was
+    priority: Priority = Priority.NORMAL  # of a new record
+    inbox: int = 0  # by how much the number of signals changes that wait in its inbox
+    signal: Signal | None = None  # that arrives with it, or that it consumes
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -52,7 +52,7 @@ class RecordDecision:
         # What this batch adds, and how much may have been used before it, so that each of its changes is allowed.
         self._counters: dict[str, list[int]] = {}
         self._high_water: dict[tuple[str, str], int] = {}
-        self._writes = RecordWrites(operations=[], new=[], moves=[], transitions=[])
+        self._writes = RecordWrites(operations=[], new=[], moves=[], transitions=[], signals=[])
 
     def answered(self, operation: Operation) -> OperationResult | None:
         """The answer that the operation got before; a refusal if that was to another request."""
@@ -135,10 +135,14 @@ class RecordDecision:
             number = take_number()
             self._ids.add((move.flow, move.id))
             made = (number, move.flow, move.id, move.owner, state, version, *due, move.body or "{}", move.error)
-            self._writes.new.append(made)
+            self._writes.new.append((*made, move.timer, int(move.priority)))
         else:
             number = move.number
-            self._writes.moves.append((number, move.version, state, version, move.attempt, *due, move.body, move.error))
+            moved = (number, move.version, state, version, move.attempt, *due, move.body, move.error)
+            self._writes.moves.append((*moved, move.timer, move.inbox))
+            if (signal := move.signal) is not None:
+                sent = (number, signal.sender, signal.event, signal.actor, signal.evidence)
+                self._writes.signals.append((*sent, signal.arrived, signal.consumed))
         self._versions[number] = version
         for place, p in enumerate(move.transitions, move.version + 1):
             self._writes.transitions.append(
@@ -165,4 +169,5 @@ class RecordDecision:
         writes.operations.sort()
         writes.new.sort()
         writes.moves.sort()
+        writes.signals.sort()
         return writes

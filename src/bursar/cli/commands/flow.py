@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bursar.flows.catalog import Catalog
-    from bursar.model.records import Alert, Record, Transition
+    from bursar.model.records import Alert, Record, Signal, Transition
     from bursar.model.views import EnvelopeView
 
 ALERTS_MAX = 100_000  # open ones, among which those of one record are looked for
@@ -96,7 +96,7 @@ def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
 @id_argument
 @on_catalog
 async def show(catalog: Catalog, out: Output, name: str, id_: str) -> None:
-    """One record: where it is, every transition with its evidence, open alerts, and the ledger's entries."""
+    """One record: where it is, every transition with its evidence, signals, open alerts, and the ledger's entries."""
     from bursar.flows.catalog import entries_of
 
     record = await _record(catalog, name, id_)
@@ -104,18 +104,23 @@ async def show(catalog: Catalog, out: Output, name: str, id_: str) -> None:
     history = await read.records.history(record.number)
     alerts = [one for one in await read.alerts.open(limit=ALERTS_MAX) if one.record == record.number]
     entries = await entries_of(catalog.ledger, record, history)
-    facts = {"record": record, "history": list(history), "alerts": alerts, "entries": entries}
+    signals = list(await read.records.signals(record.number))
+    facts = {"record": record, "history": list(history), "signals": signals, "alerts": alerts, "entries": entries}
 
     def draw() -> RenderableType:
         from rich.console import Group
 
-        return Group(*_parts(record, history, alerts, entries))
+        return Group(*_parts(record, history, signals, alerts, entries))
 
     out.show(facts, draw)
 
 
 def _parts(
-    record: Record, history: Sequence[Transition], alerts: Sequence[Alert], entries: Sequence[EnvelopeView]
+    record: Record,
+    history: Sequence[Transition],
+    signals: Sequence[Signal],
+    alerts: Sequence[Alert],
+    entries: Sequence[EnvelopeView],
 ) -> list[RenderableType]:
     fields = [(name, value) for name, value in plain(record).items() if value not in ("", None)]
     moves = [(time_text(moment(t.at_us)), t.source, t.event, t.target, t.attempt, t.actor, t.evidence) for t in history]
@@ -125,9 +130,15 @@ def _parts(
         "",
         table(*headings, rows=moves, title="history", right=("attempt",), whole=(TIME,)),
     ]
+    if signals:
+        sent = [
+            (moment(s.at_us), s.event, s.sender, s.actor, s.consumed or "in the inbox", s.evidence) for s in signals
+        ]
+        names = (TIME, "event", "sender's id", "by", "consumed by version", "evidence")
+        parts += ["", table(*names, rows=sent, title="signals", whole=(TIME,))]
     rows = [(moment(a.raised_us), a.severity, a.reason, a.message) for a in alerts]
-    names = (TIME, "severity", "reason", "message")
-    parts += ["", table(*names, rows=rows, title="open alerts", whole=(TIME,), empty="no open alerts")]
+    heads = (TIME, "severity", "reason", "message")
+    parts += ["", table(*heads, rows=rows, title="open alerts", whole=(TIME,), empty="no open alerts")]
     legs = [
         (entry.envelope, entry.at, leg.source, leg.target, str(leg.amount), leg.amount.asset)
         for entry in entries
@@ -198,21 +209,31 @@ async def force(catalog: Catalog, out: Output, name: str, id_: str, event: str, 
 @name_argument
 @id_argument
 @click.argument("event")
+@click.option("--sender", default="", help="An id of your own for this signal: sent again under it, nothing happens.")
 @actor_option
 @reason_option
 @on_catalog
-async def signal(catalog: Catalog, out: Output, name: str, id_: str, event: str, actor: str, reason: str) -> None:
-    """Send a waiting record the event that it waits for. Where the flow asks for two people, both must say the same."""
+async def signal(
+    catalog: Catalog, out: Output, name: str, id_: str, event: str, sender: str, actor: str, reason: str
+) -> None:
+    """Send a record an event. Where the flow asks for two people, both must say the same.
+
+    A record that waits for it moves. If the flow keeps such events, one that comes early stays in the record's inbox.
+    """
     from bursar.engine import Operators
     from bursar.engine.operators import TELL_ASKED
 
     before = await _record(catalog, name, id_)
-    record = await Operators(catalog.engine).signal(name, id_, event, actor=actor, reason=reason)
+    people = Operators(catalog.engine)
+    record = await people.signal(name, id_, event, actor=actor, reason=reason, sender=sender)
     await _show_said(catalog, out, before, record, TELL_ASKED, event)
 
 
 async def _show_said(catalog: Catalog, out: Output, before: Record, record: Record, asked: str, event: str) -> None:
     """What became of an operator's word: it decided, it waits for a second person, or the rail did not answer."""
+    from bursar.engine.moves import SIGNAL
+    from bursar.engine.operators import TELL_ASKED
+
     history = await catalog.ledger.store.read.records.history(before.number)
     new = [row for row in history if row.version > before.version]
     if any(row.source != row.target for row in new):
@@ -223,6 +244,10 @@ async def _show_said(catalog: Catalog, out: Output, before: Record, record: Reco
         run = f"bursar flow {verb} {record.flow} {record.id} {event} --actor OTHER --reason WHY"
         what = f"asked for by {first}; another person must run: {run}"
         _show_result(out, record, what, asked_by=first, run=run)
+    elif any(row.event == f"{SIGNAL} {event}" for row in new):
+        _show_result(out, record, f"{event} stays in its inbox")
+    elif asked == TELL_ASKED:
+        _show_result(out, record, "sent before: nothing was changed")
     else:
         why = f" ({record.error})" if record.error else ""
         what = f"not decided: its rail did not say that it never happened{why}; it is asked again, repeat this then"

@@ -44,7 +44,7 @@ from bursar.model.errors import (
     UnknownAsset,
     UnknownRecord,
 )
-from bursar.model.machine import Arrow, ImpossibleEvent, Kind, Machine, State
+from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.money import Asset, AssetStatus
 from bursar.model.records import Record
 from bursar.model.retry import Alarm
@@ -225,7 +225,7 @@ class Deposits:
     async def _signal(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
         try:
             return await self.engine.signal(record, event, actor, evidence)
-        except ImpossibleEvent:
+        except InvalidState:
             raise InvalidState("deposits", record.id, record.state, "it is decided already") from None
 
 

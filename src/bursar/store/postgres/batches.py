@@ -208,6 +208,7 @@ def _records(writes: RecordWrites) -> dict[str, Any]:
         "transitions": writes.transitions,
         "high_water": writes.high_water,
         "flow_rows": [flow_row_values(*row) for row in writes.rows],
+        "signals": writes.signals,
     }
 
 

@@ -1,4 +1,4 @@
--- PostgreSQL's statements of the engine. Moves, operations and limits are written by bursar.write_records_1.
+-- PostgreSQL's statements of the engine. Moves, operations and limits are written by bursar.write_records_2.
 
 -- name: batch_read_records
 -- What a pessimistic batch reads: versions of records (1), records that exist (2), operations answered (3), limits (4).
@@ -23,8 +23,9 @@ SELECT nextval('bursar.numbers') FROM generate_series(1, $1::bigint)
 -- The records' part of a batch by itself, under these rules if they matter (not 0); and numbers for the next one. A name
 -- after @ stands for all columns of that kind of row (columns.py).
 SELECT bursar.share_rules_1(@generation:bigint),
-    bursar.write_records_1(@operations, @counters, @new_records, @moves, @transitions),
+    bursar.write_records_2(@operations, @counters, @new_records, @moves, @transitions),
     bursar.write_flow_rows_1(@flow_rows),
+    bursar.write_signals_1(@signals),
     bursar.raise_high_water_1(@high_water),
     ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, @numbers_ahead:bigint))
 
@@ -35,8 +36,9 @@ SELECT bursar.take_turn_1(),
         @spent_live, @account_history, @guarded, @cached_balances,
         '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}'),
     bursar.write_holds_1(@holds),
-    bursar.write_records_1(@operations, @counters, @new_records, @moves, @transitions),
+    bursar.write_records_2(@operations, @counters, @new_records, @moves, @transitions),
     bursar.write_flow_rows_1(@flow_rows),
+    bursar.write_signals_1(@signals),
     bursar.raise_high_water_1(@high_water),
     ARRAY(SELECT nextval('bursar.numbers')::text FROM generate_series(1, @numbers_ahead:bigint))
 
@@ -73,17 +75,33 @@ SELECT @transition
 FROM bursar.transitions WHERE record = $1 ORDER BY version
 
 -- name: claim_due
--- Take records of these flows that are due: ours for the lease. Due later than the cap allows counts as due: a clock had
--- jumped (L24). Arguments: flows, how many, worker, lease, cap. By the index of what is due, from both its ends, and
--- not by that of flows (hence flow || ''), which has everything that ever ended.
-WITH late AS MATERIALIZED (  -- once: run again as part of a join, it would lock more than it may
-    SELECT number FROM bursar.records WHERE due <= now() AND flow || '' = ANY ($1::text[])
+-- Take records of these flows that are due: ours for the lease. The higher priority first; but an eighth as many of each
+-- lower one too, so that those make progress however many higher ones there are. Due later than the cap allows counts as
+-- due: a clock had jumped (L24). That is not so of timers, which may lie days ahead: one has fired when its time has come,
+-- not before. Arguments: flows, how many, worker, lease, cap. By the indexes of what is due (from both ends) and of
+-- timers, and not by that of flows (hence flow || ''), which has everything that ever ended.
+WITH high AS MATERIALIZED (  -- once: run again as part of a join, it would lock more than it may
+    SELECT number FROM bursar.records WHERE priority = 0 AND due <= now() AND flow || '' = ANY ($1::text[])
     ORDER BY due LIMIT $2 FOR UPDATE SKIP LOCKED),
+normal AS MATERIALIZED (
+    SELECT number FROM bursar.records WHERE priority = 1 AND due <= now() AND flow || '' = ANY ($1::text[])
+    ORDER BY due LIMIT greatest($2 - (SELECT count(*) FROM high), ($2 + 7) / 8) FOR UPDATE SKIP LOCKED),
+low AS MATERIALIZED (
+    SELECT number FROM bursar.records WHERE priority = 2 AND due <= now() AND flow || '' = ANY ($1::text[])
+    ORDER BY due LIMIT greatest($2 - (SELECT count(*) FROM high) - (SELECT count(*) FROM normal), ($2 + 7) / 8)
+    FOR UPDATE SKIP LOCKED),
 far AS MATERIALIZED (
     SELECT number FROM bursar.records
-    WHERE due > now() + $5::bigint * interval '1 microsecond' AND flow || '' = ANY ($1::text[])
-    ORDER BY due LIMIT $2 FOR UPDATE SKIP LOCKED),
-found AS (SELECT number FROM late UNION ALL SELECT number FROM far LIMIT $2)
+    WHERE priority = ANY ('{0,1,2}'::smallint[]) AND due > now() + $5::bigint * interval '1 microsecond'
+      AND flow || '' = ANY ($1::text[])
+    ORDER BY priority, due LIMIT $2 FOR UPDATE SKIP LOCKED),
+fired AS MATERIALIZED (  -- unless another worker has just claimed it
+    SELECT number FROM bursar.records
+    WHERE timer <= now() AND worker = '' AND coalesce(due, 'infinity') > now() AND flow || '' = ANY ($1::text[])
+    ORDER BY timer LIMIT $2 FOR UPDATE SKIP LOCKED),
+found AS (
+    SELECT number FROM high UNION ALL SELECT number FROM normal UNION ALL SELECT number FROM low
+    UNION ALL SELECT number FROM far UNION ALL SELECT number FROM fired)
 UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond', worker = $3
 FROM found WHERE r.number = found.number
 RETURNING @r.record
@@ -117,6 +135,10 @@ UPDATE bursar.records r SET due = now() FROM found WHERE r.number = found.number
 -- After so long, or not before somebody speaks; unless it has moved meanwhile. Arguments: number, version, delay.
 UPDATE bursar.records SET due = now() + $3::bigint * interval '1 microsecond', worker = ''
 WHERE number = $1 AND version = $2
+
+-- name: signals_of
+-- The signals that a record was sent, in the order in which they arrived.
+SELECT @signal FROM bursar.signals WHERE record = $1 ORDER BY arrived
 
 -- name: raise_alert
 -- An alert; once per record and reason until it is acknowledged.

@@ -194,6 +194,10 @@ def _write_records(connection: sqlite3.Connection, writes: RecordWrites, now_us:
     if writes.moves and many(SQL["batch_move"], [(*row, now_us) for row in writes.moves]).rowcount != len(writes.moves):
         raise WriteConflict("a record has moved")
     many(SQL["batch_transition"], [(*row, now_us) for row in writes.transitions])
+    if writes.signals:
+        sent = many(SQL["batch_signal"], [(*row, now_us) for row in writes.signals]).rowcount
+        if sent != len(writes.signals):
+            raise WriteConflict("a signal was sent or consumed before")
     if writes.high_water:
         many(SQL["batch_high_water"], [(*row, now_us) for row in writes.high_water])
     for expected, row in writes.rows:

@@ -1,5 +1,5 @@
--- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged. What is free
--- text is read as bytes: one row that is not UTF-8 would fail the statement, and with it everybody else's rows.
+-- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged. A timer is in
+-- microseconds since 1970; negative: so many from now; 0: none; null: unchanged. What is free text is read as bytes: one row that is not UTF-8 would fail the statement, and with it everybody else's rows.
 
 -- name: batch_record
 -- A new record, in the unit of its group.
@@ -14,6 +14,16 @@ WHERE number = :moves.number AND version = :moves.expected_version
 -- name: batch_transition
 -- One row of history.
 INSERT INTO transitions (@transitions, at) VALUES (:transitions, :now)
+
+-- name: batch_signal
+-- A signal that arrives; or, if it has arrived before, its consumption.
+INSERT INTO signals (@signals, at) VALUES (:signals, :now)
+ON CONFLICT (record, sender) DO UPDATE SET consumed = excluded.consumed
+WHERE consumed IS NULL AND excluded.consumed > arrived AND arrived = excluded.arrived
+
+-- name: signals_of
+-- The signals that a record was sent, in the order in which they arrived.
+SELECT @signal FROM signals WHERE record = ? ORDER BY arrived
 
 -- name: batch_operation
 -- What an operation was answered.
@@ -70,20 +80,38 @@ SELECT @transition FROM transitions WHERE record = ?
 ORDER BY version
 
 -- name: claim_due
--- Take records of these flows that are due: ours for the lease. Due later than the cap allows counts as due: a clock had
--- jumped (L24). Arguments: flows, how many, worker, lease, cap. By the index of what is due, from both its ends, and
--- not by that of flows (hence +flow), which has everything that ever ended.
+-- Take records of these flows that are due: ours for the lease. The higher priority first; but an eighth as many of each
+-- lower one too, so that those make progress however many higher ones there are. Due later than the cap allows counts as
+-- due: a clock had jumped (L24). That is not so of timers, which may lie days ahead: one has fired when its time has come,
+-- not before. Arguments: flows, how many, worker, lease, cap. By the indexes of what is due (from both ends) and of
+-- timers, and not by that of flows (hence +flow), which has everything that ever ended.
 UPDATE records SET due = now_us() + ?4, worker = ?3
 WHERE number IN (
     SELECT number FROM (
-        SELECT number FROM (
-            SELECT number FROM records WHERE due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
-            ORDER BY due LIMIT ?2)
-        UNION ALL
-        SELECT number FROM (
-            SELECT number FROM records WHERE due > now_us() + ?5 AND +flow IN (SELECT value FROM json_each(?1))
-            ORDER BY due LIMIT ?2))
-    LIMIT ?2)
+        SELECT number FROM records
+        WHERE priority IN (0, 1, 2) AND due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY priority, due LIMIT ?2)
+    UNION ALL
+    SELECT number FROM (
+        SELECT number FROM records
+        WHERE priority = 1 AND due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY due LIMIT (?2 + 7) / 8)
+    UNION ALL
+    SELECT number FROM (
+        SELECT number FROM records
+        WHERE priority = 2 AND due <= now_us() AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY due LIMIT (?2 + 7) / 8)
+    UNION ALL
+    SELECT number FROM (
+        SELECT number FROM records
+        WHERE priority IN (0, 1, 2) AND due > now_us() + ?5 AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY priority, due LIMIT ?2)
+    UNION ALL
+    SELECT number FROM (
+        SELECT number FROM records
+        WHERE timer <= now_us() AND worker = '' AND (due IS NULL OR due > now_us())
+          AND +flow IN (SELECT value FROM json_each(?1))
+        ORDER BY timer LIMIT ?2))
 RETURNING @record
 
 -- name: claim_all
