@@ -143,6 +143,18 @@ def test_one_person_alone_signals_where_the_flow_says_so(run: Shell, ids: dict[s
     assert (rejected["state"], rejected["what"]) == ("REJECTED", "decided")
 
 
+def test_a_signal_sent_again_under_its_id_changes_nothing_and_show_lists_it(run: Shell, ids: dict[str, str]) -> None:
+    reject = ("flow", "signal", "deposits", "wire-1", "REJECT", "--sender", "ticket-17", *WHO)
+    assert run.json(*reject, *WHY)["what"] == "decided"
+    assert run.json(*reject, *WHY)["what"] == "sent before: nothing was changed"
+    ran = run(*reject, "--reason", "another one")
+    assert (ran.code, "IDEMPOTENCY_KEY_REUSED" in ran.err) == (1, True)
+    (sent,) = run.json("flow", "show", "deposits", "wire-1")["signals"]
+    assert (sent["event"], sent["sender"], sent["actor"]) == ("REJECT", "ticket-17", "anna")
+    assert sent["consumed"] == run.json("flow", "show", "deposits", "wire-1")["record"]["version"]
+    assert "ticket-17" in run.ok("flow", "show", "deposits", "wire-1")
+
+
 def test_a_deposit_is_not_confirmed_by_a_signal(run: Shell, ids: dict[str, str]) -> None:
     """A second person has to repeat what is booked (L25), which a signal can't say. No number of people helps."""
     for actor in ("anna", "ben", "carl"):
