@@ -22,7 +22,7 @@ from tests.crashing import dies
 
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, FlowRefused, NewRecord, RecordSignal, Worker
 from bursar.model.errors import AlreadyExists, InvalidEntry, NotPossible, RecordMoved
-from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
@@ -53,7 +53,7 @@ JOBS = Machine(
     initial="SENDING",
     states=(
         State("SENDING", Kind.CALL, action="send"),
-        State("CONFIRMING", Kind.CALL, action="confirm", poll_s=1800),
+        State("CONFIRMING", Kind.CALL, action="confirm", poll_s=1800, effect=Effect.CONFIRM),
         State("CONFIRMED", Kind.TERMINAL),
         State("DEAD", Kind.TERMINAL, compensating=True),
     ),

@@ -22,6 +22,7 @@ from bursar.model.machine import (
     NAME_LENGTH_MAX,
     STATES_MAX,
     Arrow,
+    Effect,
     Flaw,
     ImpossibleEvent,
     Kind,
@@ -216,6 +217,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("BAD_POLL ASKING", put("ASKING", poll_s=0.0)),
     ("BAD_POLL ASKING", put("ASKING", poll_s=30 * 86_400.0 + 1)),
     ("STRAY_FIELD DONE", put("DONE", poll_s=5.0)),
+    ("STRAY_FIELD DONE", put("DONE", effect=Effect.CONFIRM)),
+    ("BAD_EFFECT ASKING", put("ASKING", effect=Effect.SEND | Effect.CONFIRM)),
+    ("RETURN_PAUSED ASKING", put("ASKING", effect=Effect.SEND, compensating=True)),
     ("TOO_LARGE", {"arrows": SMALL_ARROWS * 134}),
     ("NO_INITIAL ELSEWHERE", {"initial": "ELSEWHERE"}),
     ("NO_INITIAL DONE", {"initial": "DONE"}),
@@ -366,6 +370,56 @@ def test_a_problem_says_where_it_is_as_far_as_it_is_anywhere() -> None:
     assert str(Problem(Flaw.NO_TERMINAL)) == Flaw.NO_TERMINAL.value
     assert str(Problem(Flaw.NO_WAY_ON, state="A")) == f"state 'A': {Flaw.NO_WAY_ON.value}"
     assert str(Problem(Flaw.UNHANDLED_EVENT, event="GO")) == f"event 'GO': {Flaw.UNHANDLED_EVENT.value}"
+
+
+# ------------------------------------------------------------------------------------------------- what a call does
+
+SEND, SIGN, CONFIRM, RETURN = Effect
+
+
+@pytest.mark.parametrize(
+    ("effect", "first_paused", "again_paused", "halted"),
+    [
+        (SEND, True, False, False),
+        (SIGN, True, False, True),
+        (SIGN | SEND, True, False, True),
+        (CONFIRM, False, False, False),
+        (RETURN, False, False, False),
+        (SIGN | RETURN, False, False, True),
+    ],
+)
+def test_switches_follow_from_the_effect(effect: Effect, first_paused: bool, again_paused: bool, halted: bool) -> None:
+    """A pause stops the first send or signature, never confirmation or return (W15); a halt stops signatures (W21)."""
+    state = build(**put("ASKING", effect=effect)).state("ASKING")
+    assert state.signs is halted
+    assert state.is_held(paused=True, halted=False, called=False) is first_paused
+    assert state.is_held(paused=True, halted=False, called=True) is again_paused
+    for paused, called in ((False, False), (False, True), (True, True)):
+        assert state.is_held(paused=paused, halted=True, called=called) is halted
+    assert state.is_held(paused=True, halted=True, called=False) is (first_paused or halted)
+    assert not any(state.is_held(paused=False, halted=False, called=called) for called in (False, True))
+
+
+@pytest.mark.parametrize(
+    "effect", [SEND | RETURN, SEND | CONFIRM, SIGN | CONFIRM, CONFIRM | RETURN, SIGN | SEND | RETURN]
+)
+def test_a_call_has_one_effect_beside_signing(effect: Effect) -> None:
+    assert refusal(**put("ASKING", effect=effect)) == ["BAD_EFFECT ASKING"]
+
+
+def test_a_call_that_says_nothing_sends_or_returns() -> None:
+    """The safe side: what gives money back is never paused, anything else is."""
+    assert State("A", CALL, action="a").effect is SEND
+    assert State("A", CALL, action="a", compensating=True).effect is RETURN
+    assert [State("A", kind).effect for kind in (REST, WAIT, TERMINAL)] == [None] * 3
+    assert not State("A", REST).is_held(paused=True, halted=True, called=False)
+    assert not State("A", WAIT).signs
+
+
+@pytest.mark.parametrize("effect", [SEND, SIGN, SIGN | SEND])
+def test_a_pause_can_not_stop_what_gives_money_back(effect: Effect) -> None:
+    assert refusal(**put("ASKING", effect=effect, compensating=True))[:1] == ["RETURN_PAUSED ASKING"]
+    assert "RETURN_PAUSED RETURNED" not in refusal(**put("ASKING", effect=effect, compensating=True))
 
 
 # -------------------------------------------------------------------------------------------------------- how it looks

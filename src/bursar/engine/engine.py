@@ -243,7 +243,7 @@ class Engine:
         if state.kind is Kind.AUTOMATIC:
             move = self.moves.apply(item, automatic(flow, item, record.state), NOTHING, None)
             return await self._write(item, move, NOTHING, None, None)
-        if await self.pauses.stop(flow, state, item):
+        if await self.pauses.stop(flow, state, item, called=record.attempt > 0):
             self.pauses.hold(record.number)
             return None
         answer = validate_answer(flow, state, await self.call(flow, flow.actions[state.action or ""], item))
@@ -342,7 +342,8 @@ class Engine:
             body=None if answer.body is None else msgspec.json.encode(answer.body).decode(),
             rows=flow.own_rows(answer.rows),
         )
-        if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
+        # T38: the first one is worth a line that nobody overlooks.
+        if attempt == 1 and not answer.outcome.is_known and not answer.unchanged:
             log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
         after = await self._write(item, move, NOTHING, answer, answer)
         if after is None:
@@ -358,9 +359,11 @@ class Engine:
         self, flow: Flow[Any], item: FlowRecord[Any], arrow: Arrow, answer: Answer, *, actor: str = ""
     ) -> Record | None:
         """A poll that says nothing new: it is due again after a while, and that is all. Alarms of this state ring."""
-        if answer.rows or answer.body is not None or answer.high_water is not None:
-            return await self._stay(flow, item, arrow, answer, actor=actor)
         record = item.record
+        first = not record.attempt and flow.machine.state(record.state).is_held(paused=True, halted=False, called=False)
+        # The first one in a state that sends is news: that it was called. A pause must not stop the second (W15).
+        if first or answer.rows or answer.body is not None or answer.high_water is not None:
+            return await self._stay(flow, item, arrow, answer, actor=actor)
         now_us = self.ports.now_us()
         age_us, life_us = now_us - record.since_us, now_us - record.created_us
         for alarm in flow.alarms:
@@ -376,7 +379,7 @@ class Engine:
     async def _inline_call(self, flow: Flow[Any], item: FlowRecord[Any], booking: Booking) -> InlineCall | None:
         """What the call of the state it comes to amounts to, if that can be part of the unit."""
         state = flow.machine.state(item.record.state)
-        if state.kind is not Kind.CALL or await self.pauses.stop(flow, state, item):
+        if state.kind is not Kind.CALL or await self.pauses.stop(flow, state, item, called=False):
             return None
         return flow.inline_call(item, booking)
 

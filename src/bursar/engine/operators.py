@@ -11,7 +11,7 @@ import msgspec
 from bursar.engine.engine import Engine
 from bursar.engine.flow import Answer
 from bursar.engine.forced import watch_later
-from bursar.engine.pauses import Lift, lift_pause, set_pause
+from bursar.engine.pauses import ALL_SIGNING, HALT, Lift, lift_pause, set_pause
 from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.errors import Conflict, InvalidName, NotPossible, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
@@ -40,19 +40,47 @@ class Operators:
         return await self._note(record, RETRY_ASKED, actor, {"reason": reason}, delay_us=0)
 
     async def pause(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
-        """Switch a flow or a rail off. Whether it was on.
+        """Send nothing new for a flow, or at a rail. Whether it was on.
 
-        A rail: nothing is called there any more but what gives money back; what is under way waits. A flow: nothing of
-        it is called, at whatever rail.
+        What was sent before is asked about until its outcome is known, and what gives money back goes on (W15).
         """
         self._require(kind, name)
-        person, why = check_actor(actor), check_reason(reason)
-        return await set_pause(self._engine.store, kind, name, actor=person, reason=why)
+        return await self._set(kind, name, actor, reason)
 
     async def resume(self, kind: str, name: str, *, actor: str, reason: str) -> Lift:
         """And on again; where two people are needed, the first one only proposes it."""
         self._require(kind, name)
-        return await lift_pause(self._engine.store, kind, name, actor=actor, reason=reason)
+        return await self._lift(kind, name, actor, reason)
+
+    async def halt(self, kind: str = "", name: str = "", *, actor: str, reason: str) -> bool:
+        """Make nothing that signs, for a flow or at a rail; without a name, nowhere (W21). Whether it was made before.
+
+        It is obeyed by each call that begins after this has returned, in whatever process.
+        """
+        if kind:
+            self._require(kind, name)
+            if not any(
+                (kind, name) == ("flow", flow.name) or (kind == "rail" and name in flow.known_rails)
+                for flow in self._engine.flows.values()
+                if any(state.signs for state in flow.machine.states)
+            ):
+                raise InvalidName(kind, name, "nothing there signs, so a halt would stop nothing; pause it")
+        return await self._set(*_halt(kind, name), actor, reason, two_people=True)
+
+    async def unhalt(self, kind: str = "", name: str = "", *, actor: str, reason: str) -> Lift:
+        """Sign again: the first person proposes it, another one agrees."""
+        return await self._lift(*_halt(kind, name), actor, reason)
+
+    async def _set(self, kind: str, name: str, actor: str, reason: str, *, two_people: bool = False) -> bool:
+        person, why = check_actor(actor), check_reason(reason)
+        was_on = await set_pause(self._engine.store, kind, name, actor=person, reason=why, two_people=two_people)
+        await self._engine.pauses.read()  # here it is obeyed at once
+        return was_on
+
+    async def _lift(self, kind: str, name: str, actor: str, reason: str) -> Lift:
+        lift = await lift_pause(self._engine.store, kind, name, actor=actor, reason=reason)
+        await self._engine.pauses.read()
+        return lift
 
     async def acknowledge(self, record: int, reason: str, *, actor: str) -> bool:
         """A person has seen an alert. Whether there was one."""
@@ -111,7 +139,10 @@ class Operators:
             cancel = driven.cancels.get(state.action or "")
             if cancel is None:
                 raise NotPossible(flow, id, record.state, "its rail can't promise that it never happened")
-            said = await self._engine.call(driven, cancel, driven.item(record))
+            item = driven.item(record)
+            if await self._engine.pauses.stop(driven, state, item, called=True):
+                raise NotPossible(flow, id, record.state, "signing is halted, and its cancellation may sign; unhalt it")
+            said = await self._engine.call(driven, cancel, item)
             # The rail agrees, in its own words or none: then the people's finer word for it counts.
             agreed = event if said.outcome is arrow.answer else ""
             answer = msgspec.structs.replace(said, event=said.event or agreed, evidence=said.evidence | forced)
@@ -178,3 +209,8 @@ class Operators:
         found = await self._engine.get(record.flow, record.id)
         assert found is not None  # records are never deleted
         return found
+
+
+def _halt(kind: str, name: str) -> tuple[str, str]:
+    """The switch that stops the signatures of a flow or a rail; of all, if none is named."""
+    return (f"{HALT} {kind}", name) if kind else ALL_SIGNING

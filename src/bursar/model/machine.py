@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
 from functools import cached_property
 
 from bursar.model import drawing
@@ -39,6 +39,19 @@ class Kind(StrEnum):
     TERMINAL = "terminal"  # nothing, for ever
 
 
+class Effect(Flag):
+    """What the call of a state does outside, also in the hands of operators who cancel it. Switches follow from it."""
+
+    SEND = auto()  # something leaves, or is asked to: a pause stops the first call, and no later one (W15)
+    SIGN = auto()  # a key signs, alone or for what is sent or returned: a halt stops every call (W21)
+    CONFIRM = auto()  # it only looks at what was sent: nothing stops it
+    RETURN = auto()  # it gives money back, or claims it: no pause stops it
+
+
+EFFECTS = (*Effect, Effect.SIGN | Effect.SEND, Effect.SIGN | Effect.RETURN)
+UNPAUSED = Effect.CONFIRM | Effect.RETURN
+
+
 @dataclass(frozen=True)
 class State:
     """One place in which a record can be."""
@@ -51,9 +64,23 @@ class State:
     action: str | None = None  # CALL: the name of what is called
     awaits: str | None = None  # WAIT: who is to speak ("approver", "payout")
     poll_s: float | None = None  # CALL: after PENDING, call again so long after; None: by the flow's back-off
+    effect: Effect | None = None  # CALL: what that does; not said, it returns where money is given back, else it sends
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))  # a kind that is only text would slip through every check
+        if self.effect is None and self.kind is Kind.CALL:
+            object.__setattr__(self, "effect", Effect.RETURN if self.compensating else Effect.SEND)
+
+    @property
+    def signs(self) -> bool:
+        """Whether its call makes a key sign."""
+        return self.effect is not None and Effect.SIGN in self.effect
+
+    def is_held(self, *, paused: bool, halted: bool, called: bool) -> bool:
+        """Whether switches hold its call back. What was `called` before may have happened: its outcome is learned."""
+        if self.effect is None:
+            return False
+        return (halted and self.signs) or (paused and not called and not self.effect & UNPAUSED)
 
 
 @dataclass(frozen=True)
@@ -83,7 +110,9 @@ class Flaw(StrEnum):
     NO_TERMINAL = "a record must be able to end"
     NO_ACTION = "a call state must name what it calls"
     NOBODY_AWAITED = "a waiting state must name who is to speak"
-    STRAY_FIELD = "only call states have an action and are polled, only waiting states name who is awaited"
+    STRAY_FIELD = "only call states have an action, an effect and are polled, only waiting states name who is awaited"
+    BAD_EFFECT = "a call has one effect; only signing goes with another, sending or returning"
+    RETURN_PAUSED = "a pause must not stop giving money back: a compensating call returns or confirms"
     BAD_POLL = "a delay between two polls is longer than nothing, and at most thirty days"
     FUNDS_AT_THE_END = "money in flight in a terminal state is lost"
     LEAVES_THE_END = "terminal states don't move"
@@ -291,11 +320,15 @@ def _wrong_state(state: State) -> Iterator[Problem]:
         yield Problem(Flaw.NO_ACTION, state=state.name)
     if state.kind is Kind.WAIT and not state.awaits:
         yield Problem(Flaw.NOBODY_AWAITED, state=state.name)
-    called = bool(state.action) or state.poll_s is not None
+    called = bool(state.action) or state.poll_s is not None or state.effect is not None
     if (called and state.kind is not Kind.CALL) or (state.awaits and state.kind is not Kind.WAIT):
         yield Problem(Flaw.STRAY_FIELD, state=state.name)
     if state.poll_s is not None and not 0 < state.poll_s <= CAP_MAX_S:
         yield Problem(Flaw.BAD_POLL, state=state.name, detail=f"{state.poll_s} s")
+    if state.effect is not None and state.effect not in EFFECTS:
+        yield Problem(Flaw.BAD_EFFECT, state=state.name, detail=str(state.effect))
+    elif state.compensating and state.is_held(paused=True, halted=False, called=False):
+        yield Problem(Flaw.RETURN_PAUSED, state=state.name)
     if state.kind is Kind.TERMINAL and state.in_flight:
         yield Problem(Flaw.FUNDS_AT_THE_END, state=state.name)
 

@@ -24,8 +24,9 @@ from bursar.sim.disk import SimDisk
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.ledger import Size
 from bursar.sim.oracle import Oracle, Violation
-from bursar.sim.orders import MACHINE, SHOP, TRANSIT, Order, OrderOracle, Rail
+from bursar.sim.orders import MACHINE, RAILS, SHOP, TRANSIT, Order, OrderOracle, Rail
 from bursar.sim.process import Process
+from bursar.sim.switches import Switches
 from bursar.sim.two_process import LEASE_S, PATH, SCAN_S, Client, TwoProcessRun, WatchedStore, play_out
 from bursar.store import connect
 from bursar.writer import Limit, Operation
@@ -34,6 +35,7 @@ PROCESSES: Final = ("engine", "engine-2")
 USERS: Final = 4
 ORDERS_EACH: Final = 3
 LIMIT: Final = 3  # orders per user; some users want more
+SWITCHED_EVERY: Final = 3  # to one seed in so many, operators come
 FOREVER_US: Final = 2**60
 
 
@@ -45,6 +47,7 @@ class Outcome:
     orders: int
     refused: int
     calls: int  # of the rail
+    switched: Counter[str]  # what operators paused and halted
     meddled: int  # holds of orders that somebody else was refused to settle
     checks: int
 
@@ -58,6 +61,21 @@ class Scenario(TwoProcessRun[Outcome]):
     processes = PROCESSES
     open = OPEN
     meddled = 0
+    switches: Switches | None = None
+
+    async def play(self) -> Outcome:
+        """On some seeds, operators pause and halt meanwhile."""
+        if self.kernel.seed % SWITCHED_EVERY == 0:
+            self.switches = Switches(self.kernel, self.oracle.db, MACHINE, RAILS)
+            self.switches.violations = self.violations
+            self.rail.on_call = self.switches.judge
+        return await super().play()
+
+    def heal(self) -> None:
+        """From now on nothing breaks, and nothing stays switched off."""
+        super().heal()
+        if self.switches is not None:
+            self.switches.end()
 
     def make_rail(self) -> Rail:
         return Rail(self.kernel, random.Random(f"{self.kernel.seed} rail"))
@@ -150,6 +168,7 @@ class Scenario(TwoProcessRun[Outcome]):
             orders=len(told),
             refused=refused,
             calls=self.rail.calls,
+            switched=Counter() if self.switches is None else self.switches.happened,
             meddled=self.meddled,
             checks=oracle.checks,
         )

@@ -4,7 +4,7 @@ An order charges a card, has something shipped, and refunds if the shop refuses.
 transit, and from there to the shop or back. Some orders set their money aside when they start, in a hold of their own:
 charged, it is paid into transit; refused, it is given back (W34). The rail is idempotent: it remembers, per operation,
 what it answered. What it can't do is answer reliably: requests and replies get lost, some are slow, some happen long
-after their caller has given up.
+after their caller has given up. The shop's side signs, and so does a refund: operators pause and halt both (switches).
 
 `OrderOracle` knows what must be true of orders after every commit: entries exactly where a transition asks for them,
 and in transit exactly what records say.
@@ -37,7 +37,7 @@ from bursar.model.flow_rows import (
     RowOperation,
     numbered,
 )
-from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import owner_name
 from bursar.model.retry import Retry
@@ -65,6 +65,7 @@ ENDS: Final[dict[str, list[list[Outcome | None]]]] = {  # what the rail must hav
     "DONE": [[Outcome.SUCCESS, Outcome.SUCCESS, None]],
     "FAILED": [[Outcome.EXPLICIT_FAIL, None, None], [Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.SUCCESS]],
 }
+RAILS: Final = {"charge": "card", "ship": "shop", "refund": "card"}
 REFUSED_SHARE: Final = {"charge": 0.15, "ship": 0.25}
 
 MACHINE: Final = Machine(
@@ -73,11 +74,18 @@ MACHINE: Final = Machine(
     events=("GO", "NEXT"),
     states=(
         State("NEW", Kind.AUTOMATIC),
-        State("CHARGING", Kind.CALL, action="charge"),
+        State("CHARGING", Kind.CALL, action="charge", effect=Effect.SEND),
         State("CHARGED", Kind.AUTOMATIC, in_flight=True),
-        State("SHIPPING", Kind.CALL, action="ship", in_flight=True),
+        State("SHIPPING", Kind.CALL, action="ship", in_flight=True, effect=Effect.SIGN | Effect.SEND),
         State("DONE", Kind.TERMINAL),
-        State("REFUNDING", Kind.CALL, action="refund", in_flight=True, compensating=True),
+        State(
+            "REFUNDING",
+            Kind.CALL,
+            action="refund",
+            in_flight=True,
+            compensating=True,
+            effect=Effect.SIGN | Effect.RETURN,
+        ),
         State("FAILED", Kind.TERMINAL, compensating=True),
     ),
     arrows=(
@@ -160,6 +168,7 @@ class Rail:
         self.answers: dict[tuple[str, str], Outcome] = {}
         self.effects: list[tuple[str, str]] = []
         self.calls = 0
+        self.on_call: Callable[[str, str], None] = lambda _id, _op: None  # who judges each call, as it begins
 
     def flow(self, process: Process) -> Flow[Order]:
         """The flow, as one process drives it."""
@@ -169,6 +178,7 @@ class Rail:
             actions={name: self._action(process, name) for name in ("charge", "ship", "refund")},
             book=book,
             book_start=book_start,
+            rails=RAILS,
             row_kinds=(INVOICE, EXPOSURE, RECEIPT, NOTE),
             retry=RETRY,
             call_timeout_s=CALL_TIMEOUT_S,
@@ -182,6 +192,7 @@ class Rail:
 
     async def _call(self, process: Process, id: str, op: str) -> Answer:
         self.calls += 1
+        self.on_call(id, op)
         sleep, dice = process.ports.sleep, self._dice
         await sleep(dice.random() * 0.02)
         fault = dice.choice(("request", "reply", "slow", "late", "twice")) if dice.random() < self.trouble else ""

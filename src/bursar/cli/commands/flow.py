@@ -33,7 +33,8 @@ ALERTS_MAX = 100_000  # open ones, among which those of one record are looked fo
 TRANSFERS = "transfers"
 
 flow = operators_group(
-    "flow", "Records of all flows (transfers, deposits, sequence): list, show, pause, resume, retry, force, signal."
+    "flow",
+    "Records of all flows (transfers, deposits, sequence): list, show, pause, resume, halt, retry, force, signal.",
 )
 name_argument = click.argument("name", metavar="FLOW")
 id_argument = click.argument("id_", metavar="ID")
@@ -51,9 +52,10 @@ rail_option = click.option("--rail", default="", help="A rail (funding, spot, â€
 @click.option("--all", "ended", is_flag=True, help="Count records that have ended, too. Reads every record.")
 @click.pass_context
 def list_(ctx: click.Context, ended: bool) -> None:
-    """Each flow: how many records are in each state, since when the oldest is there, and whether it is paused."""
+    """Each flow: its records by state, since when the oldest is there, and whether it is paused or halted."""
 
     async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.engine.pauses import ALL_SIGNING, HALT
         from bursar.model.machine import Kind
 
         read, flows = catalog.ledger.store.read, catalog.engine.flows
@@ -64,7 +66,7 @@ def list_(ctx: click.Context, ended: bool) -> None:
             waiting = [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
             counts = await read.records.open_counts(waiting)
         terminal = {(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.TERMINAL}
-        pauses = {pause.name: pause for pause in await read.pauses.list() if pause.kind == "flow"}
+        switched = {(pause.kind, pause.name): pause for pause in await read.pauses.list()}
         found: list[dict[str, Any]] = []
         for name in sorted({*flows, *(name for name, _ in counts)}):
             states = {state: counted for (of, state), counted in sorted(counts.items()) if of == name}
@@ -73,7 +75,8 @@ def list_(ctx: click.Context, ended: bool) -> None:
                 {
                     "flow": name,
                     "known": name in flows,
-                    "paused": pauses.get(name),
+                    "paused": switched.get(("flow", name)),
+                    "halted": switched.get(ALL_SIGNING) or switched.get((f"{HALT} flow", name)),
                     "oldest_open": moment(min(since)) if since else None,
                     "states": {state: {"records": n, "oldest": moment(us)} for state, (n, us) in states.items()},
                 }
@@ -86,13 +89,14 @@ def list_(ctx: click.Context, ended: bool) -> None:
 def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
     rows: list[tuple[Any, ...]] = []
     for one in found:
-        pause = one["paused"]
-        paused = "no" if pause is None else f"by {pause.actor}: {pause.reason}"
-        note = paused if one["known"] else f"{paused} (a flow of another program)"
+        off = [f"{what} by {one[what].actor}: {one[what].reason}" for what in ("paused", "halted") if one[what]]
+        note = "; ".join(off) or "no"
+        note += "" if one["known"] else " (a flow of another program)"
         states = one["states"] or {"": {"records": 0, "oldest": None}}
         rows += [(one["flow"], state, fact["records"], fact["oldest"], note) for state, fact in states.items()]
     oldest = "oldest since (UTC)"
-    return table("flow", "state", "records", oldest, "paused", rows=rows, right=("records",), whole=("flow", oldest))
+    headings = ("flow", "state", "records", oldest, "switched off")
+    return table(*headings, rows=rows, right=("records",), whole=("flow", oldest))
 
 
 @flow.command(examples="bursar flow show transfers sr-1734912345678901234")
@@ -287,10 +291,10 @@ def _pausable(ctx: click.Context, name: str, rail: str) -> tuple[str, str]:
 @reason_option
 @click.pass_context
 def pause(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> None:
-    """Make no calls for a flow, or none at a rail, on any host.
+    """Send nothing new for a flow, or at a rail, on any host.
 
-    A flow: nothing of it is called, refunds neither; new records are written down and wait. A rail: no new transfers
-    from or to it; those under way wait where they would call it, but for refunds, which go on.
+    A call that was made before and has no definite answer is made again, so that its outcome is learned; confirmations
+    and refunds go on. A flow: new records are written down and wait. A rail: no new transfers from or to it.
     """
     kind, what = _pausable(ctx, name, rail)
 
@@ -316,7 +320,7 @@ def pause(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> 
 @reason_option
 @click.pass_context
 def resume(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> None:
-    """Make calls again. What waited goes on within half a minute; `retry` makes one record due at once."""
+    """Send again. What waited goes on within half a minute; `retry` makes one record due at once."""
     kind, what = _pausable(ctx, name, rail)
 
     async def work(catalog: Catalog, out: Output) -> None:
@@ -329,17 +333,79 @@ def resume(ctx: click.Context, name: str, rail: str, actor: str, reason: str) ->
     (on_cores if rail else on_database)(ctx, work)
 
 
+def _halted(ctx: click.Context, name: str, rail: str) -> tuple[str, str, str]:
+    """What a halt is about (kind and name, or nothing for all), and that in words."""
+    if name or rail:
+        kind, what = _pausable(ctx, name, rail)
+        return kind, what, f"{kind} {what}"
+    return "", "", "all signing"
+
+
+@flow.command(
+    examples="""
+    bursar flow halt --actor anna --reason "a key is stolen"
+    bursar flow halt payouts --actor anna --reason "ticket 17"
+    """
+)
+@pausable_argument
+@rail_option
+@actor_option
+@reason_option
+@click.pass_context
+def halt(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> None:
+    """Sign nothing for a flow, or at a rail, on any host; without a name, nothing at all.
+
+    No call that signs begins after this command has returned: no send, no refund. Calls that do not sign go on; `pause`
+    stops what they would send. Two people lift it.
+    """
+    kind, what, words = _halted(ctx, name, rail)
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.engine import Operators
+
+        was_on = await Operators(catalog.engine).halt(kind, what, actor=actor, reason=reason)
+        out.show({"halted": was_on}, lambda: f"{words} is halted" if was_on else f"{words} was halted before")
+
+    (on_cores if rail else on_database)(ctx, work)
+
+
+@flow.command(
+    examples="""
+    bursar flow unhalt --actor anna --reason "the key is replaced"
+    bursar flow unhalt --actor ben --reason "so it is"
+    """
+)
+@pausable_argument
+@rail_option
+@actor_option
+@reason_option
+@click.pass_context
+def unhalt(ctx: click.Context, name: str, rail: str, actor: str, reason: str) -> None:
+    """Sign again. The first person proposes it, another one agrees."""
+    kind, what, words = _halted(ctx, name, rail)
+
+    async def work(catalog: Catalog, out: Output) -> None:
+        from bursar.engine import Operators
+
+        lift = await Operators(catalog.engine).unhalt(kind, what, actor=actor, reason=reason)
+        named = " ".join(filter(None, ("bursar flow unhalt", f"--rail {rail}" if rail else name)))
+        run = f"{named} --actor OTHER --reason WHY"
+        show_lift(out, lift, words, "is unhalted", key="unhalted", off="halted", run=run)
+
+    on_database(ctx, work)
+
+
 @flow.command(
     examples="""
     bursar flow pauses
     bursar flow pauses --history
     """
 )
-@click.option("--history", is_flag=True, help="What was paused and resumed, by whom and why; newest first.")
+@click.option("--history", is_flag=True, help="What was paused, halted and lifted, by whom and why; newest first.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many at most.")
 @click.pass_context
 def pauses(ctx: click.Context, history: bool, limit: int) -> None:
-    """What is paused, by whom and why; whether two people must resume it, and who has proposed that."""
+    """What is paused or halted, by whom and why; whether two people must lift it, and who has proposed that."""
 
     async def work(catalog: Catalog, out: Output) -> None:
         read = catalog.ledger.store.read
@@ -354,7 +420,7 @@ def pauses(ctx: click.Context, history: bool, limit: int) -> None:
             (moment(p.at_us), p.kind, p.name, p.actor, p.reason, "two" if p.two_people else "one", p.proposed_by)
             for p in found
         ]
-        names = (TIME, "kind", "name", "by", "reason", "people to resume", "proposed by")
+        names = (TIME, "kind", "name", "by", "reason", "people to lift", "proposed by")
         out.show(found, lambda: table(*names, rows=rows, whole=(TIME,)))
 
     on_database(ctx, work)
