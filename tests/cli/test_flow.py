@@ -210,3 +210,11 @@ def test_a_halt_of_all_signing_is_set_by_one_and_lifted_by_two(run: Shell, ids: 
 def test_a_halt_of_a_flow_that_signs_nothing_is_refused(run: Shell, ids: dict[str, str]) -> None:
     ran = run("flow", "halt", "transfers", *WHO, *WHY)
     assert (ran.code, "nothing there signs" in ran.err) == (1, True)
+
+
+def test_a_second_person_repeats_that_it_is_declared_dead(run: Shell, ids: dict[str, str]) -> None:
+    said = run.json("flow", "signal", "sequence", ids["sequence"], "RETRY", "--declared-dead", *WHO, *WHY)
+    assert (said["state"], said["asked_by"]) == (WAITS, "anna")
+    words = said["run"].replace("OTHER", "ben").replace("WHY", "seen").split()[1:]
+    assert "--declared-dead" in words
+    assert "is COMPENSATING: decided" in run.ok(*words)

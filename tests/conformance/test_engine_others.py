@@ -24,6 +24,7 @@ from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, FlowRefused
 from bursar.model.errors import AlreadyExists, InvalidEntry, NotPossible, RecordMoved
 from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
+from bursar.model.proof import dead
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports
@@ -81,10 +82,9 @@ def approve(item: FlowRecord[Intent], event: str, _answer: Answer) -> Booking:
 def end(item: FlowRecord[Job], event: str, answer: Answer) -> Booking:
     if item.record.state == "SENDING" and event == "SUCCESS":
         return Booking()
-    told = "DONE" if event == "SUCCESS" else "FAILED"
-    return Booking(
-        signals=(RecordSignal(flow="intents", id=item.body.intent, event=told, evidence={"why": answer.code}),)
-    )
+    told, proof = ("DONE", {}) if event == "SUCCESS" else ("FAILED", dead(refused=answer.code))
+    evidence = {"why": answer.code} | proof
+    return Booking(signals=(RecordSignal(flow="intents", id=item.body.intent, event=told, evidence=evidence),))
 
 
 class World:

@@ -12,6 +12,7 @@ from tests.toy import Program, World, program, waits
 from bursar.engine import Lift, Worker
 from bursar.model.errors import InvalidName, NotPossible, RecordMoved, UnknownFlow, UnknownRecord
 from bursar.model.outcome import Outcome
+from bursar.model.proof import never_issued
 from bursar.model.records import Record
 from bursar.model.retry import Retry
 
@@ -94,7 +95,8 @@ async def test_where_people_can_do_nothing(place: Place) -> None:
 async def test_everything_needs_a_name_and_a_reason(place: Place, who: tuple[str, str]) -> None:
     async with program(place, World(ship=[Outcome.TIMEOUT])) as p:
         record = await stuck(p)
-        people, more = p.people, {"actor": who[0], "reason": who[1]}
+        more: dict[str, Any] = {"actor": who[0], "reason": who[1]}
+        people = p.people
         for call in (
             people.retry_now("orders", "o-1", **more),
             people.force("orders", "o-1", "SUCCESS", **more),
@@ -242,7 +244,7 @@ async def test_two_who_tell_at_once(place: Place) -> None:
             seen = [await p.at(record)] * 2
             words = [
                 outcome(p.engine.signal(seen[0], "APPROVE", "ann", {})),
-                outcome(q.engine.signal(seen[1], "REJECT", "ben", {})),
+                outcome(q.engine.signal(seen[1], "REJECT", "ben", never_issued())),
             ]
             found = await asyncio.gather(*words)
             assert sorted(type(f).__name__ for f in found) == ["Record", "RecordMoved"]

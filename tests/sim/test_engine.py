@@ -16,6 +16,7 @@ import pytest
 
 from bursar.cli.commands.sim import Job, every_crash, run_everywhere, run_jobs
 from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker, calling
+from bursar.engine import engine as engine_module
 from bursar.engine.pauses import Pauses
 from bursar.ledger.holds import Holds
 from bursar.model import flow_rows
@@ -65,6 +66,7 @@ def test_seeds_do_what_they_are_for() -> None:
     assert all(done.value.calls > done.value.orders for done in runs)
     assert all(done.value.checks > done.value.orders for done in runs)
     assert sum(done.value.meddled for done in runs) > 5
+    assert sum(done.value.unproved for done in runs) > 5
     switched = sum((done.value.switched for done in runs), Counter[str]())
     assert {"flow", "rail", "halt flow", "halt rail", "halt all"} & switched.keys() >= {"rail", "halt rail"}
 
@@ -95,6 +97,14 @@ def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(calling, "_surprised", surprised)
     assert any("the rail said" in error for error in broken())
+
+
+def test_money_given_back_without_proof_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(engine_module, "check_proof", check)
+    assert any("S44" in error for error in broken(10))
 
 
 @pytest.mark.parametrize("rule", ["W15", "W21"])

@@ -246,6 +246,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("UNKNOWN_MOVES ASKING TIMEOUT", add(Arrow("ASKING", TIMEOUT, "RETURNED", EXPLICIT_FAIL))),
     ("UNKNOWN_MOVES ASKING MORE", add(Arrow("ASKING", "MORE", "DONE", Outcome.PENDING))),
     ("SUCCESS_COMPENSATES ASKING MORE", add(Arrow("ASKING", "MORE", "RETURNED", SUCCESS))),
+    (
+        "SUCCESS_COMPENSATES ASKING MORE",
+        add(AGAIN, Arrow("ASKING", "MORE", "AGAIN", SUCCESS), Arrow("AGAIN", "GO", "RETURNED")),
+    ),
     ("NO_WAY_ON HELD", add(HELD, Arrow("BEGUN", "MORE", "HELD"), Arrow("HELD", "MORE", "HELD"))),
     ("CYCLE_OF_AUTOMATIC_STATES AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "BEGUN"))),
     ("CYCLE_OF_AUTOMATIC_STATES AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "AGAIN"))),
@@ -420,6 +424,64 @@ def test_a_call_that_says_nothing_sends_or_returns() -> None:
 def test_a_pause_can_not_stop_what_gives_money_back(effect: Effect) -> None:
     assert refusal(**put("ASKING", effect=effect, compensating=True))[:1] == ["RETURN_PAUSED ASKING"]
     assert "RETURN_PAUSED RETURNED" not in refusal(**put("ASKING", effect=effect, compensating=True))
+
+
+# ---------------------------------------------------------------------------- giving money back out of a waiting state
+
+BACK = State("BACK", CALL, action="refund", compensating=True)
+WAITS = (
+    Arrow("ASKING", SUCCESS, "HELD"),
+    Arrow("ASKING", EXPLICIT_FAIL, "RETURNED"),
+    Arrow("HELD", "GO", "AGAIN"),
+    Arrow("HELD", "MORE", "RETURNED"),
+    Arrow("AGAIN", "GO", "DONE"),
+    Arrow("AGAIN", "MORE", "BACK"),
+    Arrow("BACK", SUCCESS, "RETURNED"),
+    Arrow("BACK", EXPLICIT_FAIL, "BACK"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "needed"),
+    [
+        (["HELD", "RETURNED"], True),
+        (["HELD", "AGAIN", "BACK"], True),
+        (["AGAIN", "BACK"], True),
+        (["HELD", "AGAIN", "DONE"], False),
+        (["HELD", "AGAIN", "ASKING", "RETURNED"], False),
+        (["ASKING", "RETURNED"], False),
+        (["ASKING", "HELD"], False),
+        (["BACK", "RETURNED"], False),
+        (["WAITS_BACK", "RETURNED"], False),
+        (["HELD"], False),
+    ],
+)
+def test_a_waiting_record_turns_back_with_proof_only(path: list[str], needed: bool) -> None:
+    """Given the states of one move, then proof is needed if it turns to giving back before any call (S44)."""
+    waits_back = State("WAITS_BACK", WAIT, awaits="person", compensating=True)
+    more = (Arrow("BEGUN", "GO", "ASKING"), Arrow("BEGUN", "MORE", "WAITS_BACK"), Arrow("WAITS_BACK", "GO", "RETURNED"))
+    states = (*SMALL, HELD, AGAIN, BACK, waits_back)
+    machine = build(states=states, arrows=(*more, *WAITS), events=("GO", "MORE"))
+    assert machine.needs_proof(path) is needed
+
+
+def test_what_may_have_been_issued_is_told_by_the_state() -> None:
+    """A call issues, unless it only confirms; a state that this machine does not know may have."""
+    machine = build(**put("ASKING", effect=CONFIRM))
+    assert [machine.issues(state.name) for state in machine.states] == [False] * 4
+    for effect in (SEND, SIGN, RETURN, SIGN | RETURN):
+        assert build(**put("ASKING", effect=effect)).issues("ASKING")
+    assert machine.issues("GONE")
+
+
+def test_a_success_may_lead_by_itself_to_an_end_and_a_refusal_back() -> None:
+    """Automatic states after a success lead on; after a refusal, and out of a compensation, they may lead back."""
+    arrows = (*SMALL_ARROWS[:2], Arrow("ASKING", EXPLICIT_FAIL, "AGAIN"), Arrow("AGAIN", "GO", "RETURNED"))
+    assert build(states=(*SMALL, AGAIN), arrows=arrows).next("AGAIN", "GO").name == "RETURNED"
+    back = (*arrows[:3], Arrow("AGAIN", "GO", "BACK"), Arrow("BACK", SUCCESS, "ENDING"))
+    more = (Arrow("BACK", EXPLICIT_FAIL, "BACK"), Arrow("ENDING", "GO", "RETURNED"))
+    states = (*SMALL, AGAIN, BACK, State("ENDING", REST, compensating=True))
+    assert build(states=states, arrows=(*back, *more)).next("ENDING", "GO").name == "RETURNED"
 
 
 # -------------------------------------------------------------------------------------------------------- how it looks

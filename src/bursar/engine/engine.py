@@ -31,6 +31,8 @@ from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecor
 from bursar.engine.moves import Moves
 from bursar.engine.others import Others, gather
 from bursar.engine.pauses import Pauses
+from bursar.engine.proofs import check as check_proof
+from bursar.engine.proofs import with_starts
 from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, Kind, State
@@ -410,17 +412,18 @@ class Engine:
         Raises `RecordMoved` for this record only: another one that has moved meanwhile is read again.
         """
         own_active = more.pop("active", ())
+        move = with_starts(move, booking.starts)
         for _ in range(TRIES):
             others = Others()
-            if booking.starts or booking.signals:
-                try:
+            try:
+                if booking.starts or booking.signals:
                     others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
-                except (
-                    Refusal
-                ):  # of no account if all of it was written before: by another worker, or an earlier request
-                    if (answered := await self._written_before(record, more.get("operation"))) is not None:
-                        return answered
-                    raise
+                for moved_record, its_move in zip((record, *others.records), (move, *others.moves), strict=True):
+                    await check_proof(self, moved_record, its_move)
+            except Refusal:  # of no account if all of it was written before: by another worker, or an earlier request
+                if (answered := await self._written_before(record, more.get("operation"))) is not None:
+                    return answered
+                raise
             intents, moves = (*booking.intents, *others.intents), (move, *others.moves)
             try:
                 done = await self.writer.apply(Change(intents, moves, active=(*own_active, *others.active), **more))

@@ -12,6 +12,7 @@ from bursar.engine.engine import Engine
 from bursar.engine.flow import Answer
 from bursar.engine.forced import watch_later
 from bursar.engine.pauses import ALL_SIGNING, HALT, Lift, lift_pause, set_pause
+from bursar.model import proof
 from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.errors import Conflict, InvalidName, NotPossible, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
@@ -22,6 +23,7 @@ from bursar.writer import Change, Move, NewTransition
 RETRY_ASKED = "RETRY ASKED"
 FORCE_ASKED = "FORCE ASKED"
 TELL_ASKED = "TELL ASKED"
+DECLARED_DEAD = "declared_dead"  # in the evidence of that
 TRIES = 20
 
 
@@ -86,8 +88,14 @@ class Operators:
         """A person has seen an alert. Whether there was one."""
         return await self._engine.store.single().alerts.acknowledge(record, check_reason(reason), check_actor(actor))
 
-    async def signal(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
-        """Speak for whoever a waiting record waits for. Where the flow wants two people, the first one only asks."""
+    async def signal(
+        self, flow: str, id: str, event: str, *, actor: str, reason: str, declared_dead: bool = False
+    ) -> Record:
+        """Speak for whoever a waiting record waits for. Where the flow wants two people, the first one only asks.
+
+        An event that gives money back is taken if nothing was ever issued for the record. If something was, two people
+        may declare it dead: it is given back on their word, and stays watched (S44).
+        """
         actor = check_actor(actor)
         record = await self._open(flow, id, reason)
         driven = self._engine.require(flow)
@@ -97,9 +105,18 @@ class Operators:
             driven.machine.arrow(record.state, event)
             if event in driven.reserved_events:
                 raise NotPossible(flow, id, record.state, driven.reserved_events[event])
-            if event in driven.second_person and not await self._asked(record, event, actor):
-                return await self._note(record, TELL_ASKED, actor, {"reason": reason, "event": event}, delay_us=-1)
-            return await self._engine.signal(record, event, actor, {"reason": reason})
+            two = declared_dead or event in driven.second_person
+            first = await self._asked(record, event, actor, declared_dead) if two else ""
+            if two and not first:
+                note = {"reason": reason, "event": event} | ({DECLARED_DEAD: "yes"} if declared_dead else {})
+                return await self._note(record, TELL_ASKED, actor, note, delay_us=-1)
+            told = {"reason": reason} | (proof.declared_dead(first, actor) if declared_dead else {})
+            try:
+                return await self._engine.signal(record, event, actor, told)
+            except proof.ProofMissing:
+                if declared_dead:
+                    raise
+                return await self._engine.signal(record, event, actor, told | proof.never_issued())
         except ImpossibleEvent as error:
             raise NotPossible(flow, id, record.state, str(error)) from None
 
@@ -164,14 +181,16 @@ class Operators:
             transition.version > record.version and transition.source != transition.target for transition in history
         )
 
-    async def _asked(self, record: Record, event: str, actor: str) -> bool:
-        """Whether somebody else has asked for the same since it came into this state."""
+    async def _asked(self, record: Record, event: str, actor: str, declared_dead: bool = False) -> str:
+        """Who else has asked for the same since it came into this state; "" for nobody."""
         for transition in reversed(await self._engine.store.read.records.history(record.number)):
             if transition.target != record.state or transition.source != record.state:
-                return False
+                return ""
             if transition.event in (FORCE_ASKED, TELL_ASKED) and not same_person(transition.actor, actor):
-                return bool(msgspec.json.decode(transition.evidence).get("event") == event)
-        return False
+                said = msgspec.json.decode(transition.evidence)
+                same = said.get("event") == event and (DECLARED_DEAD in said) is declared_dead
+                return transition.actor if same else ""
+        return ""
 
     async def _open(self, flow: str, id: str, reason: str) -> Record:
         check_reason(reason)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bursar.engine.flow import Booking, FlowRefused
+from bursar.engine.proofs import with_starts
 from bursar.model.entries import Intent, check_key
 from bursar.model.errors import NotPossible, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
@@ -45,13 +46,14 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
             record = engine.moves.new_record(new.flow, new.id, new.owner, new.body)
             _, theirs, move = engine.moves.begin(flow, record, new.body, actor)
             others.active += flow.active(new.body)
-            bookings.append(_add(own, others, record, theirs, _for_any_worker(move, actor)))
+            move = with_starts(_for_any_worker(move, actor), theirs.starts)
+            bookings.append(_add(own, others, record, theirs, move))
         for signal in booking.signals:
             found = await engine.get(signal.flow, signal.id)
             if found is None:
                 raise UnknownRecord(signal.flow, signal.id)
             theirs, move = signalled(engine, found, signal.event, signal.evidence | {"from": source}, actor)
-            bookings.append(_add(own, others, found, theirs, move))
+            bookings.append(_add(own, others, found, theirs, with_starts(move, theirs.starts)))
     return others
 
 

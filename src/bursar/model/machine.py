@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
 from functools import cached_property
+from itertools import pairwise
 
 from bursar.model import drawing
 from bursar.model.errors import BursarError
@@ -236,6 +237,20 @@ class Machine:
             return found[0]
         raise UnknownState(self.name, code)
 
+    def needs_proof(self, path: Sequence[str]) -> bool:
+        """Whether a record that passes these states in one move turns to giving money back without a refusal (S44)."""
+        for before, after in pairwise(map(self.state, path)):
+            if before.kind is Kind.CALL:
+                return False  # its answer decides
+            if after.compensating and not before.compensating:
+                return True
+        return False
+
+    def issues(self, state: str) -> bool:
+        """Whether something may have been issued for a record that was in this state; one that is gone counts too."""
+        found = self._states.get(state)
+        return found is None or found.effect not in (None, Effect.CONFIRM)
+
     @property
     def terminal(self) -> tuple[State, ...]:
         """States that never move again."""
@@ -375,11 +390,18 @@ def _wrong_paths(machine: Machine, states: Mapping[str, State], arrows: list[Arr
     """What only the whole shows: where records would begin, pile up, turn in circles, or never come."""
     onward: dict[str, list[str]] = {name: [] for name in states}
     resting: dict[str, list[str]] = {name: [] for name in states}
+    passing: dict[str, list[str]] = {name: [] for name in states}  # out of automatic states
     for arrow in arrows:
+        if states[arrow.source].kind is Kind.AUTOMATIC:
+            passing[arrow.source].append(arrow.target)
         if arrow.target != arrow.source:
             onward[arrow.source].append(arrow.target)
         if states[arrow.source].kind is Kind.AUTOMATIC and states[arrow.target].kind is Kind.AUTOMATIC:
             resting[arrow.source].append(arrow.target)
+    for arrow in arrows:
+        succeeds = arrow.answer is Outcome.SUCCESS and not states[arrow.source].compensating
+        if succeeds and any(states[name].compensating for name in _reach(passing, arrow.target)):
+            yield Problem(Flaw.SUCCESS_COMPENSATES, state=arrow.source, event=arrow.event, detail="by itself")
     if machine.initial not in states or states[machine.initial].kind is Kind.TERMINAL:
         yield Problem(Flaw.NO_INITIAL, state=machine.initial)
     if not any(state.kind is Kind.TERMINAL for state in states.values()):

@@ -19,12 +19,13 @@ from bursar.engine import Engine, Operators, Worker
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount, SystemAccount
 from bursar.model.entries import deposit
-from bursar.model.errors import Conflict, HoldOwned, LimitExceeded, Refusal
+from bursar.model.errors import Conflict, HoldOwned, LimitExceeded, RecordMoved, Refusal
+from bursar.model.proof import ProofMissing, dead, never_issued
 from bursar.sim.disk import SimDisk
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.ledger import Size
 from bursar.sim.oracle import Oracle, Violation
-from bursar.sim.orders import MACHINE, RAILS, SHOP, TRANSIT, Order, OrderOracle, Rail
+from bursar.sim.orders import LOST, MACHINE, RAILS, SHOP, TRANSIT, Order, OrderOracle, Rail
 from bursar.sim.process import Process
 from bursar.sim.switches import Switches
 from bursar.sim.two_process import LEASE_S, PATH, SCAN_S, Client, TwoProcessRun, WatchedStore, play_out
@@ -49,6 +50,7 @@ class Outcome:
     calls: int  # of the rail
     switched: Counter[str]  # what operators paused and halted
     meddled: int  # holds of orders that somebody else was refused to settle
+    unproved: int  # events that would have given money back without proof, and were refused
     checks: int
 
 
@@ -61,6 +63,8 @@ class Scenario(TwoProcessRun[Outcome]):
     processes = PROCESSES
     open = OPEN
     meddled = 0
+    unproved = 0
+    oracle: OrderOracle
     switches: Switches | None = None
 
     async def play(self) -> Outcome:
@@ -97,6 +101,8 @@ class Scenario(TwoProcessRun[Outcome]):
         engine = Engine(store, ledger.writer, [self.rail.flow(process)], worker=process.name, lease_s=LEASE_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
+            if process.name == PROCESSES[1]:
+                group.create_task(self.search(engine), name="searcher")
             if process.name == PROCESSES[0]:
                 for client in self.clients:
                     group.create_task(self.order(client, engine, ledger), name=client.user)
@@ -119,6 +125,21 @@ class Scenario(TwoProcessRun[Outcome]):
             elif self.rng.random() < 0.3:
                 with contextlib.suppress(Refusal, Conflict):  # it has moved, or is at its end
                     await Operators(engine).retry_now(MACHINE.name, told, actor="ann", reason="impatience")
+
+    async def search(self, engine: Engine) -> None:
+        """Prove of what the shop has lost that it is lost; a wrong proof, and none, must be refused (S44)."""
+        while True:
+            for id in self.oracle.waiting():
+                record = await engine.get(MACHINE.name, id)
+                if record is None or record.state != "SEARCHING":
+                    continue
+                evidence = self.rng.choice(({}, never_issued(), dead(), dead(**LOST.facts)))
+                with contextlib.suppress(RecordMoved, Conflict):
+                    try:
+                        await engine.signal(record, "LOST", "searcher", evidence)
+                    except ProofMissing:
+                        self.unproved += 1
+            await engine.ports.sleep(SCAN_S)
 
     async def meddle(self, ledger: Ledger, user: str) -> None:
         """Somebody who is not the record tries to settle its hold (W34)."""
@@ -170,6 +191,7 @@ class Scenario(TwoProcessRun[Outcome]):
             calls=self.rail.calls,
             switched=Counter() if self.switches is None else self.switches.happened,
             meddled=self.meddled,
+            unproved=self.unproved,
             checks=oracle.checks,
         )
 

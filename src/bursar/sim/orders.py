@@ -1,7 +1,8 @@
 """What the engine scenario drives and judges: a flow with bookings, a rail that breaks, and what must be true of both.
 
-An order charges a card, has something shipped, and refunds if the shop refuses. The ledger books the amount into
-transit, and from there to the shop or back. Some orders set their money aside when they start, in a hold of their own:
+An order charges a card, has something shipped, and refunds if the shop refuses. If the shop can't find it, the order
+waits until a searcher proves that it is lost (S44). The ledger books the amount into transit, and from there to the
+shop or back. Some orders set their money aside when they start, in a hold of their own:
 charged, it is paid into transit; refused, it is given back (W34). The rail is idempotent: it remembers, per operation,
 what it answered. What it can't do is answer reliably: requests and replies get lost, some are slow, some happen long
 after their caller has given up. The shop's side signs, and so does a refund: operators pause and halt both (switches).
@@ -39,6 +40,7 @@ from bursar.model.flow_rows import (
 )
 from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
+from bursar.model.proof import Proof, ProofKind, proof_in
 from bursar.model.records import owner_name
 from bursar.model.retry import Retry
 from bursar.sim.oracle import Oracle, Violation
@@ -66,17 +68,19 @@ ENDS: Final[dict[str, list[list[Outcome | None]]]] = {  # what the rail must hav
     "FAILED": [[Outcome.EXPLICIT_FAIL, None, None], [Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.SUCCESS]],
 }
 RAILS: Final = {"charge": "card", "ship": "shop", "refund": "card"}
+LOST: Final = Proof(kind=ProofKind.DEAD, facts={"found": "nowhere"})
 REFUSED_SHARE: Final = {"charge": 0.15, "ship": 0.25}
 
 MACHINE: Final = Machine(
     name="orders",
     initial="NEW",
-    events=("GO", "NEXT"),
+    events=("GO", "NEXT", "MISSING", "LOST"),
     states=(
         State("NEW", Kind.AUTOMATIC),
         State("CHARGING", Kind.CALL, action="charge", effect=Effect.SEND),
         State("CHARGED", Kind.AUTOMATIC, in_flight=True),
         State("SHIPPING", Kind.CALL, action="ship", in_flight=True, effect=Effect.SIGN | Effect.SEND),
+        State("SEARCHING", Kind.WAIT, awaits="searcher", in_flight=True),
         State("DONE", Kind.TERMINAL),
         State(
             "REFUNDING",
@@ -95,6 +99,8 @@ MACHINE: Final = Machine(
         Arrow("CHARGED", "NEXT", "SHIPPING"),
         Arrow("SHIPPING", Outcome.SUCCESS, "DONE"),
         Arrow("SHIPPING", Outcome.EXPLICIT_FAIL, "REFUNDING"),
+        Arrow("SHIPPING", "MISSING", "SEARCHING", Outcome.EXPLICIT_FAIL),
+        Arrow("SEARCHING", "LOST", "REFUNDING"),
         Arrow("REFUNDING", Outcome.SUCCESS, "FAILED"),
         Arrow("REFUNDING", Outcome.EXPLICIT_FAIL, "REFUNDING"),
     ),
@@ -123,7 +129,7 @@ def book(item: FlowRecord[Order], _event: str, answer: Answer) -> Booking:
     state, user = item.record.state, item.body.user
     if state == "CHARGING" and item.body.held and answer.outcome is not Outcome.SUCCESS:
         return holds.void(item, _held(item))
-    if answer.outcome is not Outcome.SUCCESS:
+    if answer.outcome is not Outcome.SUCCESS or state == "SEARCHING":
         return Booking()
     if state == "CHARGING":
         paid = Booking((_intent(item, user, TRANSIT),))
@@ -208,7 +214,8 @@ class Rail:
         if fault == "reply":
             raise ConnectionResetError("the reply is lost")
         await sleep(2 * CALL_TIMEOUT_S if fault == "slow" else dice.random() * 0.02)
-        return Answer(outcome=outcome, evidence={"rail": op})
+        missing = op == "ship" and outcome is Outcome.EXPLICIT_FAIL and int(id, 16) % 2
+        return Answer(outcome=outcome, event="MISSING" if missing else "", evidence={"rail": op})
 
     def execute(self, id: str, op: str) -> Outcome:
         """Once per operation; asked again, the same answer."""
@@ -293,12 +300,19 @@ class OrderOracle(RecordOracle):
         if live != in_transit:
             raise Violation(f"I4: in transit are {live}, records say {in_transit}")
         charged = [row for row in rows if self._was_charged(steps[row[0]])]
+        lost = read("SELECT evidence FROM transitions WHERE event = 'LOST'").fetchall()
+        if unproved := [evidence for (evidence,) in lost if proof_in(evidence) != LOST]:
+            raise Violation(f"S44: money is given back for {unproved}")
         self._own_rows([(number, id, p in in_transit, in_transit.get(p, 0)) for number, id, _, _, p, _ in charged])
         rows = read("SELECT owner, posting, remaining FROM holds WHERE state = 'open'").fetchall()
         there = {owner: (posting, amount_out(remaining)) for owner, posting, remaining in rows}
         kept = {n: p.amount for n, p in self._values.items() if p.account == self._held and n not in self.spent}
         if there != held or kept != dict(held.values()):
             raise Violation(f"W34: held are {kept} for {there}, records say {held}")
+
+    def waiting(self) -> list[str]:
+        """Orders that wait for the searcher."""
+        return [id for (id,) in self.db.execute("SELECT id FROM records WHERE state = 'SEARCHING' ORDER BY number")]
 
     def ended(self) -> None:
         """Every order is at its end, and that end is what the rail did."""

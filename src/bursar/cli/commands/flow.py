@@ -220,24 +220,35 @@ def force(ctx: click.Context, name: str, id_: str, event: str, actor: str, reaso
 @name_argument
 @id_argument
 @click.argument("event")
+@click.option(
+    "--declared-dead", is_flag=True, help="Give money back although something was sent: two people say it is dead."
+)
 @actor_option
 @reason_option
 @click.pass_context
-def signal(ctx: click.Context, name: str, id_: str, event: str, actor: str, reason: str) -> None:
-    """Send a waiting record the event that it waits for. Where the flow asks for two people, both must say the same."""
+def signal(ctx: click.Context, name: str, id_: str, event: str, declared_dead: bool, actor: str, reason: str) -> None:
+    """Send a waiting record the event that it waits for. Where the flow asks for two people, both must say the same.
+
+    An event that gives money back is refused if anything was ever sent for the record, unless two people declare that
+    dead; it then stays watched, and its arrival halts the flow.
+    """
 
     async def work(catalog: Catalog, out: Output) -> None:
         from bursar.engine import Operators
         from bursar.engine.operators import TELL_ASKED
 
         before = await _record(catalog, name, id_)
-        record = await Operators(catalog.engine).signal(name, id_, event, actor=actor, reason=reason)
-        await _show_said(catalog, out, before, record, TELL_ASKED, event)
+        people, who = Operators(catalog.engine), {"actor": actor, "reason": reason}
+        record = await people.signal(name, id_, event, declared_dead=declared_dead, **who)
+        said = f"{event} --declared-dead" if declared_dead else event
+        await _show_said(catalog, out, before, record, TELL_ASKED, event, said)
 
     on_database(ctx, work)
 
 
-async def _show_said(catalog: Catalog, out: Output, before: Record, record: Record, asked: str, event: str) -> None:
+async def _show_said(
+    catalog: Catalog, out: Output, before: Record, record: Record, asked: str, event: str, said: str = ""
+) -> None:
     """What became of an operator's word: it decided, it waits for a second person, or the rail did not answer."""
     history = await catalog.ledger.store.read.records.history(before.number)
     new = [row for row in history if row.version > before.version]
@@ -246,7 +257,7 @@ async def _show_said(catalog: Catalog, out: Output, before: Record, record: Reco
     elif any(row.event == asked for row in new):
         first = _first_asker(history, asked, event)
         verb = click.get_current_context().info_name
-        run = f"bursar flow {verb} {record.flow} {record.id} {event} --actor OTHER --reason WHY"
+        run = f"bursar flow {verb} {record.flow} {record.id} {said or event} --actor OTHER --reason WHY"
         what = f"asked for by {first}; another person must run: {run}"
         _show_result(out, record, what, asked_by=first, run=run)
     else:
