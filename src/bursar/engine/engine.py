@@ -364,7 +364,7 @@ class Engine:
         record = item.record
         first = not record.attempt and flow.machine.state(record.state).is_held(paused=True, halted=False, called=False)
         # The first one in a state that sends is news: that it was called. A pause must not stop the second (W15).
-        if first or answer.rows or answer.body is not None or answer.high_water is not None:
+        if first or answer.rows or answer.body is not None or answer.high_water:
             return await self._stay(flow, item, arrow, answer, actor=actor)
         now_us = self.ports.now_us()
         age_us, life_us = now_us - record.since_us, now_us - record.created_us
@@ -463,9 +463,9 @@ class Engine:
             self.settled[after.flow, after.state] += 1
         return after
 
-    def relied_on(self, answer: Answer) -> tuple[str, str, int] | None:
-        """How far a rail's own log is known once this answer is written down, in the same transaction (T33)."""
-        return None if answer.high_water is None else (answer.high_water[0], self.worker, answer.high_water[1])
+    def relied_on(self, answer: Answer) -> tuple[tuple[str, str, int], ...]:
+        """How far the logs of peers are known once this answer is written down, in the same transaction (T33)."""
+        return tuple((peer, self.worker, sequence) for peer, sequence in answer.high_water)
 
     # --- the small parts ---------------------------------------------------------------------------------------
 

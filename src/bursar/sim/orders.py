@@ -68,6 +68,7 @@ ENDS: Final[dict[str, list[list[Outcome | None]]]] = {  # what the rail must hav
     "FAILED": [[Outcome.EXPLICIT_FAIL, None, None], [Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.SUCCESS]],
 }
 RAILS: Final = {"charge": "card", "ship": "shop", "refund": "card"}
+PEER: Final = "rail:orders"  # of high-water marks
 LOST: Final = Proof(kind=ProofKind.DEAD, facts={"found": "nowhere"})
 REFUSED_SHARE: Final = {"charge": 0.15, "ship": 0.25}
 
@@ -215,7 +216,9 @@ class Rail:
             raise ConnectionResetError("the reply is lost")
         await sleep(2 * CALL_TIMEOUT_S if fault == "slow" else dice.random() * 0.02)
         missing = op == "ship" and outcome is Outcome.EXPLICIT_FAIL and int(id, 16) % 2
-        return Answer(outcome=outcome, event="MISSING" if missing else "", evidence={"rail": op})
+        at = list(self.answers).index((id, op)) + 1  # in the rail's own log, which outlives every process
+        event, evidence = "MISSING" if missing else "", {"rail": op, "at": at}
+        return Answer(outcome=outcome, event=event, evidence=evidence, high_water=((PEER, at),))
 
     def execute(self, id: str, op: str) -> Outcome:
         """Once per operation; asked again, the same answer."""
@@ -300,6 +303,10 @@ class OrderOracle(RecordOracle):
         if live != in_transit:
             raise Violation(f"I4: in transit are {live}, records say {in_transit}")
         charged = [row for row in rows if self._was_charged(steps[row[0]])]
+        (relied_on,) = read("SELECT coalesce(max(evidence ->> '$.at'), 0) FROM transitions").fetchone()
+        (mark,) = read("SELECT coalesce(max(sequence), 0) FROM core_high_water WHERE rail = ?", (PEER,)).fetchone()
+        if mark != relied_on:
+            raise Violation(f"W33: the history relies on {relied_on} of the rail's log, the mark is {mark}")
         lost = read("SELECT evidence FROM transitions WHERE event = 'LOST'").fetchall()
         if unproved := [evidence for (evidence,) in lost if proof_in(evidence) != LOST]:
             raise Violation(f"S44: money is given back for {unproved}")

@@ -195,7 +195,7 @@ class RecordWrites(msgspec.Struct):
     new: list[tuple[Any, ...]] = []  # number, flow, id, owner, state, version, transit, delay, worker, body, error
     moves: list[tuple[Any, ...]] = []  # number, expected, state, version, attempt, transit, delay, worker, body, error
     transitions: list[tuple[Any, ...]] = []  # record, version, source, event, target, attempt, actor, evidence
-    high_water: list[tuple[str, str, int]] = []  # rail, worker, sequence
+    high_water: list[tuple[str, str, int]] = []  # peer, writer, sequence
     rows: list[tuple[int, FlowRow]] = []  # expected version (0: none), row
 
 

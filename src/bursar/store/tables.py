@@ -6,6 +6,7 @@ from bursar.store.cores import Cores
 from bursar.store.documents import Documents
 from bursar.store.engine import Alerts, Clock, Heartbeats, Nodes, Outcomes, Records
 from bursar.store.flow_rows import FlowRows
+from bursar.store.marks import Marks
 from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
 from bursar.store.session import Session
 from bursar.store.upkeep import Balances, Checks, Events, Holds, Sagas
@@ -36,5 +37,6 @@ class Tables:
         self.documents = Documents(session)
         self.nodes = Nodes(session)
         self.cores = Cores(session)
+        self.marks = Marks(session)
         self.clock = Clock(session)
         self.heartbeats = Heartbeats(session)

@@ -22,6 +22,7 @@ from functools import partial
 
 import msgspec
 
+from bursar.model.marks import Restored, restored
 from bursar.ports import Ports, Stream
 from bursar.rails.trading import protocol, requests
 from bursar.rails.trading.connection import other_ledger
@@ -219,7 +220,7 @@ class Server:
         # Another ledger's client knows nothing of our sequences: it is told before its `seen` is believed.
         if login.ledger and ledger not in ("", login.ledger):
             return protocol.Refused(at, protocol.OTHER_LEDGER, other_ledger(ledger, login.ledger), b"")
-        if login.seen > at:
+        if restored(mark=login.seen, sequence=at) is Restored.PEER:
             self._forget(login.seen, connection)
         if len(self.connections) >= self._limits.connections:
             self._outages.happened("refused a client: there are too many")

@@ -17,3 +17,8 @@ CREATE TABLE pauses (
 INSERT INTO pauses (kind, name, actor, reason, at, two_people, proposed_by, proposed_reason)
 SELECT kind, name, actor, reason, at, two_people, proposed_by, proposed_reason FROM pauses_15;
 DROP TABLE pauses_15;
+
+-- High-water marks are of any peer now, not only of trading cores (T33, W33), and stay in `core_high_water`: `rail` is the
+-- peer, `worker` the writer. In a rolling upgrade version N and N+1 run side by side. N reads and raises marks here; had
+-- N+1 a table of its own, each would miss what the other has acknowledged, and a restored core would be let in. So both
+-- keep this one, and no row is moved. A peer that is no core has a colon in its name, which no rail has.
