@@ -154,6 +154,17 @@ async def test_a_halt_by_another_process_is_obeyed_at_once(place: Place) -> None
 
 
 @scenario
+async def test_the_process_that_sets_a_pause_obeys_it_at_once(place: Place) -> None:
+    """Also if it has just read what is paused."""
+    world = Chain()
+    async with program(place, world) as p:
+        await p.engine.pauses.read()
+        await p.people.pause("rail", "chain", **ANN)
+        assert await driven(p, await approved(p, "p-1")) == "SENDING"
+        assert world.calls == {"sign": 1}
+
+
+@scenario
 async def test_a_pause_by_another_process_is_obeyed_when_it_is_known(place: Place) -> None:
     world = Chain(sign=[Outcome.SUCCESS])
     async with program(place, world) as p, program(place, world, worker="other") as other:

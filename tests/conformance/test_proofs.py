@@ -160,6 +160,19 @@ async def test_two_people_declare_it_dead(place: Place) -> None:
 
 @MODES
 @scenario
+async def test_who_asked_for_the_event_alone_has_not_declared_it_dead(place: Place) -> None:
+    world = unconfirmed()
+    world.flow_options["second_person"] = frozenset({"GIVE_UP"})
+    async with program(place, world) as p:
+        await stuck(p, "p-1")
+        await p.people.signal("payouts", "p-1", "GIVE_UP", **ANN)
+        asked = await p.people.signal("payouts", "p-1", "GIVE_UP", declared_dead=True, **BOB)
+        assert asked.state == "STUCK"
+        assert (await p.people.signal("payouts", "p-1", "GIVE_UP", declared_dead=True, **ANN)).state == "RETURNING"
+
+
+@MODES
+@scenario
 async def test_what_can_not_be_watched_is_not_declared_dead(place: Place) -> None:
     world = unconfirmed()
     world.flow_options["queries"] = {}
