@@ -1,187 +1,111 @@
-"""A toy flow with timers, signals and priorities: a payout that is approved in time, sent, and settled by the bank.
+"""A toy flow with every effect: a payout is approved, signed, sent, confirmed; if it is not confirmed, people decide.
 
-The approval has the expiry that the body names; the settlement times out an hour after it began to wait, and is chased.
-`SETTLED` and `CANCEL` may come before the payout waits for them, `BUMP` only changes the fee that the next call offers.
-Whatever ends a wait for good books one unit from the bank to bob: bob's balance says how often that happened.
+The other sides are those of `tests.toy`: scripted, and idempotent. `queries` of `confirm` says what a test has put into
+`found`: whether a payment that was given up has landed after all.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sqlite3
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import asyncpg
 import msgspec
-from tests.builders import BANK, Place
+from tests.toy import SOON, Program, World
 
-from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, Worker
-from bursar.model.entries import Intent, Leg
-from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.engine import Answer, Dispute, Flow, FlowRecord
+from bursar.model.entries import EntryKind, Intent, Leg
+from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
-from bursar.model.records import Priority, Record
-from bursar.model.retry import Retry
-from bursar.ports import Ports
+from bursar.model.records import Record
 
-PATIENCE_S = 10.0
-HOUR_S = 3_600
+SUSPENSE = "suspense:payouts"
 
 MACHINE = Machine(
     name="payouts",
     initial="APPROVING",
-    events=("APPROVE", "EXPIRED", "SETTLED", "CANCEL", "LATE"),
+    events=("APPROVE", "REJECT", "AGAIN", "GIVE_UP", "DECIDE", "BACK", "ON"),
     states=(
-        State("APPROVING", Kind.WAIT, awaits="approver", timeout_event="EXPIRED"),
-        State("SENDING", Kind.CALL, action="send"),
-        State("SETTLING", Kind.WAIT, awaits="bank", timeout_event="LATE", timeout_s=HOUR_S),
-        State("CHASING", Kind.CALL, action="chase"),
+        State("APPROVING", Kind.WAIT, awaits="approver"),
+        State("SIGNING", Kind.CALL, action="sign", effect=Effect.SIGN),
+        State("SENDING", Kind.CALL, action="send", effect=Effect.SEND),
+        State("CONFIRMING", Kind.CALL, action="confirm", effect=Effect.CONFIRM),
+        State("STUCK", Kind.WAIT, awaits="operator"),
+        State("DECIDING", Kind.AUTOMATIC),
         State("DONE", Kind.TERMINAL),
-        State("GONE", Kind.TERMINAL),
+        State("RETURNING", Kind.CALL, action="return", effect=Effect.SIGN | Effect.RETURN, compensating=True),
+        State("RETURNED", Kind.TERMINAL, compensating=True),
     ),
     arrows=(
-        Arrow("APPROVING", "APPROVE", "SENDING"),
-        Arrow("APPROVING", "CANCEL", "GONE"),
-        Arrow("APPROVING", "EXPIRED", "GONE"),
-        Arrow("SENDING", Outcome.SUCCESS, "SETTLING"),
-        Arrow("SENDING", Outcome.EXPLICIT_FAIL, "GONE"),
-        Arrow("SETTLING", "SETTLED", "DONE"),
-        Arrow("SETTLING", "CANCEL", "GONE"),
-        Arrow("SETTLING", "LATE", "CHASING"),
-        Arrow("CHASING", Outcome.SUCCESS, "SETTLING"),
-        Arrow("CHASING", Outcome.EXPLICIT_FAIL, "GONE"),
+        Arrow("APPROVING", "APPROVE", "SIGNING"),
+        Arrow("APPROVING", "REJECT", "RETURNED"),
+        Arrow("SIGNING", Outcome.SUCCESS, "SENDING"),
+        Arrow("SIGNING", Outcome.EXPLICIT_FAIL, "RETURNED"),
+        Arrow("SENDING", Outcome.SUCCESS, "CONFIRMING"),
+        Arrow("SENDING", Outcome.EXPLICIT_FAIL, "RETURNING"),
+        Arrow("CONFIRMING", Outcome.SUCCESS, "DONE"),
+        Arrow("CONFIRMING", Outcome.EXPLICIT_FAIL, "STUCK"),
+        Arrow("STUCK", "AGAIN", "APPROVING"),
+        Arrow("STUCK", "GIVE_UP", "RETURNING"),
+        Arrow("STUCK", "DECIDE", "DECIDING"),
+        Arrow("DECIDING", "BACK", "RETURNING"),
+        Arrow("DECIDING", "ON", "APPROVING"),
+        Arrow("RETURNING", Outcome.SUCCESS, "RETURNED"),
+        Arrow("RETURNING", Outcome.EXPLICIT_FAIL, "RETURNING"),
     ),
 )
 
 
 class Payout(msgspec.Struct):
-    expires: datetime | None = None
-    fee: int = 1
-    bumps: int = 0
-    cancelled: bool = False
-    priority: Priority = Priority.NORMAL
+    minor: int = 0
+    way: str = "BACK"  # out of DECIDING
 
 
-def in_s(seconds: float) -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=seconds)
+def choose(item: FlowRecord[Payout]) -> str:
+    return item.body.way
 
 
-def book(item: FlowRecord[Payout], event: str, _answer: Answer) -> Booking:
-    """What ends a wait moves one unit, under a key of the record and the event: it can't be booked twice."""
-    if event not in ("SETTLED", "EXPIRED", "CANCEL"):
-        return Booking()
-    leg = Leg(BANK, "bob", "USDT", 1)
-    return Booking((Intent(scope="payouts", key=f"{item.id}:{event}", legs=(leg,)),))
+def dispute(_called: FlowRecord[Payout], now: FlowRecord[Payout], _answer: Answer) -> Dispute:
+    """It has landed although it was given up: bob has it, and it was given back."""
+    leg = Leg(SUSPENSE, "bob", "USDT", now.body.minor)
+    key = f"{now.id}:late:{now.record.version}"
+    return Dispute((Intent(scope="payouts", key=key, legs=(leg,), kind=EntryKind.RETURN, outside=True),))
 
 
-def on_signal(item: FlowRecord[Payout], event: str, evidence: dict[str, Any]) -> Payout | None:
-    if event == "BUMP":
-        return msgspec.structs.replace(item.body, fee=evidence["fee"], bumps=item.body.bumps + 1)
-    return msgspec.structs.replace(item.body, cancelled=True) if event == "CANCEL" else None
+class Chain(World):
+    """The signer and the chain."""
 
+    found: Outcome = Outcome.UNKNOWN  # what the query of a confirmation says
 
-class Bank:
-    """The other side: what it was offered, and what it says; SUCCESS unless it is scripted."""
-
-    def __init__(self, **says: list[Any]) -> None:
-        self.says = says
-        self.offers: list[tuple[str, str, int, bool]] = []  # id, action, fee, whether the body says "cancelled"
-        self.hangs: asyncio.Event | None = None
-        self.called = asyncio.Event()
-        self.options: dict[str, Any] = {}
+    async def query(self, _item: FlowRecord[Payout]) -> Answer:
+        self.calls["query"] += 1
+        return Answer(outcome=self.found)
 
     def flow(self) -> Flow[Payout]:
-        def action(name: str) -> Any:
-            async def call(item: FlowRecord[Payout]) -> Answer:
-                self.offers.append((item.id, name, item.body.fee, item.body.cancelled))
-                self.called.set()
-                if self.hangs is not None:
-                    await self.hangs.wait()
-                script = self.says.get(name, [])
-                return Answer(outcome=script.pop(0) if script else Outcome.SUCCESS)
-
-            return call
-
-        usual: dict[str, Any] = {
-            "alarms": (),
-            "retry": Retry(first_s=0.001, cap_s=0.002),
-            "rails": {"send": "bank", "chase": "bank"},
-        }
+        options: dict[str, Any] = {"queries": {"confirm": self.query}, **self.flow_options}
         return Flow(
             machine=MACHINE,
             body=Payout,
-            actions={name: action(name) for name in ("send", "chase")},
-            book=book,
-            timer=lambda item: item.body.expires,
-            inbox_events=frozenset({"SETTLED", "CANCEL", "BUMP"}),
-            on_signal=on_signal,
-            priority=lambda body: body.priority,
-            **(usual | self.options),
+            actions={name: self.action(name) for name in ("sign", "send", "confirm", "return")},
+            cancels={name: self.cancel(name) for name in ("sign", "send")},
+            rails={"sign": "signer", "send": "chain", "confirm": "chain", "return": "chain"},
+            choose=choose,
+            dispute=dispute,
+            retry=SOON,
+            **options,
         )
 
 
-@contextlib.asynccontextmanager
-async def program(
-    place: Place, bank: Bank, *, worker: str = "local", lease_s: float = 30.0, ports: Ports | None = None
-) -> AsyncIterator[Engine]:
-    async with place.bursar(ports) as bursar:
-        engine = Engine(bursar.store, bursar.ledger.writer, [bank.flow()], worker=worker, lease_s=lease_s)
-        try:
-            yield engine
-        finally:
-            await engine.finish(0)
+async def payout(p: Program, id: str, **body: Any) -> Record:
+    """A payout that waits for its approval."""
+    return (await p.engine.start("payouts", Payout(**body), id=id)).record
 
 
-async def start(engine: Engine, id: str = "p-1", **body: Any) -> Record:
-    return (await engine.start("payouts", Payout(**body), id=id)).record
+async def approved(p: Program, id: str, **body: Any) -> Record:
+    """A payout that was approved; nobody drives it yet."""
+    return await p.engine.signal(await payout(p, id, **body), "APPROVE", "ann", {"reason": "known"})
 
 
-async def at(engine: Engine, id: str = "p-1") -> Record:
-    found = await engine.get("payouts", id)
-    assert found is not None
-    return found
-
-
-async def path(engine: Engine, id: str = "p-1") -> list[str]:
-    history = await engine.store.read.records.history((await at(engine, id)).number)
-    assert [t.version for t in history] == list(range(1, len(history) + 1)), "every transition once, in order"
-    return [t.event for t in history]
-
-
-async def look(*engines: Engine) -> None:
-    """A new worker in each process looks at what was left, then for what is due; and all that follows from it."""
-
-    async def both(worker: Worker) -> None:
-        await worker.look()
-        await worker.look()
-
-    await asyncio.gather(*(both(Worker(engine)) for engine in engines))
-    await asyncio.gather(*(engine.finish(PATIENCE_S) for engine in engines))
-
-
-async def until(engine: Engine, state: str, id: str = "p-1") -> Record:
-    async with asyncio.timeout(PATIENCE_S):
-        while (found := await at(engine, id)).state != state:
-            await look(engine)
-    return found
-
-
-async def time_passes(place: Place) -> None:
-    """All timers have come. On PostgreSQL a test can't move the clock: it moves the timers."""
-    past = "to_timestamp(1)" if place.engine == "postgres" else "1"
-    await behind(place, f"UPDATE {{s}}records SET timer = {past} WHERE timer IS NOT NULL")
-
-
-async def behind(place: Place, sql: str) -> None:
-    """Change rows behind the program's back; `{s}` is the schema."""
-    if place.engine == "postgres":
-        connection = await asyncpg.connect(place.url)
-        try:
-            await connection.execute(sql.replace("{s}", "bursar."))
-        finally:
-            await connection.close()
-        return
-    with contextlib.closing(sqlite3.connect(place.path, timeout=20, isolation_level=None)) as file:
-        file.execute(sql.replace("{s}", ""))
+async def stuck(p: Program, id: str, **body: Any) -> Record:
+    """A payout that was sent and can't be confirmed. The chain must say so."""
+    record = await p.now(await approved(p, id, **body))
+    assert record.state == "STUCK"
+    return record

@@ -151,7 +151,7 @@ class World:
 
         return call
 
-    def flow(self) -> Flow[Order]:
+    def flow(self) -> Flow[Any]:
         rails = {"charge": "card", "ship": "shop", "refund": "card"}
         options = {"retry": SOON, "book": book, "rails": rails, **self.flow_options}
         return Flow(

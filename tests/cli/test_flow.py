@@ -208,3 +208,35 @@ def test_records_of_another_programs_flow_are_shown_and_left_alone(
     assert "a flow of another program" in run.ok("flow", "list")
     assert run.json("flow", "show", "orders", "wire-1")["entries"] == []
     assert run("flow", "retry", "orders", "wire-1", *WHO, *WHY).code == 1
+
+
+def test_a_halt_of_all_signing_is_set_by_one_and_lifted_by_two(run: Shell, ids: dict[str, str]) -> None:
+    assert run.json("flow", "halt", *WHO, *WHY) == {"halted": True}
+    assert "all signing was halted before" in run.ok("flow", "halt", *WHO, *WHY)
+    assert {one["flow"]: one["halted"]["reason"] for one in run.json("flow", "list")} == dict.fromkeys(ids, "ticket 17")
+    assert "halted by anna: ticket 17" in run.ok("flow", "list")
+    [halt] = run.json("flow", "pauses")
+    assert (halt["kind"], halt["name"], halt["two_people"]) == ("halt all", "signing", True)
+    said = run.ok("flow", "unhalt", *WHO, *WHY)
+    assert "Another person must run: bursar flow unhalt --actor OTHER --reason WHY" in said
+    assert run("flow", "unhalt", *WHO, *WHY).code == 1
+    assert run.json("flow", "unhalt", "--actor", "ben", *WHY) == {"unhalted": True, "proposed": False}
+    assert "all signing was not halted" in run.ok("flow", "unhalt", *WHO, *WHY)
+    assert [one["action"] for one in run.json("flow", "pauses", "--history")] == [
+        "unhalted",
+        "unhalt proposed",
+        "halted",
+    ]
+
+
+def test_a_halt_of_a_flow_that_signs_nothing_is_refused(run: Shell, ids: dict[str, str]) -> None:
+    ran = run("flow", "halt", "transfers", *WHO, *WHY)
+    assert (ran.code, "nothing there signs" in ran.err) == (1, True)
+
+
+def test_a_second_person_repeats_that_it_is_declared_dead(run: Shell, ids: dict[str, str]) -> None:
+    said = run.json("flow", "signal", "sequence", ids["sequence"], "RETRY", "--declared-dead", *WHO, *WHY)
+    assert (said["state"], said["asked_by"]) == (WAITS, "anna")
+    words = said["run"].replace("OTHER", "ben").replace("WHY", "seen").split()[1:]
+    assert "--declared-dead" in words
+    assert "is COMPENSATING: decided" in run.ok(*words)

@@ -158,7 +158,7 @@ async def _relied_on(bursar: Bursar, worker: str, sequence: int) -> None:
     from bursar.writer import Change, Move, NewTransition  # noqa: PLC0415
 
     move_ = Move(flow="toy", id="x", version=0, transitions=(NewTransition("", "X", "A"),), actor=worker, delay_us=None)
-    await bursar.ledger.writer.apply(Change(moves=(move_,), high_water=("spot", worker, sequence)))
+    await bursar.ledger.writer.apply(Change(moves=(move_,), high_water=(("spot", worker, sequence),)))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from tests.crashing import dies
 
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, FlowRefused, NewRecord, RecordSignal, Worker
 from bursar.model.errors import AlreadyExists, InvalidEntry, InvalidState, RecordMoved
-from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
+from bursar.model.proof import dead
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports
@@ -53,7 +54,7 @@ JOBS = Machine(
     initial="SENDING",
     states=(
         State("SENDING", Kind.CALL, action="send"),
-        State("CONFIRMING", Kind.CALL, action="confirm", poll_s=1800),
+        State("CONFIRMING", Kind.CALL, action="confirm", poll_s=1800, effect=Effect.CONFIRM),
         State("CONFIRMED", Kind.TERMINAL),
         State("DEAD", Kind.TERMINAL, compensating=True),
     ),
@@ -81,10 +82,9 @@ def approve(item: FlowRecord[Intent], event: str, _answer: Answer) -> Booking:
 def end(item: FlowRecord[Job], event: str, answer: Answer) -> Booking:
     if item.record.state == "SENDING" and event == "SUCCESS":
         return Booking()
-    told = "DONE" if event == "SUCCESS" else "FAILED"
-    return Booking(
-        signals=(RecordSignal(flow="intents", id=item.body.intent, event=told, evidence={"why": answer.code}),)
-    )
+    told, proof = ("DONE", {}) if event == "SUCCESS" else ("FAILED", dead(refused=answer.code))
+    evidence = {"why": answer.code} | proof
+    return Booking(signals=(RecordSignal(flow="intents", id=item.body.intent, event=told, evidence=evidence),))
 
 
 class World:

@@ -19,21 +19,21 @@ pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=Tr
 async def test_what_a_transition_relies_on_is_written_with_it(place: Place, tmp_path: Path) -> None:
     """Deposits, withdraws and refusals of the core: the highest sequence among them, once they are written down."""
     async with exchange(place, tmp_path) as here:
-        cores = here.bursar.store.read.cores
-        assert await cores.high_water("spot") == 0
+        marks = here.bursar.store.read.marks
+        assert await marks.highest("spot") == 0
         await here.move(FUNDING, SPOT, "40")
-        assert await cores.high_water("spot") == here.core.core.state.sequence == 1
+        assert await marks.highest("spot") == here.core.core.state.sequence == 1
         await asyncio.gather(*[here.move(SPOT, FUNDING, "1") for _ in range(20)])
-        assert await cores.high_water("spot") == here.core.core.state.sequence == 21
+        assert await marks.highest("spot") == here.core.core.state.sequence == 21
         client = await here.core.client()
         await client.lock(77, 1001, "USDT", 5)  # not ours: nothing here relies on it
-        assert (await cores.high_water("spot"), here.core.core.state.sequence) == (21, 22)
+        assert (await marks.highest("spot"), here.core.core.state.sequence) == (21, 22)
 
 
 @scenario
 async def test_each_worker_has_a_row_of_its_own_and_the_highest_counts(place: Place) -> None:
     async with place.bursar() as bursar:
-        cores, apply = bursar.store.read.cores, bursar.ledger.writer.apply
+        marks, apply = bursar.store.read.marks, bursar.ledger.writer.apply
 
         def noted(id_: str, worker: str, sequence: int, version: int = 0) -> Change:
             move = Move(
@@ -44,13 +44,13 @@ async def test_each_worker_has_a_row_of_its_own_and_the_highest_counts(place: Pl
                 actor=worker,
                 delay_us=None,
             )
-            return Change(moves=(move,), high_water=("spot", worker, sequence))
+            return Change(moves=(move,), high_water=(("spot", worker, sequence),))
 
         await asyncio.gather(*[apply(noted(f"a{n}", "one", n)) for n in (7, 9, 8)], apply(noted("b", "two", 5)))
-        assert await cores.high_water("spot") == 9
+        assert await marks.highest("spot") == 9
         await apply(noted("c", "one", 3))  # an answer remembered from long ago takes nothing back
-        assert await cores.high_water("spot") == 9
+        assert await marks.highest("spot") == 9
         with pytest.raises(RecordMoved):
             await apply(noted("c", "one", 50))
-        assert await cores.high_water("spot") == 9, "nothing that is refused is relied on"
-        assert await cores.high_water("future") == 0
+        assert await marks.highest("spot") == 9, "nothing that is refused is relied on"
+        assert await marks.highest("future") == 0

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.builders import Place, scenario
-from tests.payouts import Bank, at, behind, program, start
+from tests.timed_payouts import Bank, at, behind, program, start
 
 from bursar.engine import Answer, Booking, Flow, FlowRecord, NewRecord, Worker
 from bursar.model.machine import Arrow, Kind, Machine, State

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.builders import MovablePorts, Place, scenario
 from tests.crashing import dies
-from tests.payouts import HOUR_S, Bank, at, behind, in_s, look, path, program, start, until
+from tests.timed_payouts import HOUR_S, Bank, at, behind, in_s, look, path, program, start, until
 
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, Operators, RecordSignal
 from bursar.ledger import Ledger
@@ -24,8 +24,8 @@ from bursar.model.records import Record, Signal
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
-WHY = {"actor": "ann", "reason": "because"}
-ALSO = {"actor": "ben", "reason": "so do I"}
+WHY: dict[str, Any] = {"actor": "ann", "reason": "because"}
+ALSO: dict[str, Any] = {"actor": "ben", "reason": "so do I"}
 
 
 async def outcome(word: Any) -> Any:

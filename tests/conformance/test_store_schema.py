@@ -267,6 +267,46 @@ async def test_holds_with_an_owner_that_a_caller_made_up_can_be_ended_after_the_
             await look.execute("UPDATE holds SET lasts_us = 1")
 
 
+PAUSED_BEFORE = """INSERT INTO pauses (kind, name, actor, reason, at, two_people, proposed_by, proposed_reason)
+    VALUES ('flow', 'transfers', 'ann', 'why', {at}, {yes}, 'bob', 'done'),
+           ('rail', 'spot', 'ann', 'why', {at}, {no}, '', '')"""
+MARKED_BEFORE = "INSERT INTO core_high_water (rail, worker, sequence, at) VALUES ('spot', 'host-1', 17, {at})"
+
+
+@scenario
+async def test_pauses_and_marks_are_kept_by_the_migration_that_brings_halts(
+    empty_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A halt is a row beside the pause of the same name, and a program that lifts pauses does not lift it."""
+    with monkeypatch.context() as yesterday:
+        for module in (sqlite, schema):
+            older = [found for found in module.MIGRATIONS if found[0] < _number(module.MIGRATIONS, "halts")]
+            yesterday.setattr(module, "MIGRATIONS", older)
+            yesterday.setattr(module, "VERSION", older[-1][0])
+        store = empty_place.store()
+        await store.open()
+        await store.close()
+        words = {"yes": "true", "no": "false", "at": "now()"}
+        words = words if empty_place.engine == "postgres" else {"yes": "1", "no": "0", "at": "0"}
+        async with raw(empty_place) as look:
+            await look.execute(PAUSED_BEFORE.format(**words))
+            await look.execute(MARKED_BEFORE.format(**words))
+
+    store = empty_place.store()
+    await store.open(migrate=True)
+    pauses = store.single().pauses
+    found = [(one.kind, one.name, one.two_people, one.proposed_by) for one in await pauses.list()]
+    assert found == [("flow", "transfers", True, "bob"), ("rail", "spot", False, "")]
+    assert await store.read.marks.highest("spot") == 17
+    assert await pauses.add("halt flow", "transfers", "ann", "a key is stolen", two_people=True)
+    assert await pauses.drop("flow", "transfers")
+    assert [one.kind for one in await pauses.list()] == ["halt flow", "rail"]
+    await store.close()
+    async with raw(empty_place) as look:
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.PostgresError)):
+            await look.execute("UPDATE pauses SET kind = 'flaw'")
+
+
 def _number(migrations: list[tuple[int, str, str]], name: str) -> int:
     return next(number for number, found, _ in migrations if found == name)
 

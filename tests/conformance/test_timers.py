@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.builders import MovablePorts, Place, scenario
 from tests.crashing import dies
-from tests.payouts import (
+from tests.timed_payouts import (
     HOUR_S,
     Bank,
     at,
@@ -34,7 +34,7 @@ from bursar.model.retry import Alarm
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
 DAY_S = 86_400
-WHY = {"actor": "ann", "reason": "because"}
+WHY: dict[str, Any] = {"actor": "ann", "reason": "because"}
 
 
 async def outcome(word: Any) -> Any:

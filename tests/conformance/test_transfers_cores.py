@@ -177,6 +177,24 @@ async def test_a_reply_that_is_lost_after_the_effect_is_asked_for_again(
 
 
 @scenario
+async def test_a_refusal_relies_on_the_logs_of_both_cores(place: Place, tmp_path: Path) -> None:
+    """T33: the source core has refused, the target core has promised that nothing arrives; neither may forget it."""
+    async with house(place, tmp_path) as here:
+        spot, future = [here.desks[kind].core.state for kind in (SPOT, FUTURE)]
+        client = here.clients[SPOT]
+        await client.lock(77, ALICE, "USDT", 1)  # the core's log is ahead of what the database relies on
+        marks = here.bursar.store.read.marks
+        assert await marks.highest("spot") < spot.sequence
+
+        async def refuse(_item: FlowRecord[Any]) -> Answer:
+            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="NO", high_water=(("spot", spot.sequence),))
+
+        here.transfers.rails[AccountType.SPOT].withdraw = refuse  # type: ignore[method-assign, assignment]
+        assert (await here.move(SPOT, FUTURE, "1")).state == "FAILED"
+        assert [await marks.highest(rail) for rail in ("spot", "future")] == [spot.sequence, future.sequence]
+
+
+@scenario
 async def test_what_is_refused(place: Place, tmp_path: Path) -> None:
     """A type that is not switched on; one core twice; more than is there; a frozen account at either core."""
     async with house(place, tmp_path) as here:

@@ -153,6 +153,25 @@ async def test_what_is_paused_does_not_ride(place: Place, tmp_path: Path) -> Non
 
 
 @scenario
+async def test_what_is_paused_does_not_ride_after_a_call_that_was_repeated(place: Place, tmp_path: Path) -> None:
+    """The source was called twice; the deposit is a first call all the same, and waits (W15)."""
+    async with exchange(place, tmp_path, works=False) as here:
+        await here.move(FUNDING, SPOT, "50")
+        here.break_rail(AccountType.SPOT, "withdraw", Outcome.TIMEOUT)
+        engine = here.transfers.engine
+        view = await here.move(SPOT, FUNDING, "10")
+        record = await engine.get("transfers", view.req_id)
+        assert record is not None
+        assert (record.state, record.attempt) == ("SOURCE_PENDING", 1)
+        await Operators(engine).pause("rail", "funding", actor="ann", reason="looking into it")
+        record = await engine.process_now(record, 10)
+        assert (record.state, await here.funding()) == ("TARGET_PENDING", "50.000000")
+        await Operators(engine).resume("rail", "funding", actor="ann", reason="all is well")
+        assert (await engine.process_now(record, 10)).state == "COMMITTED"
+        assert await here.standing() == ("60.000000", 40_000_000)
+
+
+@scenario
 async def test_racers_for_the_last_coin(place: Place, tmp_path: Path) -> None:
     """Twenty at once for what ten can have: ten arrive, ten are refused or fail, nobody is left in between."""
     async with exchange(place, tmp_path, funds="10") as here:

@@ -10,11 +10,11 @@ import msgspec
 from tests.interleaving.stage import RECORDS, Actor
 from tests.interleaving.world import Operation as Act
 from tests.interleaving.world import World, every_order
-from tests.payouts import Bank, Payout, at, in_s, path
+from tests.timed_payouts import Bank, Payout, at, in_s, path
 
 from bursar.engine import Booking, Engine
 from bursar.ledger import Ledger
-from bursar.model.errors import NotPossible, RecordMoved
+from bursar.model.errors import InvalidState, RecordMoved
 from bursar.model.records import Record
 
 ORDERS_OF_RIVALS = 4  # if the second to write waits for the first one's COMMIT
@@ -118,7 +118,7 @@ def test_signal_against_a_timer(empty_postgres: str) -> None:
         events = await path(engine_on(world.ledger), records[-1].id)
         wins.add(events[1])
         assert len(events) == 2
-        assert isinstance(outcomes[0], NotPossible) == (events[1] == "EXPIRED")
+        assert isinstance(outcomes[0], InvalidState) == (events[1] == "EXPIRED")
 
     assert asyncio.run(every_order(empty_postgres, prepare, check, gates=RECORDS)) >= ORDERS_OF_RIVALS
     assert wins == {"APPROVE", "EXPIRED"}

@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
 
 from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker, calling
+from bursar.engine import engine as engine_module
 from bursar.engine.moves import Moves
+from bursar.engine.pauses import Pauses
 from bursar.ledger.holds import Holds
 from bursar.model import flow_rows
 from bursar.model.entries import HoldChange
@@ -70,6 +73,9 @@ def test_seeds_do_what_they_are_for() -> None:
     assert sum(done.value.lapsed for done in runs) > 5
     assert sum(done.value.early for done in runs) > 5
     assert sum(done.value.parcels for done in runs) > 5
+    assert sum(done.value.unproved for done in runs) > 5
+    switched = sum((done.value.switched for done in runs), Counter[str]())
+    assert {"flow", "rail", "halt flow", "halt rail", "halt all"} & switched.keys() >= {"rail", "halt rail"}
 
 
 def test_a_planned_crash_happens_where_it_was_planned() -> None:
@@ -98,6 +104,38 @@ def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(calling, "_surprised", surprised)
     assert any("the rail said" in error for error in broken())
+
+
+def test_money_given_back_without_proof_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(engine_module, "check_proof", check)
+    assert any("S44" in error for error in broken(10))
+
+
+@pytest.mark.parametrize("rule", ["W15", "W21"])
+def test_an_engine_that_obeys_no_switch_is_noticed(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    async def stop(*_: Any, **__: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(Pauses, "stop", stop)
+    assert any(rule in error for error in broken(40))
+
+
+def test_a_halt_that_is_obeyed_late_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given an engine that goes by what it has read a moment ago, then something signs after the halt (W21)."""
+    real = Pauses._switches
+
+    async def switches(self: Pauses) -> Any:
+        return (
+            self.now
+            if self._read_s > self._store.ports.monotonic() - 0.2 and self.now is not None
+            else await real(self)
+        )
+
+    monkeypatch.setattr(Pauses, "_switches", switches)
+    assert any("W21" in error for error in broken(60))
 
 
 def test_an_entry_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

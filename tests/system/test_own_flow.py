@@ -35,5 +35,5 @@ def test_what_people_can_do_is_spelled_as_it_is_called() -> None:
     from bursar.engine import Operators  # noqa: PLC0415
 
     called = re.findall(r"await people\.(\w+)\(", HOW_TO)
-    assert len(called) == 6
+    assert len(called) == 8
     assert all(hasattr(Operators, name) for name in called)

@@ -22,6 +22,7 @@ from bursar.model.machine import (
     NAME_LENGTH_MAX,
     STATES_MAX,
     Arrow,
+    Effect,
     Flaw,
     ImpossibleEvent,
     Kind,
@@ -251,6 +252,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("BAD_NAME HELD", add(replace(LATE, timeout_event="a.b"), OUT)),
     ("STRAY_FIELD ASKING", put("ASKING", timeout_event="GO")),
     ("STRAY_FIELD BEGUN", put("BEGUN", timeout_s=5.0)),
+    ("STRAY_FIELD DONE", put("DONE", effect=Effect.CONFIRM)),
+    ("BAD_EFFECT ASKING", put("ASKING", effect=Effect.SEND | Effect.CONFIRM)),
+    ("RETURN_PAUSED ASKING", put("ASKING", effect=Effect.SEND, compensating=True)),
     ("TOO_LARGE", {"arrows": SMALL_ARROWS * 134}),
     ("NO_INITIAL ELSEWHERE", {"initial": "ELSEWHERE"}),
     ("NO_INITIAL DONE", {"initial": "DONE"}),
@@ -277,6 +281,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("UNKNOWN_MOVES ASKING TIMEOUT", add(Arrow("ASKING", TIMEOUT, "RETURNED", EXPLICIT_FAIL))),
     ("UNKNOWN_MOVES ASKING MORE", add(Arrow("ASKING", "MORE", "DONE", Outcome.PENDING))),
     ("SUCCESS_COMPENSATES ASKING MORE", add(Arrow("ASKING", "MORE", "RETURNED", SUCCESS))),
+    (
+        "SUCCESS_COMPENSATES ASKING MORE",
+        add(AGAIN, Arrow("ASKING", "MORE", "AGAIN", SUCCESS), Arrow("AGAIN", "GO", "RETURNED")),
+    ),
     ("NO_WAY_ON HELD", add(HELD, Arrow("BEGUN", "MORE", "HELD"), Arrow("HELD", "MORE", "HELD"))),
     ("CYCLE_OF_AUTOMATIC_STATES AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "BEGUN"))),
     ("CYCLE_OF_AUTOMATIC_STATES AGAIN", add(AGAIN, Arrow("BEGUN", "MORE", "AGAIN"), Arrow("AGAIN", "MORE", "AGAIN"))),
@@ -401,6 +409,114 @@ def test_a_problem_says_where_it_is_as_far_as_it_is_anywhere() -> None:
     assert str(Problem(Flaw.NO_TERMINAL)) == Flaw.NO_TERMINAL.value
     assert str(Problem(Flaw.NO_WAY_ON, state="A")) == f"state 'A': {Flaw.NO_WAY_ON.value}"
     assert str(Problem(Flaw.UNHANDLED_EVENT, event="GO")) == f"event 'GO': {Flaw.UNHANDLED_EVENT.value}"
+
+
+# ------------------------------------------------------------------------------------------------- what a call does
+
+SEND, SIGN, CONFIRM, RETURN = Effect
+
+
+@pytest.mark.parametrize(
+    ("effect", "first_paused", "again_paused", "halted"),
+    [
+        (SEND, True, False, False),
+        (SIGN, True, False, True),
+        (SIGN | SEND, True, False, True),
+        (CONFIRM, False, False, False),
+        (RETURN, False, False, False),
+        (SIGN | RETURN, False, False, True),
+    ],
+)
+def test_switches_follow_from_the_effect(effect: Effect, first_paused: bool, again_paused: bool, halted: bool) -> None:
+    """A pause stops the first send or signature, never confirmation or return (W15); a halt stops signatures (W21)."""
+    state = build(**put("ASKING", effect=effect)).state("ASKING")
+    assert state.signs is halted
+    assert state.is_held(paused=True, halted=False, called=False) is first_paused
+    assert state.is_held(paused=True, halted=False, called=True) is again_paused
+    for paused, called in ((False, False), (False, True), (True, True)):
+        assert state.is_held(paused=paused, halted=True, called=called) is halted
+    assert state.is_held(paused=True, halted=True, called=False) is (first_paused or halted)
+    assert not any(state.is_held(paused=False, halted=False, called=called) for called in (False, True))
+
+
+@pytest.mark.parametrize(
+    "effect", [SEND | RETURN, SEND | CONFIRM, SIGN | CONFIRM, CONFIRM | RETURN, SIGN | SEND | RETURN]
+)
+def test_a_call_has_one_effect_beside_signing(effect: Effect) -> None:
+    assert refusal(**put("ASKING", effect=effect)) == ["BAD_EFFECT ASKING"]
+
+
+def test_a_call_that_says_nothing_sends_or_returns() -> None:
+    """The safe side: what gives money back is never paused, anything else is."""
+    assert State("A", CALL, action="a").effect is SEND
+    assert State("A", CALL, action="a", compensating=True).effect is RETURN
+    assert [State("A", kind).effect for kind in (REST, WAIT, TERMINAL)] == [None] * 3
+    assert not State("A", REST).is_held(paused=True, halted=True, called=False)
+    assert not State("A", WAIT).signs
+
+
+@pytest.mark.parametrize("effect", [SEND, SIGN, SIGN | SEND])
+def test_a_pause_can_not_stop_what_gives_money_back(effect: Effect) -> None:
+    assert refusal(**put("ASKING", effect=effect, compensating=True))[:1] == ["RETURN_PAUSED ASKING"]
+    assert "RETURN_PAUSED RETURNED" not in refusal(**put("ASKING", effect=effect, compensating=True))
+
+
+# ---------------------------------------------------------------------------- giving money back out of a waiting state
+
+BACK = State("BACK", CALL, action="refund", compensating=True)
+WAITS = (
+    Arrow("ASKING", SUCCESS, "HELD"),
+    Arrow("ASKING", EXPLICIT_FAIL, "RETURNED"),
+    Arrow("HELD", "GO", "AGAIN"),
+    Arrow("HELD", "MORE", "RETURNED"),
+    Arrow("AGAIN", "GO", "DONE"),
+    Arrow("AGAIN", "MORE", "BACK"),
+    Arrow("BACK", SUCCESS, "RETURNED"),
+    Arrow("BACK", EXPLICIT_FAIL, "BACK"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "needed"),
+    [
+        (["HELD", "RETURNED"], True),
+        (["HELD", "AGAIN", "BACK"], True),
+        (["AGAIN", "BACK"], True),
+        (["HELD", "AGAIN", "DONE"], False),
+        (["HELD", "AGAIN", "ASKING", "RETURNED"], False),
+        (["ASKING", "RETURNED"], False),
+        (["ASKING", "HELD"], False),
+        (["BACK", "RETURNED"], False),
+        (["WAITS_BACK", "RETURNED"], False),
+        (["HELD"], False),
+    ],
+)
+def test_a_waiting_record_turns_back_with_proof_only(path: list[str], needed: bool) -> None:
+    """Given the states of one move, then proof is needed if it turns to giving back before any call (S44)."""
+    waits_back = State("WAITS_BACK", WAIT, awaits="person", compensating=True)
+    more = (Arrow("BEGUN", "GO", "ASKING"), Arrow("BEGUN", "MORE", "WAITS_BACK"), Arrow("WAITS_BACK", "GO", "RETURNED"))
+    states = (*SMALL, HELD, AGAIN, BACK, waits_back)
+    machine = build(states=states, arrows=(*more, *WAITS), events=("GO", "MORE"))
+    assert machine.needs_proof(path) is needed
+
+
+def test_what_may_have_been_issued_is_told_by_the_state() -> None:
+    """A call issues, unless it only confirms; a state that this machine does not know may have."""
+    machine = build(**put("ASKING", effect=CONFIRM))
+    assert [machine.issues(state.name) for state in machine.states] == [False] * 4
+    for effect in (SEND, SIGN, RETURN, SIGN | RETURN):
+        assert build(**put("ASKING", effect=effect)).issues("ASKING")
+    assert machine.issues("GONE")
+
+
+def test_a_success_may_lead_by_itself_to_an_end_and_a_refusal_back() -> None:
+    """Automatic states after a success lead on; after a refusal, and out of a compensation, they may lead back."""
+    arrows = (*SMALL_ARROWS[:2], Arrow("ASKING", EXPLICIT_FAIL, "AGAIN"), Arrow("AGAIN", "GO", "RETURNED"))
+    assert build(states=(*SMALL, AGAIN), arrows=arrows).next("AGAIN", "GO").name == "RETURNED"
+    back = (*arrows[:3], Arrow("AGAIN", "GO", "BACK"), Arrow("BACK", SUCCESS, "ENDING"))
+    more = (Arrow("BACK", EXPLICIT_FAIL, "BACK"), Arrow("ENDING", "GO", "RETURNED"))
+    states = (*SMALL, AGAIN, BACK, State("ENDING", REST, compensating=True))
+    assert build(states=states, arrows=(*back, *more)).next("ENDING", "GO").name == "RETURNED"
 
 
 # -------------------------------------------------------------------------------------------------------- how it looks

@@ -10,7 +10,7 @@ import pytest
 
 from bursar.engine import Answer, Flow, FlowRecord, FlowRefused
 from bursar.engine.queue import BY_AGE_EVERY, Queue
-from bursar.engine.signals import INBOX_MAX, check_possible, find, next_in
+from bursar.engine.signals import INBOX_MAX, awaited, check_possible, find
 from bursar.model.errors import IdempotencyKeyReused, InvalidEntry, InvalidState
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.outcome import Outcome
@@ -200,10 +200,9 @@ def test_signals_are_consumed_in_the_order_of_arrival_and_once() -> None:
         Signal(1, "c", "PAID", "ann", "{}", 5),
         Signal(1, "d", "PAID", "ann", "{}", 6),
     ]
-    found = next_in(flow(), record("SENT"), sent)
-    assert found is sent[2]
-    assert next_in(flow(), record("SENDING"), sent) is None
-    assert next_in(flow(), record("OFFERED"), sent) is None
+    assert awaited(flow(), record("SENT"), sent) == sent[2:]
+    assert awaited(flow(), record("SENDING"), sent) == []
+    assert awaited(flow(), record("OFFERED"), sent) == []
 
 
 # --- the queue of a worker -----------------------------------------------------------------------------------------

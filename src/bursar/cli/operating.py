@@ -99,12 +99,12 @@ def on_catalog_with_cores(
     return opening(partial(_opened_catalog_with, asks_cores=asks_cores))
 
 
-def show_lift(out: Output, lift: Lift, what: str, done: str, *, key: str, run: str) -> None:
-    """What became of a request to lift a pause; `run` is the command that a second person needs."""
+def show_lift(out: Output, lift: Lift, what: str, done: str, *, key: str, run: str, off: str = "paused") -> None:
+    """What became of a request to lift a switch; `run` is the command that a second person needs."""
     words = {
         "lifted": f"{what} {done}",
         "proposed": f"{what}: proposed by you; two people are needed. Another person must run: {run}",
-        "not paused": f"{what} was not paused",
+        "not paused": f"{what} was not {off}",
     }
     facts: dict[str, Any] = {key: lift == "lifted", "proposed": lift == "proposed"}
     out.show(facts, lambda: words[lift])

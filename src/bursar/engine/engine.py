@@ -31,6 +31,8 @@ from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecor
 from bursar.engine.moves import Moves
 from bursar.engine.others import Others, gather
 from bursar.engine.pauses import Pauses
+from bursar.engine.proofs import check as check_proof
+from bursar.engine.proofs import with_starts
 from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, Kind, State
@@ -250,7 +252,7 @@ class Engine:
         if state.kind is Kind.AUTOMATIC:
             move = self.moves.apply(item, automatic(flow, item, record.state), NOTHING, None)
             return await self.write(item, move, NOTHING, None, None)
-        if await self.pauses.stop(flow, state, item):
+        if await self.pauses.stop(flow, state, item, called=record.attempt > 0):
             self.pauses.hold(record.number)
             return None
         answer = validate_answer(flow, state, await self.call(flow, flow.actions[state.action or ""], item))
@@ -352,7 +354,8 @@ class Engine:
             body=None if answer.body is None else msgspec.json.encode(answer.body).decode(),
             rows=flow.own_rows(answer.rows),
         )
-        if attempt == 1 and not answer.outcome.is_known:  # T38: the first one is worth a line that nobody overlooks
+        # T38: the first one is worth a line that nobody overlooks.
+        if attempt == 1 and not answer.outcome.is_known and not answer.unchanged:
             log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
         after = await self.write(item, move, NOTHING, answer, answer)
         if after is None:
@@ -368,9 +371,11 @@ class Engine:
         self, flow: Flow[Any], item: FlowRecord[Any], arrow: Arrow, answer: Answer, *, actor: str = ""
     ) -> Record | None:
         """A poll that says nothing new: it is due again after a while, and that is all. Alarms of this state ring."""
-        if answer.rows or answer.body is not None or answer.high_water is not None:
-            return await self._stay(flow, item, arrow, answer, actor=actor)
         record = item.record
+        first = not record.attempt and flow.machine.state(record.state).is_held(paused=True, halted=False, called=False)
+        # The first one in a state that sends is news: that it was called. A pause must not stop the second (W15).
+        if first or answer.rows or answer.body is not None or answer.high_water:
+            return await self._stay(flow, item, arrow, answer, actor=actor)
         now_us = self.ports.now_us()
         age_us, life_us = now_us - record.since_us, now_us - record.created_us
         for alarm in flow.alarms:
@@ -386,7 +391,7 @@ class Engine:
     async def _inline_call(self, flow: Flow[Any], item: FlowRecord[Any], booking: Booking) -> InlineCall | None:
         """What the call of the state it comes to amounts to, if that can be part of the unit."""
         state = flow.machine.state(item.record.state)
-        if state.kind is not Kind.CALL or await self.pauses.stop(flow, state, item):
+        if state.kind is not Kind.CALL or await self.pauses.stop(flow, state, item, called=False):
             return None
         return flow.inline_call(item, booking)
 
@@ -417,17 +422,18 @@ class Engine:
         Raises `RecordMoved` for this record only: another one that has moved meanwhile is read again.
         """
         own_active = more.pop("active", ())
+        move = with_starts(move, booking.starts)
         for _ in range(TRIES):
             others = Others()
-            if booking.starts or booking.signals:
-                try:
+            try:
+                if booking.starts or booking.signals:
                     others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
-                except (
-                    Refusal
-                ):  # of no account if all of it was written before: by another worker, or an earlier request
-                    if (answered := await self._written_before(record, more.get("operation"))) is not None:
-                        return answered
-                    raise
+                for moved_record, its_move in zip((record, *others.records), (move, *others.moves), strict=True):
+                    await check_proof(self, moved_record, its_move)
+            except Refusal:  # of no account if all of it was written before: by another worker, or an earlier request
+                if (answered := await self._written_before(record, more.get("operation"))) is not None:
+                    return answered
+                raise
             intents, moves = (*booking.intents, *others.intents), (move, *others.moves)
             try:
                 done = await self.writer.apply(Change(intents, moves, active=(*own_active, *others.active), **more))
@@ -467,9 +473,9 @@ class Engine:
             self.settled[after.flow, after.state] += 1
         return after
 
-    def relied_on(self, answer: Answer) -> tuple[str, str, int] | None:
-        """How far a rail's own log is known once this answer is written down, in the same transaction (T33)."""
-        return None if answer.high_water is None else (answer.high_water[0], self.worker, answer.high_water[1])
+    def relied_on(self, answer: Answer) -> tuple[tuple[str, str, int], ...]:
+        """How far the logs of peers are known once this answer is written down, in the same transaction (T33)."""
+        return tuple((peer, self.worker, sequence) for peer, sequence in answer.high_water)
 
     # --- the small parts ---------------------------------------------------------------------------------------
 

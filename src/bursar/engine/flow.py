@@ -55,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with the answer, also if it stays
     unchanged: bool = False  # a poll that says nothing new: no row of history, no count of calls, no general alarm
     retry_after_s: float | None = None  # instead of the state's or the flow's delay, if the record stays
-    high_water: tuple[str, int] | None = None  # rail, and the sequence in its own log at which it did this (T33)
+    high_water: tuple[tuple[str, int], ...] = ()  # peers, and the sequence in its own log at which each did this (T33)
 
     def as_json(self) -> str:
         """The evidence as it is stored. Whatever it is, it can be: an answer must not be lost for how it is told."""

@@ -4,6 +4,9 @@ People may be wrong, and a rail may still do what they said it had not done. So 
 before the decision, and its rail is queried (which makes nothing happen) with back-off until the answer is definite.
 An answer that contradicts the decision goes the way of every late answer: a critical alert, and the books are put right
 against suspense (late). A rail that has nothing definite to say for long raises an alert too.
+
+What people declared dead (model/proof) is watched the same way, by the query of its last call. If it arrives after all,
+the flow is halted, or paused if it signs nothing (S44).
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import msgspec
 
 from bursar.engine import late
 from bursar.engine.flow import ERROR_LENGTH_MAX, Flow, storable
+from bursar.engine.pauses import HALT, set_pause
 from bursar.model.errors import BursarError
+from bursar.model.outcome import Outcome
+from bursar.model.proof import was_declared_dead
 from bursar.model.records import ForcedCall, Record, Transition
 from bursar.model.retry import Retry
 
@@ -30,6 +36,7 @@ LEASE_S = 60.0
 PAGE = 100
 QUESTIONS_MAX = 5  # without a definite answer, and an alert is raised
 UNCONFIRMED = "forced and unconfirmed"
+ACTOR = "engine"  # who switches a flow off when what was declared dead arrives
 
 log = logging.getLogger("bursar.engine")
 
@@ -69,12 +76,15 @@ async def _ask(engine: Engine, call: ForcedCall) -> bool:
     flow = None if record is None else engine.flows.get(record.flow)
     if record is None or flow is None:
         return False  # another program's flow: whoever knows it claims it when the lease is over
-    if not _left(call, await engine.store.read.records.history(call.record)):
+    history = await engine.store.read.records.history(call.record)
+    if not _left(call, history):
         await calls.ask_again(call, "", int(BACK_OFF.cap_s * 1e6))  # the people have not decided after all, or not yet
         return False
     item = flow.item(msgspec.structs.replace(record, state=call.state, version=call.version))
     answer = await engine.call(flow, flow.queries[flow.machine.state(call.state).action or ""], item)
     if answer.outcome.is_known:
+        if answer.outcome is Outcome.SUCCESS and was_declared_dead(history, call.version):
+            await _stop(engine, flow, record)  # first: a second crash must not leave it running
         await late.record_answer(engine, item, answer)
         await calls.ask_again(call, answer.outcome.value, None)
         return True
@@ -87,6 +97,13 @@ async def _ask(engine: Engine, call: ForcedCall) -> bool:
     return False
 
 
+async def _stop(engine: Engine, flow: Flow[Any], record: Record) -> None:
+    """What was declared dead has arrived, and was given back: whatever else was declared dead may do the same (S44)."""
+    kind = f"{HALT} flow" if any(state.signs for state in flow.machine.states) else "flow"
+    reason = f"{record.id} was declared dead, and has arrived"
+    await set_pause(engine.store, kind, flow.name, actor=ACTOR, reason=reason, two_people=True)
+
+
 def _left(call: ForcedCall, history: Sequence[Transition]) -> bool:
-    """Whether the record has left the state in which it was calling."""
-    return any(row.version > call.version and row.source == call.state != row.target for row in history)
+    """Whether the record has left the state in which it was when people decided."""
+    return any(row.version > call.version and row.source != row.target for row in history)

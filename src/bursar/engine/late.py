@@ -16,6 +16,7 @@ import msgspec
 from bursar.engine.flow import UNDISPUTED, Answer, Dispute, Flow, FlowRecord
 from bursar.model.errors import Conflict, RecordMoved, Refusal
 from bursar.model.outcome import Outcome
+from bursar.model.proof import was_declared_dead
 from bursar.model.records import Record, Transition
 from bursar.writer import Change, Move, NewTransition
 
@@ -58,6 +59,8 @@ def _contradicts(flow: Flow[Any], called: Record, answer: Answer, history: Seque
     if machine.state(left).compensating and answer.outcome is Outcome.EXPLICIT_FAIL:
         return False  # nor is one of a compensation, which is always tried again (T31, L15)
     believed: tuple[object, str] | None = None
+    if was_declared_dead(history, called.version):
+        believed = (Outcome.EXPLICIT_FAIL, meant.target if meant.answer is Outcome.EXPLICIT_FAIL else "")
     for transition in history:
         # A transition that stays is a call without an answer, or a note: it says nothing.
         if transition.version > called.version and transition.source == left != transition.target and believed is None:

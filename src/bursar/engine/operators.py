@@ -7,6 +7,7 @@ forced *back* by making sure at the rail that it never went (T34): the rail's ow
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,8 @@ from bursar.engine import signals
 from bursar.engine.engine import Engine
 from bursar.engine.flow import Answer
 from bursar.engine.forced import watch_later
-from bursar.engine.pauses import Lift, lift_pause, set_pause
+from bursar.engine.pauses import ALL_SIGNING, HALT, Lift, lift_pause, set_pause
+from bursar.model import proof
 from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.errors import Conflict, InvalidName, InvalidState, UnknownRecord
 from bursar.model.machine import ImpossibleEvent, Kind
@@ -25,6 +27,7 @@ from bursar.writer import Change, Move, NewTransition
 RETRY_ASKED = "RETRY ASKED"
 FORCE_ASKED = "FORCE ASKED"
 TELL_ASKED = "TELL ASKED"
+DECLARED_DEAD = "declared_dead"  # in the evidence of that
 TRIES = 20
 
 
@@ -43,28 +46,68 @@ class Operators:
         return await self._note(record, RETRY_ASKED, actor, {"reason": reason}, delay_us=0)
 
     async def pause(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
-        """Switch a flow or a rail off. Whether it was on.
+        """Send nothing new for a flow, or at a rail. Whether it was on.
 
-        A rail: nothing is called there any more but what gives money back; what is under way waits. A flow: nothing of
-        it is called, at whatever rail.
+        What was sent before is asked about until its outcome is known, and what gives money back goes on (W15).
         """
         self._require(kind, name)
-        person, why = check_actor(actor), check_reason(reason)
-        return await set_pause(self._engine.store, kind, name, actor=person, reason=why)
+        return await self._set(kind, name, actor, reason)
 
     async def resume(self, kind: str, name: str, *, actor: str, reason: str) -> Lift:
         """And on again; where two people are needed, the first one only proposes it."""
         self._require(kind, name)
-        return await lift_pause(self._engine.store, kind, name, actor=actor, reason=reason)
+        return await self._lift(kind, name, actor, reason)
+
+    async def halt(self, kind: str = "", name: str = "", *, actor: str, reason: str) -> bool:
+        """Make nothing that signs, for a flow or at a rail; without a name, nowhere (W21). Whether it was made before.
+
+        It is obeyed by each call that begins after this has returned, in whatever process.
+        """
+        if kind:
+            self._require(kind, name)
+            if not any(
+                (kind, name) == ("flow", flow.name) or (kind == "rail" and name in flow.known_rails)
+                for flow in self._engine.flows.values()
+                if any(state.signs for state in flow.machine.states)
+            ):
+                raise InvalidName(kind, name, "nothing there signs, so a halt would stop nothing; pause it")
+        return await self._set(*_halt(kind, name), actor, reason, two_people=True)
+
+    async def unhalt(self, kind: str = "", name: str = "", *, actor: str, reason: str) -> Lift:
+        """Sign again: the first person proposes it, another one agrees."""
+        return await self._lift(*_halt(kind, name), actor, reason)
+
+    async def _set(self, kind: str, name: str, actor: str, reason: str, *, two_people: bool = False) -> bool:
+        person, why = check_actor(actor), check_reason(reason)
+        was_on = await set_pause(self._engine.store, kind, name, actor=person, reason=why, two_people=two_people)
+        await self._engine.pauses.read()  # here it is obeyed at once
+        return was_on
+
+    async def _lift(self, kind: str, name: str, actor: str, reason: str) -> Lift:
+        lift = await lift_pause(self._engine.store, kind, name, actor=actor, reason=reason)
+        await self._engine.pauses.read()
+        return lift
 
     async def acknowledge(self, record: int, reason: str, *, actor: str) -> bool:
         """A person has seen an alert. Whether there was one."""
         return await self._engine.store.single().alerts.acknowledge(record, check_reason(reason), check_actor(actor))
 
-    async def signal(self, flow: str, id: str, event: str, *, actor: str, reason: str, sender: str = "") -> Record:
+    async def signal(
+        self,
+        flow: str,
+        id: str,
+        event: str,
+        *,
+        actor: str,
+        reason: str,
+        sender: str = "",
+        declared_dead: bool = False,
+    ) -> Record:
         """Send a signal to a record. Where the flow wants two people, the first one only asks.
 
-        `sender` is an id for it: sent again under that, it is the same signal, and nothing happens.
+        `sender` is an id for it: sent again under that, it is the same signal, and nothing happens. An event that gives
+        money back is taken if nothing was ever issued for the record. If something was, two people may declare it dead:
+        it is given back on their word, and stays watched (S44).
         """
         actor = check_actor(actor)
         record = await self._known(flow, id, reason)
@@ -74,9 +117,20 @@ class Operators:
         signals.check_possible(driven, record, event)
         if event in driven.reserved_events:
             raise InvalidState(flow, id, record.state, driven.reserved_events[event])
-        if event in driven.second_person and not await self._asked(record, event, actor):
-            return await self._note(record, TELL_ASKED, actor, {"reason": reason, "event": event}, delay_us=-1)
-        return await self._engine.signal(record, event, actor, evidence, sender=sender)
+        if declared_dead and not signals.takes(driven, record, event):
+            raise InvalidState(flow, id, record.state, f"it does not wait for {event}: declare it dead when it does")
+        two = declared_dead or event in driven.second_person
+        first = await self._asked(record, event, actor, declared_dead) if two else ""
+        if two and not first:
+            note = {"reason": reason, "event": event} | ({DECLARED_DEAD: "yes"} if declared_dead else {})
+            return await self._note(record, TELL_ASKED, actor, note, delay_us=-1)
+        told: dict[str, Any] = evidence | (proof.declared_dead(first, actor) if declared_dead else {})
+        try:
+            return await self._engine.signal(record, event, actor, told, sender=sender)
+        except proof.ProofMissing:
+            if declared_dead:
+                raise
+            return await self._engine.signal(record, event, actor, told | proof.never_issued(), sender=sender)
 
     async def _sent(self, record: Record) -> Sequence[Signal]:
         return await self._engine.store.read.records.signals(record.number)
@@ -117,7 +171,12 @@ class Operators:
             cancel = driven.cancels.get(state.action or "")
             if cancel is None:
                 raise InvalidState(flow, id, record.state, "its rail can't promise that it never happened")
-            said = await self._engine.call(driven, cancel, driven.item(record))
+            item = driven.item(record)
+            if await self._engine.pauses.stop(driven, state, item, called=True):
+                raise InvalidState(
+                    flow, id, record.state, "signing is halted, and its cancellation may sign; unhalt it"
+                )
+            said = await self._engine.call(driven, cancel, item)
             # The rail agrees, in its own words or none: then the people's finer word for it counts.
             agreed = event if said.outcome is arrow.answer else ""
             answer = msgspec.structs.replace(said, event=said.event or agreed, evidence=said.evidence | forced)
@@ -139,14 +198,16 @@ class Operators:
             transition.version > record.version and transition.source != transition.target for transition in history
         )
 
-    async def _asked(self, record: Record, event: str, actor: str) -> bool:
-        """Whether somebody else has asked for the same since it came into this state."""
+    async def _asked(self, record: Record, event: str, actor: str, declared_dead: bool = False) -> str:
+        """Who else has asked for the same since it came into this state; "" for nobody."""
         for transition in reversed(await self._engine.store.read.records.history(record.number)):
             if transition.target != record.state or transition.source != record.state:
-                return False
+                return ""
             if transition.event in (FORCE_ASKED, TELL_ASKED) and not same_person(transition.actor, actor):
-                return bool(msgspec.json.decode(transition.evidence).get("event") == event)
-        return False
+                said = msgspec.json.decode(transition.evidence)
+                same = said.get("event") == event and (DECLARED_DEAD in said) is declared_dead
+                return transition.actor if same else ""
+        return ""
 
     async def _known(self, flow: str, id: str, reason: str) -> Record:
         check_reason(reason)
@@ -189,3 +250,8 @@ class Operators:
         found = await self._engine.get(record.flow, record.id)
         assert found is not None  # records are never deleted
         return found
+
+
+def _halt(kind: str, name: str) -> tuple[str, str]:
+    """The switch that stops the signatures of a flow or a rail; of all, if none is named."""
+    return (f"{HALT} {kind}", name) if kind else ALL_SIGNING

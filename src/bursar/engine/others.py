@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bursar.engine.flow import Booking, FlowRefused
+from bursar.engine.proofs import with_starts
 from bursar.engine.signals import arrive
 from bursar.model.entries import Intent, check_key
 from bursar.model.errors import UnknownRecord
@@ -45,7 +46,8 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
             record = engine.moves.new_record(new.flow, new.id, new.owner, new.body)
             _, theirs, move = engine.moves.begin(flow, record, new.body, actor)
             others.active += flow.active(new.body)
-            bookings.append(_add(own, others, record, theirs, _for_any_worker(move, actor)))
+            move = with_starts(_for_any_worker(move, actor), theirs.starts)
+            bookings.append(_add(own, others, record, theirs, move))
         for signal in booking.signals:
             found = await engine.get(signal.flow, signal.id)
             if found is None:
@@ -54,7 +56,7 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
             sender = f"{own.flow}/{own.id}/{own.version}"  # once, as the move of the sender is
             evidence = signal.evidence | {"from": source}
             theirs, move = arrive(engine, found, sent, signal.event, evidence, sender=sender, actor=actor)
-            bookings.append(_add(own, others, found, theirs, move))
+            bookings.append(_add(own, others, found, theirs, with_starts(move, theirs.starts)))
     return others
 
 

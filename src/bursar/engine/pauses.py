@@ -1,11 +1,15 @@
-"""What is switched off: whole flows, or rails. Known here a moment late, and obeyed by every process.
+"""What is switched off: whole flows, or rails. Obeyed by every process; what a call does decides which switch stops it.
+
+A pause stops first sends, and neither confirmations nor what gives money back (W15); it is known here a moment late. A
+halt stops every signature (W21): the database is asked right before each call that signs, so none begins after the halt
+was written. A call that is under way by then is not taken back.
 
 And what had to be left meanwhile, for this or because the database was away: due again as soon as it can go on, not
 only when its lease is over.
 
-Who sets a pause and who lifts it say why, and it is kept (T47). A pause may need two people to be lifted: the first one
-proposes, and another one, for whom a look-alike name does not pass, agrees. A new cause for a pause that is set already
-is added to it, and ends the proposal: nobody has agreed to that.
+Who sets a switch and who lifts it say why, and it is kept (T47). A halt needs two people to be lifted, and a pause may:
+the first one proposes, and another one, for whom a look-alike name does not pass, agrees. A new cause for a switch that
+is set already is added to it, and ends the proposal: nobody has agreed to that.
 """
 
 from __future__ import annotations
@@ -29,7 +33,19 @@ PAUSES_S = 2.0  # how old what we know may be when somebody is called
 
 LOOK_S = 60.0  # at most, between two looks for forgotten pauses
 
+HALT = "halt"  # how the kind of a switch begins that stops signatures, of a flow, of a rail, or all
+ALL_SIGNING = (f"{HALT} all", "signing")
 PAUSED, HARDENED, PROPOSED, RESUMED = "paused", "two people needed", "resume proposed", "resumed"
+HALTED = {PAUSED: "halted", HARDENED: "halted again", PROPOSED: "unhalt proposed", RESUMED: "unhalted"}
+
+
+def described(kind: str, name: str) -> str:
+    """A switch that is set, for people. Pure."""
+    return f"{kind.removeprefix(HALT).strip()} {name} is {'halted' if kind.startswith(HALT) else 'paused'}"
+
+
+def _action(kind: str, action: str) -> str:
+    return HALTED[action] if kind.startswith(HALT) else action
 
 
 class Lift(StrEnum):
@@ -47,13 +63,13 @@ async def set_pause(store: Store, kind: str, name: str, *, actor: str, reason: s
     """
     async with store.transaction() as unit:
         if await unit.pauses.add(kind, name, actor, reason, two_people=two_people):
-            await unit.actions.note(PAUSED, kind, name, actor=actor, reason=reason)
+            await unit.actions.note(_action(kind, PAUSED), kind, name, actor=actor, reason=reason)
             return True
         before = await unit.pauses.lock(kind, name)
         after = None if before is None or not two_people else hardened(before, reason)
         if after is not None:
             await unit.pauses.change(after)
-            await unit.actions.note(HARDENED, kind, name, actor=actor, reason=reason)
+            await unit.actions.note(_action(kind, HARDENED), kind, name, actor=actor, reason=reason)
         return False
 
 
@@ -75,14 +91,14 @@ async def lift_pause(store: Store, kind: str, name: str, *, actor: str, reason: 
             return Lift.NOT_PAUSED
         if pause.two_people and not pause.proposed_by:
             await unit.pauses.change(msgspec.structs.replace(pause, proposed_by=person, proposed_reason=why))
-            await unit.actions.note(PROPOSED, kind, name, actor=person, reason=why)
+            await unit.actions.note(_action(kind, PROPOSED), kind, name, actor=person, reason=why)
             return Lift.PROPOSED
         if pause.two_people and same_person(pause.proposed_by, person):
-            raise InvalidState(
-                kind, name, "paused", f"{pause.proposed_by} has proposed to resume it; another must agree"
-            )
+            state = described(kind, name).rpartition(" ")[2]
+            raise InvalidState(kind, name, state, f"{pause.proposed_by} has proposed to lift it; another must agree")
         await unit.pauses.drop(kind, name)
-        await unit.actions.note(RESUMED, kind, name, actor=person, reason=why, proposed_by=pause.proposed_by)
+        did = _action(kind, RESUMED)
+        await unit.actions.note(did, kind, name, actor=person, reason=why, proposed_by=pause.proposed_by)
         return Lift.LIFTED
 
 
@@ -99,10 +115,10 @@ async def alert_forgotten(engine: Engine, after_s: float) -> None:
         since_us = overdue_us(pause.age_us, int(after_s * 1e6))
         if since_us is None:
             continue
-        message = f"{pause.kind} {pause.name} has been paused for {pause.age_us // 10**6} s by {pause.actor}:"
-        message += f" {pause.reason}; resume it, or acknowledge this and be told again when it has lasted twice as long"
-        alerts = engine.store.single().alerts
-        await alerts.raise_since(0, f"{pause.kind} {pause.name} is paused", "warning", message, since_us)
+        reason = described(pause.kind, pause.name)
+        message = f"{reason} since {pause.age_us // 10**6} s by {pause.actor}: {pause.reason};"
+        message += " lift it, or acknowledge this and be told again when it has lasted twice as long"
+        await engine.store.single().alerts.raise_since(0, reason, "warning", message, since_us)
 
 
 def overdue_us(age_us: int, after_us: int) -> int | None:
@@ -126,13 +142,16 @@ class Pauses:
         self._held: set[int] = set()  # records that were not called for
         self._left: set[int] = set()  # records that can go on
 
-    async def stop(self, flow: Flow[Any], state: State, item: FlowRecord[Any]) -> bool:
-        """Whether this call is switched off. A rail's pause spares what gives money back (W15)."""
+    async def stop(self, flow: Flow[Any], state: State, item: FlowRecord[Any], *, called: bool) -> bool:
+        """Whether a switch holds this call back. `called`: the record has called in this state before."""
         if self._store.ports.monotonic() - self._read_s >= PAUSES_S:
             await self.read()
-        if not self.now or ("flow", flow.name) in self.now:
-            return bool(self.now)
-        return not state.compensating and ("rail", flow.rail(item, state.action or "")) in self.now
+        now = await self._switches() if state.signs else self.now  # nothing is awaited between this and the call
+        if not now:
+            return False
+        named = {("flow", flow.name), ("rail", flow.rail(item, state.action or ""))}
+        halts = {(f"{HALT} {kind}", name) for kind, name in named} | {ALL_SIGNING}
+        return state.is_held(paused=not named.isdisjoint(now), halted=not halts.isdisjoint(now), called=called)
 
     def hold(self, number: int) -> None:
         """A record that is not called for now: it goes on with the end of a pause, not with that of its lease."""
@@ -146,7 +165,7 @@ class Pauses:
         """Learn what is switched off, and make due what can go on; if that can't be said now, next time."""
         self._read_s = self._store.ports.monotonic()
         before = self.now
-        self.now = frozenset((pause.kind, pause.name) for pause in await self._store.read.pauses.list())
+        self.now = await self._switches()
         if before - self.now:
             self._left |= self._held
             self._held.clear()
@@ -154,3 +173,6 @@ class Pauses:
             left = sorted(self._left)
             await self._store.single().records.wake_held(left, self._worker)
             self._left.difference_update(left)
+
+    async def _switches(self) -> frozenset[tuple[str, str]]:
+        return frozenset((pause.kind, pause.name) for pause in await self._store.read.pauses.list())

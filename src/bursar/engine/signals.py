@@ -22,6 +22,7 @@ from bursar.engine.flow import EVIDENCE_LENGTH_MAX, NOTHING, Booking, Flow
 from bursar.model.entries import check_key
 from bursar.model.errors import Conflict, IdempotencyKeyReused, InvalidEntry, InvalidState, RecordMoved
 from bursar.model.machine import Kind
+from bursar.model.proof import PROOF
 from bursar.model.records import Record, Signal
 from bursar.writer import Move
 
@@ -61,7 +62,7 @@ def find(sent: Sequence[Signal], sender: str, event: str, evidence: dict[str, An
     """The signal that this sender's id stands for already; a refusal if that is another one."""
     for signal in sent:
         if signal.sender == sender:
-            if (signal.event, signal.evidence) != (event, _text(evidence)):
+            if signal.event != event or _request(signal.evidence) != _request(_text(evidence)):
                 raise IdempotencyKeyReused(f"signals of record {signal.record}", sender, signal.event)
             return signal
     return None
@@ -82,8 +83,7 @@ def arrive(
     check_possible(flow, record, event)
     at = record.version + 1
     signal = Signal(record.number, sender, event, actor or engine.worker, _text(evidence), at)
-    earlier = any(other.consumed is None and takes(flow, record, other.event) for other in sent)
-    if takes(flow, record, event) and not earlier:
+    if takes(flow, record, event) and not awaited(flow, record, sent):
         consumed = msgspec.structs.replace(signal, consumed=at)
         return engine.moves.signalled(flow, record, event, evidence, actor, signal=consumed)
     return NOTHING, engine.moves.kept(flow, record, signal, evidence)
@@ -112,9 +112,14 @@ async def send(
     raise Conflict(f"record {record.id} is being driven", TRIES)
 
 
-def next_in(flow: Flow[Any], record: Record, sent: Sequence[Signal]) -> Signal | None:
-    """The first signal in the inbox that the record waits for."""
-    return next((s for s in sent if s.consumed is None and takes(flow, record, s.event)), None)
+def awaited(flow: Flow[Any], record: Record, sent: Sequence[Signal]) -> list[Signal]:
+    """The signals in the inbox that the record waits for, in the order of arrival."""
+    return [s for s in sent if s.consumed is None and takes(flow, record, s.event)]
+
+
+def _request(evidence: str) -> dict[str, Any]:
+    """What the sender has asked for: without the proof, which is how the engine came to allow it (S44)."""
+    return {key: value for key, value in msgspec.json.decode(evidence).items() if key != PROOF}
 
 
 def _text(evidence: dict[str, Any]) -> str:

@@ -19,6 +19,8 @@ import msgspec
 
 from bursar.engine import signals
 from bursar.engine.flow import Flow
+from bursar.model.errors import Refusal
+from bursar.model.proof import PROOF, never_issued
 from bursar.model.records import Record, Signal
 from bursar.model.retry import until_alarm_us
 from bursar.model.views import moment
@@ -31,29 +33,35 @@ LOOK_S_MAX = 300.0  # until a worker looks again: due much later would count as 
 
 async def step(engine: Engine, flow: Flow[Any], record: Record) -> Record | None:
     """A worker has claimed a record that waits: move it, if there is a signal or its time has come."""
+    ways: list[tuple[str, dict[str, Any], Signal | None]] = []
     if record.inbox:
-        signal = signals.next_in(flow, record, await engine.store.read.records.signals(record.number))
-        if signal is not None:
+        for signal in signals.awaited(flow, record, await engine.store.read.records.signals(record.number)):
             consumed = msgspec.structs.replace(signal, consumed=record.version + 1)
-            return await _move(engine, flow, record, signal.event, msgspec.json.decode(signal.evidence), consumed)
+            ways.append((signal.event, msgspec.json.decode(signal.evidence), consumed))
     event = flow.machine.state(record.state).timeout_event
     if event is not None and record.timer_us is not None and record.timer_us <= await engine.store.now_us():
-        return await _move(engine, flow, record, event, {"timer": moment(record.timer_us)}, None)
-    await _look(engine, flow, record)
+        ways.append((event, {"timer": moment(record.timer_us)}, None))
+    for way in ways:
+        try:
+            return await _move(engine, flow, record, *way)
+        except Refusal as refusal:  # by the ledger, or for want of a proof: tried again when the lease is over
+            message = f"{record.flow} {record.id} is {record.state}, and {way[0]} is refused: {refusal}"
+            await engine.alert(record, "signal refused", "critical", message)
+    if not ways:
+        await _look(engine, flow, record)
     return None
 
 
 async def _move(
-    engine: Engine,
-    flow: Flow[Any],
-    record: Record,
-    event: str,
-    evidence: dict[str, Any],
-    consumed: Signal | None,
+    engine: Engine, flow: Flow[Any], record: Record, event: str, evidence: dict[str, Any], consumed: Signal | None
 ) -> Record | None:
     """Leave the state; the worker that has claimed the record goes on with it."""
     inbox = 0 if consumed is None else -1
     booking, move = engine.moves.signalled(flow, record, event, evidence, "", signal=consumed, inbox=inbox)
+    path = [record.state, *(transition.target for transition in move.transitions)]
+    if PROOF not in evidence and flow.machine.needs_proof(path):  # which the engine compares with the history (S50)
+        proved = evidence | never_issued()
+        booking, move = engine.moves.signalled(flow, record, event, proved, "", signal=consumed, inbox=inbox)
     if consumed is not None:
         move = msgspec.structs.replace(move, actor=consumed.actor)
     return await engine.write(flow.item(record), move, booking, None, None)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
 from functools import cached_property
+from itertools import pairwise
 
 from bursar.model import drawing
 from bursar.model.errors import BursarError
@@ -40,6 +41,19 @@ class Kind(StrEnum):
     TERMINAL = "terminal"  # nothing, for ever
 
 
+class Effect(Flag):
+    """What the call of a state does outside, also in the hands of operators who cancel it. Switches follow from it."""
+
+    SEND = auto()  # something leaves, or is asked to: a pause stops the first call, and no later one (W15)
+    SIGN = auto()  # a key signs, alone or for what is sent or returned: a halt stops every call (W21)
+    CONFIRM = auto()  # it only looks at what was sent: nothing stops it
+    RETURN = auto()  # it gives money back, or claims it: no pause stops it
+
+
+EFFECTS = (*Effect, Effect.SIGN | Effect.SEND, Effect.SIGN | Effect.RETURN)
+UNPAUSED = Effect.CONFIRM | Effect.RETURN
+
+
 @dataclass(frozen=True)
 class State:
     """One place in which a record can be."""
@@ -54,9 +68,23 @@ class State:
     poll_s: float | None = None  # CALL: after PENDING, call again so long after; None: by the flow's back-off
     timeout_event: str | None = None  # WAIT: the event that the engine sends when its time has come
     timeout_s: float | None = None  # WAIT: so long after the record came here; None: when the flow says (`Flow.timer`)
+    effect: Effect | None = None  # CALL: what that does; not said, it returns where money is given back, else it sends
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Kind(self.kind))  # a kind that is only text would slip through every check
+        if self.effect is None and self.kind is Kind.CALL:
+            object.__setattr__(self, "effect", Effect.RETURN if self.compensating else Effect.SEND)
+
+    @property
+    def signs(self) -> bool:
+        """Whether its call makes a key sign."""
+        return self.effect is not None and Effect.SIGN in self.effect
+
+    def is_held(self, *, paused: bool, halted: bool, called: bool) -> bool:
+        """Whether switches hold its call back. What was `called` before may have happened: its outcome is learned."""
+        if self.effect is None:
+            return False
+        return (halted and self.signs) or (paused and not called and not self.effect & UNPAUSED)
 
 
 @dataclass(frozen=True)
@@ -86,8 +114,12 @@ class Flaw(StrEnum):
     NO_TERMINAL = "a record must be able to end"
     NO_ACTION = "a call state must name what it calls"
     NOBODY_AWAITED = "a waiting state must name who is to speak"
-    STRAY_FIELD = "only call states have an action and are polled, only waiting states name who is awaited and time out"
+    STRAY_FIELD = (
+        "only call states act, have an effect and are polled, only waiting states name who is awaited and time out"
+    )
     BAD_TIMEOUT = "a waiting state times out on an event that leads out of it, after at most ten years"
+    BAD_EFFECT = "a call has one effect; only signing goes with another, sending or returning"
+    RETURN_PAUSED = "a pause must not stop giving money back: a compensating call returns or confirms"
     BAD_POLL = "a delay between two polls is longer than nothing, and at most thirty days"
     FUNDS_AT_THE_END = "money in flight in a terminal state is lost"
     LEAVES_THE_END = "terminal states don't move"
@@ -226,6 +258,20 @@ class Machine:
         """What only the engine sends, when the time has come."""
         return frozenset(state.timeout_event for state in self.states if state.timeout_event)
 
+    def needs_proof(self, path: Sequence[str]) -> bool:
+        """Whether a record that passes these states in one move turns to giving money back without a refusal (S44)."""
+        for before, after in pairwise(map(self.state, path)):
+            if before.kind is Kind.CALL:
+                return False  # its answer decides
+            if after.compensating and not before.compensating:
+                return True
+        return False
+
+    def issues(self, state: str) -> bool:
+        """Whether something may have been issued for a record that was in this state; one that is gone counts too."""
+        found = self._states.get(state)
+        return found is None or found.effect not in (None, Effect.CONFIRM)
+
     @property
     def terminal(self) -> tuple[State, ...]:
         """States that never move again."""
@@ -310,7 +356,7 @@ def _wrong_state(state: State) -> Iterator[Problem]:
         yield Problem(Flaw.NO_ACTION, state=state.name)
     if state.kind is Kind.WAIT and not state.awaits:
         yield Problem(Flaw.NOBODY_AWAITED, state=state.name)
-    called = bool(state.action) or state.poll_s is not None
+    called = bool(state.action) or state.poll_s is not None or state.effect is not None
     waits = bool(state.awaits or state.timeout_event) or state.timeout_s is not None
     if (called and state.kind is not Kind.CALL) or (waits and state.kind is not Kind.WAIT):
         yield Problem(Flaw.STRAY_FIELD, state=state.name)
@@ -318,6 +364,10 @@ def _wrong_state(state: State) -> Iterator[Problem]:
         yield Problem(Flaw.BAD_TIMEOUT, state=state.name, detail=f"{state.timeout_s} s")
     if state.poll_s is not None and not 0 < state.poll_s <= CAP_MAX_S:
         yield Problem(Flaw.BAD_POLL, state=state.name, detail=f"{state.poll_s} s")
+    if state.effect is not None and state.effect not in EFFECTS:
+        yield Problem(Flaw.BAD_EFFECT, state=state.name, detail=str(state.effect))
+    elif state.compensating and state.is_held(paused=True, halted=False, called=False):
+        yield Problem(Flaw.RETURN_PAUSED, state=state.name)
     if state.kind is Kind.TERMINAL and state.in_flight:
         yield Problem(Flaw.FUNDS_AT_THE_END, state=state.name)
 
@@ -368,11 +418,18 @@ def _wrong_paths(machine: Machine, states: Mapping[str, State], arrows: list[Arr
     """What only the whole shows: where records would begin, pile up, turn in circles, or never come."""
     onward: dict[str, list[str]] = {name: [] for name in states}
     resting: dict[str, list[str]] = {name: [] for name in states}
+    passing: dict[str, list[str]] = {name: [] for name in states}  # out of automatic states
     for arrow in arrows:
+        if states[arrow.source].kind is Kind.AUTOMATIC:
+            passing[arrow.source].append(arrow.target)
         if arrow.target != arrow.source:
             onward[arrow.source].append(arrow.target)
         if states[arrow.source].kind is Kind.AUTOMATIC and states[arrow.target].kind is Kind.AUTOMATIC:
             resting[arrow.source].append(arrow.target)
+    for arrow in arrows:
+        succeeds = arrow.answer is Outcome.SUCCESS and not states[arrow.source].compensating
+        if succeeds and any(states[name].compensating for name in _reach(passing, arrow.target)):
+            yield Problem(Flaw.SUCCESS_COMPENSATES, state=arrow.source, event=arrow.event, detail="by itself")
     if machine.initial not in states or states[machine.initial].kind is Kind.TERMINAL:
         yield Problem(Flaw.NO_INITIAL, state=machine.initial)
     if not any(state.kind is Kind.TERMINAL for state in states.values()):

@@ -22,13 +22,15 @@ from bursar.engine import Engine, Flow, Operators, Worker
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount, SystemAccount
 from bursar.model.entries import deposit
-from bursar.model.errors import Conflict, HoldOwned, LimitExceeded, Refusal
+from bursar.model.errors import Conflict, HoldOwned, LimitExceeded, RecordMoved, Refusal
+from bursar.model.proof import ProofMissing, dead, never_issued
 from bursar.sim.disk import SimDisk
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.ledger import Size
 from bursar.sim.oracle import Oracle, Violation
-from bursar.sim.orders import MACHINE, SHOP, TRANSIT, Order, OrderOracle, Rail
+from bursar.sim.orders import LOST, MACHINE, RAILS, SHOP, TRANSIT, Order, OrderOracle, Rail
 from bursar.sim.process import Process
+from bursar.sim.switches import Switches
 from bursar.sim.two_process import LEASE_S, PATH, SCAN_S, Client, TwoProcessRun, WatchedStore, play_out
 from bursar.store import connect
 from bursar.writer import Limit, Operation
@@ -37,6 +39,7 @@ PROCESSES: Final = ("engine", "engine-2")
 USERS: Final = 4
 ORDERS_EACH: Final = 3
 LIMIT: Final = 3  # orders per user; some users want more
+SWITCHED_EVERY: Final = 3  # to one seed in so many, operators come
 FOREVER_US: Final = 2**60
 
 
@@ -48,7 +51,9 @@ class Outcome:
     orders: int
     refused: int
     calls: int  # of the rail
+    switched: Counter[str]  # what operators paused and halted
     meddled: int  # holds of orders that somebody else was refused to settle
+    unproved: int  # events that would have given money back without proof, and were refused
     checks: int
     lapsed: int  # by a timer
     early: int  # signals that came before they were awaited, and were consumed
@@ -67,6 +72,23 @@ class Scenario(TwoProcessRun[Outcome]):
     processes = PROCESSES
     open = OPEN
     meddled = 0
+    unproved = 0
+    oracle: OrderOracle
+    switches: Switches | None = None
+
+    async def play(self) -> Outcome:
+        """On some seeds, operators pause and halt meanwhile."""
+        if self.kernel.seed % SWITCHED_EVERY == 0:
+            self.switches = Switches(self.kernel, self.oracle.db, MACHINE, RAILS)
+            self.switches.violations = self.violations
+            self.rail.on_call = self.switches.judge
+        return await super().play()
+
+    def heal(self) -> None:
+        """From now on nothing breaks, and nothing stays switched off."""
+        super().heal()
+        if self.switches is not None:
+            self.switches.end()
 
     def make_rail(self) -> Rail:
         return Rail(self.kernel, random.Random(f"{self.kernel.seed} rail"))
@@ -89,6 +111,8 @@ class Scenario(TwoProcessRun[Outcome]):
         engine = Engine(store, ledger.writer, flows, worker=process.name, lease_s=LEASE_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
+            if process.name == PROCESSES[1]:
+                group.create_task(self.search(engine), name="searcher")
             if process.name == PROCESSES[0]:
                 group.create_task(self.office(engine), name="office")
                 for client in self.clients:
@@ -138,6 +162,21 @@ class Scenario(TwoProcessRun[Outcome]):
             assert record is not None
             with contextlib.suppress(Refusal, Conflict):  # it has moved, or is at its end
                 await engine.signal(record, event, "office", {"event": event}, sender=sender)
+
+    async def search(self, engine: Engine) -> None:
+        """Prove of what the shop has lost that it is lost; a wrong proof, and none, must be refused (S44)."""
+        while True:
+            for id in self.oracle.waiting():
+                record = await engine.get(MACHINE.name, id)
+                if record is None or record.state != "SEARCHING":
+                    continue
+                evidence = self.rng.choice(({}, never_issued(), dead(), dead(**LOST.facts)))
+                with contextlib.suppress(RecordMoved, Conflict):
+                    try:
+                        await engine.signal(record, "LOST", "searcher", evidence)
+                    except ProofMissing:
+                        self.unproved += 1
+            await engine.ports.sleep(SCAN_S)
 
     async def meddle(self, ledger: Ledger, user: str) -> None:
         """Somebody who is not the record tries to settle its hold (W34)."""
@@ -192,7 +231,9 @@ class Scenario(TwoProcessRun[Outcome]):
             orders=len(told),
             refused=refused,
             calls=self.rail.calls,
+            switched=Counter() if self.switches is None else self.switches.happened,
             meddled=self.meddled,
+            unproved=self.unproved,
             checks=oracle.checks,
             lapsed=lapsed,
             early=early,

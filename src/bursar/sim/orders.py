@@ -1,10 +1,11 @@
 """What the engine scenario drives and judges: a flow with bookings, a rail that breaks, and what must be true of both.
 
-An order charges a card, has something shipped, and refunds if the shop refuses. The ledger books the amount into
-transit, and from there to the shop or back. Some orders set their money aside when they start, in a hold of their own:
+An order charges a card, has something shipped, and refunds if the shop refuses. If the shop can't find it, the order
+waits until a searcher proves that it is lost (S44). The ledger books the amount into transit, and from there to the
+shop or back. Some orders set their money aside when they start, in a hold of their own:
 charged, it is paid into transit; refused, it is given back (W34). The rail is idempotent: it remembers, per operation,
 what it answered. What it can't do is answer reliably: requests and replies get lost, some are slow, some happen long
-after their caller has given up.
+after their caller has given up. The shop's side signs, and so does a refund: operators pause and halt both (switches).
 
 Some orders are approved first, and lapse if that takes too long: a timer. What is shipped waits for the word that it
 was delivered: a courier's signal, which may come long before, or that of a parcel, a record of another flow that the
@@ -43,8 +44,9 @@ from bursar.model.flow_rows import (
     RowOperation,
     numbered,
 )
-from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
+from bursar.model.proof import Proof, ProofKind, proof_in
 from bursar.model.records import Priority, owner_name
 from bursar.model.retry import Retry
 from bursar.sim.oracle import Oracle, Violation
@@ -75,23 +77,34 @@ ENDS: Final[dict[str, list[list[Outcome | None]]]] = {  # what the rail must hav
     "LAPSED": [[None, None, None]],
     "FAILED": [[Outcome.EXPLICIT_FAIL, None, None], [Outcome.SUCCESS, Outcome.EXPLICIT_FAIL, Outcome.SUCCESS]],
 }
+RAILS: Final = {"charge": "card", "ship": "shop", "refund": "card"}
+PEER: Final = "rail:orders"  # of high-water marks
+LOST: Final = Proof(kind=ProofKind.DEAD, facts={"found": "nowhere"})
 REFUSED_SHARE: Final = {"charge": 0.15, "ship": 0.25}
 
 MACHINE: Final = Machine(
     name="orders",
     initial="NEW",
-    events=("GO", "ASK", "APPROVE", "EXPIRED", "NEXT", "DELIVERED", "RECALL"),
+    events=("GO", "ASK", "APPROVE", "EXPIRED", "NEXT", "DELIVERED", "RECALL", "MISSING", "LOST"),
     states=(
         State("NEW", Kind.AUTOMATIC),
         State("ASKING", Kind.WAIT, awaits="approver", timeout_event="EXPIRED"),
         State("LAPSED", Kind.TERMINAL),
-        State("CHARGING", Kind.CALL, action="charge"),
+        State("CHARGING", Kind.CALL, action="charge", effect=Effect.SEND),
         State("CHARGED", Kind.AUTOMATIC, in_flight=True),
-        State("SHIPPING", Kind.CALL, action="ship", in_flight=True),
+        State("SHIPPING", Kind.CALL, action="ship", in_flight=True, effect=Effect.SIGN | Effect.SEND),
+        State("SEARCHING", Kind.WAIT, awaits="searcher", in_flight=True),
         State("DELIVERING", Kind.WAIT, awaits="courier"),
         State("DONE", Kind.TERMINAL),
         State("RECALLED", Kind.TERMINAL),
-        State("REFUNDING", Kind.CALL, action="refund", in_flight=True, compensating=True),
+        State(
+            "REFUNDING",
+            Kind.CALL,
+            action="refund",
+            in_flight=True,
+            compensating=True,
+            effect=Effect.SIGN | Effect.RETURN,
+        ),
         State("FAILED", Kind.TERMINAL, compensating=True),
     ),
     arrows=(
@@ -106,6 +119,8 @@ MACHINE: Final = Machine(
         Arrow("DELIVERING", "DELIVERED", "DONE"),
         Arrow("DELIVERING", "RECALL", "RECALLED"),
         Arrow("SHIPPING", Outcome.EXPLICIT_FAIL, "REFUNDING"),
+        Arrow("SHIPPING", "MISSING", "SEARCHING", Outcome.EXPLICIT_FAIL),
+        Arrow("SEARCHING", "LOST", "REFUNDING"),
         Arrow("REFUNDING", Outcome.SUCCESS, "FAILED"),
         Arrow("REFUNDING", Outcome.EXPLICIT_FAIL, "REFUNDING"),
     ),
@@ -222,6 +237,7 @@ class Rail:
         self.answers: dict[tuple[str, str], Outcome] = {}
         self.effects: list[tuple[str, str]] = []
         self.calls = 0
+        self.on_call: Callable[[str, str], None] = lambda _id, _op: None  # who judges each call, as it begins
 
     def flow(self, process: Process) -> Flow[Order]:
         """The flow, as one process drives it."""
@@ -231,6 +247,7 @@ class Rail:
             actions={name: self._action(process, name) for name in ("charge", "ship", "refund")},
             book=book,
             book_start=book_start,
+            rails=RAILS,
             row_kinds=(INVOICE, EXPOSURE, RECEIPT, NOTE),
             choose=choose,
             timer=timer,
@@ -261,6 +278,7 @@ class Rail:
 
     async def _call(self, process: Process, id: str, op: str) -> Answer:
         self.calls += 1
+        self.on_call(id, op)
         sleep, dice = process.ports.sleep, self._dice
         await sleep(dice.random() * 0.02)
         fault = dice.choice(("request", "reply", "slow", "late", "twice")) if dice.random() < self.trouble else ""
@@ -276,7 +294,10 @@ class Rail:
         if fault == "reply":
             raise ConnectionResetError("the reply is lost")
         await sleep(2 * CALL_TIMEOUT_S if fault == "slow" else dice.random() * 0.02)
-        return Answer(outcome=outcome, evidence={"rail": op})
+        missing = op == "ship" and outcome is Outcome.EXPLICIT_FAIL and int(id, 16) % 2
+        at = list(self.answers).index((id, op)) + 1  # in the rail's own log, which outlives every process
+        event, evidence = "MISSING" if missing else "", {"rail": op, "at": at}
+        return Answer(outcome=outcome, event=event, evidence=evidence, high_water=((PEER, at),))
 
     def execute(self, id: str, op: str) -> Outcome:
         """Once per operation; asked again, the same answer."""
@@ -363,6 +384,13 @@ class OrderOracle(RecordOracle):
         if live != in_transit:
             raise Violation(f"I4: in transit are {live}, records say {in_transit}")
         charged = [row for row in rows if self._was_charged(steps[row[0]])]
+        (relied_on,) = read("SELECT coalesce(max(evidence ->> '$.at'), 0) FROM transitions").fetchone()
+        (mark,) = read("SELECT coalesce(max(sequence), 0) FROM core_high_water WHERE rail = ?", (PEER,)).fetchone()
+        if mark != relied_on:
+            raise Violation(f"W33: the history relies on {relied_on} of the rail's log, the mark is {mark}")
+        lost = read("SELECT evidence FROM transitions WHERE event = 'LOST'").fetchall()
+        if unproved := [evidence for (evidence,) in lost if proof_in(evidence) != LOST]:
+            raise Violation(f"S44: money is given back for {unproved}")
         self._own_rows([(number, id, p in in_transit, in_transit.get(p, 0)) for number, id, _, _, p, _ in charged])
         rows = read("SELECT owner, posting, remaining FROM holds WHERE state = 'open'").fetchall()
         there = {owner: (posting, amount_out(remaining)) for owner, posting, remaining in rows}
@@ -404,6 +432,10 @@ class OrderOracle(RecordOracle):
                 raise Violation(f"the parcel of order {id} is delivered, and the order does not know, or vice versa")
             if "EXPIRED" in history.values() and self.latest_us < order.asks_until_us:
                 raise Violation(f"order {id} lapsed at {self.latest_us}, before {order.asks_until_us}")
+
+    def waiting(self) -> list[str]:
+        """Orders that wait for the searcher."""
+        return [id for (id,) in self.db.execute("SELECT id FROM records WHERE state = 'SEARCHING' ORDER BY number")]
 
     def ended(self) -> None:
         """Every order is at its end, and that end is what the rail did."""

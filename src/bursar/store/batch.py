@@ -197,7 +197,7 @@ class RecordWrites(msgspec.Struct):
     # number, expected, state, version, attempt, transit, delay, worker, body, error, timer, change of the inbox
     moves: list[tuple[Any, ...]] = []
     transitions: list[tuple[Any, ...]] = []  # record, version, source, event, target, attempt, actor, evidence
-    high_water: list[tuple[str, str, int]] = []  # rail, worker, sequence
+    high_water: list[tuple[str, str, int]] = []  # peer, writer, sequence
     rows: list[tuple[int, FlowRow]] = []  # expected version (0: none), row
     signals: list[tuple[Any, ...]] = []  # record, sender, event, actor, evidence, arrived, consumed
 

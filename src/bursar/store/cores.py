@@ -1,4 +1,4 @@
-"""Tables about trading cores: the ledger's identity, which core stands behind a rail, floors, high-water marks."""
+"""Tables about trading cores: the ledger's identity, which core stands behind a rail, floors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from bursar.store.marks import Marks
 from bursar.store.session import Table
 
 
@@ -47,7 +48,7 @@ class Cores(Table):
         """Put another core behind a rail, if it was this one until now. In a transaction: marks go with it."""
         if await self._one("rebind_core", rail, identity, was) is None:
             return False
-        await self._s.rows("forget_high_water", rail)
+        await Marks(self._s).forget(rail)
         return True
 
     async def raise_floors(self, rail: str, room: int, forget: int) -> tuple[int, int]:
@@ -62,10 +63,6 @@ class Cores(Table):
     async def floors_taken(self, rail: str) -> None:
         """The core has taken them."""
         await self._s.rows("floors_taken", rail)
-
-    async def high_water(self, rail: str) -> int:
-        """The highest sequence of a core's log that anything here relies on (T33)."""
-        return int(await self._one("high_water", rail))
 
     async def compared_to(self, rail: str, sequence: int) -> None:
         """All of a core's operations up to a sequence have their records here."""

@@ -10,6 +10,7 @@ from bursar.store.documents import Documents
 from bursar.store.envelopes import Envelopes, Events
 from bursar.store.flow_rows import FlowRows
 from bursar.store.holds import Holds
+from bursar.store.marks import Marks
 from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
 from bursar.store.postings import Postings
 from bursar.store.records import Alerts, Clock, Heartbeats, Nodes, Operations, Records
@@ -40,5 +41,6 @@ class Tables:
         self.documents = Documents(session)
         self.nodes = Nodes(session)
         self.cores = Cores(session)
+        self.marks = Marks(session)
         self.clock = Clock(session)
         self.heartbeats = Heartbeats(session)

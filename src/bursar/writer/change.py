@@ -95,7 +95,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     limits: tuple[Limit, ...] = ()
     inline_operations: tuple[Operation, ...] = ()  # that happen with it; refused if one of them was answered before
     active: tuple[str, ...] = ()  # accounts that must be there and active, although nothing of theirs moves
-    high_water: tuple[str, str, int] | None = None  # rail, worker, sequence of the rail's log that it relies on (T33)
+    high_water: tuple[tuple[str, str, int], ...] = ()  # peer, writer, sequence of the peer's log it relies on (T33)
 
     @property
     def plain(self) -> bool:

@@ -166,8 +166,8 @@ class Decision:
         operation = change.operation
         self.checks_rules |= bool(change.active)
         records.use(change.limits)
-        if change.high_water is not None:
-            records.relies_on(*change.high_water)
+        for mark_ in change.high_water:
+            records.relies_on(*mark_)
         numbers, postings = [], []
         for move in change.moves:
             posting = self._made_in(move.in_flight_account, mark) if move.in_flight_account else move.in_flight_posting

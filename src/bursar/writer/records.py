@@ -150,9 +150,9 @@ class RecordDecision:
             )
         return number
 
-    def relies_on(self, rail: str, worker: str, sequence: int) -> None:
-        """What is accepted relies on a rail's log up to a sequence: one row for the whole batch."""
-        key = (rail, worker)
+    def relies_on(self, peer: str, writer: str, sequence: int) -> None:
+        """What is accepted relies on a peer's log up to a sequence: one row for the whole batch."""
+        key = (peer, writer)
         self._high_water[key] = max(sequence, self._high_water.get(key, 0))
 
     def write_set(self) -> RecordWrites | None:

@@ -33,7 +33,8 @@ ALERTS_MAX = 100_000  # open ones, among which those of one record are looked fo
 TRANSFERS = "transfers"
 
 flow = operators_group(
-    "flow", "Records of all flows (transfers, deposits, sequence): list, show, pause, resume, retry, force, signal."
+    "flow",
+    "Records of all flows (transfers, deposits, sequence): list, show, pause, resume, halt, retry, force, signal.",
 )
 name_argument = click.argument("name", metavar="FLOW")
 id_argument = click.argument("id_", metavar="ID")
@@ -51,7 +52,8 @@ rail_option = click.option("--rail", default="", help="A rail (funding, spot, â€
 @click.option("--all", "ended", is_flag=True, help="Count records that have ended, too. Reads every record.")
 @on_catalog
 async def list_(catalog: Catalog, out: Output, ended: bool) -> None:
-    """Each flow: how many records are in each state, since when the oldest is there, and whether it is paused."""
+    """Each flow: its records by state, since when the oldest is there, and whether it is paused or halted."""
+    from bursar.engine.pauses import ALL_SIGNING, HALT
     from bursar.model.machine import Kind
 
     read, flows = catalog.ledger.store.read, catalog.engine.flows
@@ -62,7 +64,7 @@ async def list_(catalog: Catalog, out: Output, ended: bool) -> None:
         waiting = [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
         counts = await read.records.open_counts(waiting)
     terminal = {(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.TERMINAL}
-    pauses = {pause.name: pause for pause in await read.pauses.list() if pause.kind == "flow"}
+    switched = {(pause.kind, pause.name): pause for pause in await read.pauses.list()}
     found: list[dict[str, Any]] = []
     for name in sorted({*flows, *(name for name, _ in counts)}):
         states = {state: counted for (of, state), counted in sorted(counts.items()) if of == name}
@@ -71,7 +73,8 @@ async def list_(catalog: Catalog, out: Output, ended: bool) -> None:
             {
                 "flow": name,
                 "known": name in flows,
-                "paused": pauses.get(name),
+                "paused": switched.get(("flow", name)),
+                "halted": switched.get(ALL_SIGNING) or switched.get((f"{HALT} flow", name)),
                 "oldest_open": moment(min(since)) if since else None,
                 "states": {state: {"records": n, "oldest": moment(us)} for state, (n, us) in states.items()},
             }
@@ -82,13 +85,14 @@ async def list_(catalog: Catalog, out: Output, ended: bool) -> None:
 def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
     rows: list[tuple[Any, ...]] = []
     for one in found:
-        pause = one["paused"]
-        paused = "no" if pause is None else f"by {pause.actor}: {pause.reason}"
-        note = paused if one["known"] else f"{paused} (a flow of another program)"
+        off = [f"{what} by {one[what].actor}: {one[what].reason}" for what in ("paused", "halted") if one[what]]
+        note = "; ".join(off) or "no"
+        note += "" if one["known"] else " (a flow of another program)"
         states = one["states"] or {"": {"records": 0, "oldest": None}}
         rows += [(one["flow"], state, fact["records"], fact["oldest"], note) for state, fact in states.items()]
     oldest = "oldest since (UTC)"
-    return table("flow", "state", "records", oldest, "paused", rows=rows, right=("records",), whole=("flow", oldest))
+    headings = ("flow", "state", "records", oldest, "switched off")
+    return table(*headings, rows=rows, right=("records",), whole=("flow", oldest))
 
 
 @flow.command(examples="bursar flow show transfers sr-1734912345678901234")
@@ -210,13 +214,27 @@ async def force(catalog: Catalog, out: Output, name: str, id_: str, event: str, 
 @id_argument
 @click.argument("event")
 @click.option("--sender", default="", help="An id of your own for this signal: sent again under it, nothing happens.")
+@click.option(
+    "--declared-dead", is_flag=True, help="Give money back although something was sent: two people say it is dead."
+)
 @actor_option
 @reason_option
 @on_catalog
 async def signal(
-    catalog: Catalog, out: Output, name: str, id_: str, event: str, sender: str, actor: str, reason: str
+    catalog: Catalog,
+    out: Output,
+    name: str,
+    id_: str,
+    event: str,
+    sender: str,
+    declared_dead: bool,
+    actor: str,
+    reason: str,
 ) -> None:
     """Send a record an event. Where the flow asks for two people, both must say the same.
+
+    An event that gives money back is refused if anything was ever sent for the record, unless two people declare that
+    dead; it then stays watched, and its arrival halts the flow.
 
     A record that waits for it moves. If the flow keeps such events, one that comes early stays in the record's inbox.
     """
@@ -224,12 +242,15 @@ async def signal(
     from bursar.engine.operators import TELL_ASKED
 
     before = await _record(catalog, name, id_)
-    people = Operators(catalog.engine)
-    record = await people.signal(name, id_, event, actor=actor, reason=reason, sender=sender)
-    await _show_said(catalog, out, before, record, TELL_ASKED, event)
+    people, who = Operators(catalog.engine), {"actor": actor, "reason": reason}
+    record = await people.signal(name, id_, event, sender=sender, declared_dead=declared_dead, **who)
+    said = f"{event} --declared-dead" if declared_dead else event
+    await _show_said(catalog, out, before, record, TELL_ASKED, event, said)
 
 
-async def _show_said(catalog: Catalog, out: Output, before: Record, record: Record, asked: str, event: str) -> None:
+async def _show_said(
+    catalog: Catalog, out: Output, before: Record, record: Record, asked: str, event: str, said: str = ""
+) -> None:
     """What became of an operator's word: it decided, it waits for a second person, or the rail did not answer."""
     from bursar.engine.moves import SIGNAL
     from bursar.engine.operators import TELL_ASKED
@@ -241,7 +262,7 @@ async def _show_said(catalog: Catalog, out: Output, before: Record, record: Reco
     elif any(row.event == asked for row in new):
         first = _first_asker(history, asked, event)
         verb = click.get_current_context().info_name
-        run = f"bursar flow {verb} {record.flow} {record.id} {event} --actor OTHER --reason WHY"
+        run = f"bursar flow {verb} {record.flow} {record.id} {said or event} --actor OTHER --reason WHY"
         what = f"asked for by {first}; another person must run: {run}"
         _show_result(out, record, what, asked_by=first, run=run)
     elif any(row.event == f"{SIGNAL} {event}" for row in new):
@@ -291,10 +312,10 @@ def _names_a_rail(given: dict[str, Any]) -> bool:
 @reason_option
 @on_catalog_with_cores(_names_a_rail)
 async def pause(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
-    """Make no calls for a flow, or none at a rail, on any host.
+    """Send nothing new for a flow, or at a rail, on any host.
 
-    A flow: nothing of it is called, refunds neither; new records are written down and wait. A rail: no new transfers
-    from or to it; those under way wait where they would call it, but for refunds, which go on.
+    A call that was made before and has no definite answer is made again, so that its outcome is learned; confirmations
+    and refunds go on. A flow: new records are written down and wait. A rail: no new transfers from or to it.
     """
     from bursar.engine import Operators
 
@@ -316,7 +337,7 @@ async def pause(catalog: Catalog, out: Output, name: str, rail: str, actor: str,
 @reason_option
 @on_catalog_with_cores(_names_a_rail)
 async def resume(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
-    """Make calls again. What waited goes on within half a minute; `retry` makes one record due at once."""
+    """Send again. What waited goes on within half a minute; `retry` makes one record due at once."""
     from bursar.engine import Operators
 
     kind, what = ("flow", name) if name else ("rail", rail)
@@ -325,28 +346,85 @@ async def resume(catalog: Catalog, out: Output, name: str, rail: str, actor: str
     show_lift(out, lift, f"{kind} {what}", "is resumed", key="resumed", run=run)
 
 
+def _halts_a_rail(given: dict[str, Any]) -> bool:
+    """As `_names_a_rail`; naming neither is about all that signs."""
+    return bool(given["name"] or given["rail"]) and _names_a_rail(given)
+
+
+def _halted(name: str, rail: str) -> tuple[str, str, str]:
+    """What a halt is about (kind and name, or nothing for all), and that in words."""
+    kind = "flow" if name else "rail" if rail else ""
+    return kind, name or rail, f"{kind} {name or rail}" if kind else "all signing"
+
+
+@flow.command(
+    examples="""
+    bursar flow halt --actor anna --reason "a key is stolen"
+    bursar flow halt payouts --actor anna --reason "ticket 17"
+    """
+)
+@pausable_argument
+@rail_option
+@actor_option
+@reason_option
+@on_catalog_with_cores(_halts_a_rail)
+async def halt(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
+    """Sign nothing for a flow, or at a rail, on any host; without a name, nothing at all.
+
+    No call that signs begins after this command has returned: no send, no refund. Calls that do not sign go on; `pause`
+    stops what they would send. Two people lift it.
+    """
+    from bursar.engine import Operators
+
+    kind, what, words = _halted(name, rail)
+    was_on = await Operators(catalog.engine).halt(kind, what, actor=actor, reason=reason)
+    out.show({"halted": was_on}, lambda: f"{words} is halted" if was_on else f"{words} was halted before")
+
+
+@flow.command(
+    examples="""
+    bursar flow unhalt --actor anna --reason "the key is replaced"
+    bursar flow unhalt --actor ben --reason "so it is"
+    """
+)
+@pausable_argument
+@rail_option
+@actor_option
+@reason_option
+@on_catalog
+async def unhalt(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
+    """Sign again. The first person proposes it, another one agrees."""
+    from bursar.engine import Operators
+
+    kind, what, words = _halted(name, rail)
+    lift = await Operators(catalog.engine).unhalt(kind, what, actor=actor, reason=reason)
+    named = " ".join(filter(None, ("bursar flow unhalt", f"--rail {rail}" if rail else name)))
+    run = f"{named} --actor OTHER --reason WHY"
+    show_lift(out, lift, words, "is unhalted", key="unhalted", off="halted", run=run)
+
+
 @flow.command(
     examples="""
     bursar flow pauses
     bursar flow pauses --history
     """
 )
-@click.option("--history", is_flag=True, help="What was paused and resumed, by whom and why; newest first.")
+@click.option("--history", is_flag=True, help="What was paused, halted and lifted, by whom and why; newest first.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many at most.")
 @on_catalog
 async def pauses(catalog: Catalog, out: Output, history: bool, limit: int) -> None:
-    """What is paused, by whom and why; whether two people must resume it, and who has proposed that."""
+    """What is paused or halted, by whom and why; whether two people must lift it, and who has proposed that."""
     read = catalog.ledger.store.read
     if history:
         did = await read.actions.list(limit=limit)
         lines = [(moment(a.at_us), a.action, a.kind, a.name, a.actor, a.proposed_by, a.reason) for a in did]
         headings = (TIME, "action", "kind", "name", "by", "proposed by", "reason")
-        out.show(did, lambda: table(*headings, rows=lines, whole=(TIME,), empty="nothing was paused or resumed yet"))
+        out.show(did, lambda: table(*headings, rows=lines, whole=(TIME,), empty="nothing was paused or halted yet"))
         return
     found = await read.pauses.list()
     rows = [
         (moment(p.at_us), p.kind, p.name, p.actor, p.reason, "two" if p.two_people else "one", p.proposed_by)
         for p in found
     ]
-    names = (TIME, "kind", "name", "by", "reason", "people to resume", "proposed by")
-    out.show(found, lambda: table(*names, rows=rows, whole=(TIME,), empty="nothing is paused"))
+    names = (TIME, "kind", "name", "by", "reason", "people to lift", "proposed by")
+    out.show(found, lambda: table(*names, rows=rows, whole=(TIME,), empty="nothing is paused or halted"))

@@ -7,7 +7,7 @@ that is refused goes to people (L15): it is reported first, then waits; one pers
 
 from __future__ import annotations
 
-from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
 
 SUCCESS, EXPLICIT_FAIL = Outcome.SUCCESS, Outcome.EXPLICIT_FAIL
@@ -23,13 +23,13 @@ MACHINE = Machine(
     initial=RUNNING,
     events=(NEXT, END, UNDO, UNDONE, UNDONE_IN_PART, RETRY, SKIP),
     states=(
-        State(RUNNING, Kind.CALL, action="run"),
+        State(RUNNING, Kind.CALL, action="run", effect=Effect.SEND),
         State(STEP_DONE, Kind.AUTOMATIC),
         State(COMPLETED, Kind.TERMINAL),
         State(STEP_REFUSED, Kind.AUTOMATIC, compensating=True),
-        State(COMPENSATING, Kind.CALL, action="undo", compensating=True),
+        State(COMPENSATING, Kind.CALL, action="undo", compensating=True, effect=Effect.RETURN),
         State(STEP_UNDONE, Kind.AUTOMATIC, compensating=True),
-        State(REPORTING, Kind.CALL, action="report", compensating=True),
+        State(REPORTING, Kind.CALL, action="report", compensating=True, effect=Effect.RETURN),
         State(COMPENSATION_FAILED, Kind.WAIT, awaits="operator", compensating=True),
         State(FAILED, Kind.TERMINAL, compensating=True),  # nothing of it is left
         State(FAILED_IN_PART, Kind.TERMINAL, compensating=True),  # but for what two people have skipped

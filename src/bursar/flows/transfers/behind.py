@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from bursar.flows.transfers.machine import MACHINE
+from bursar.model.marks import Restored, restored
 from bursar.model.outcome import Outcome
 from bursar.rails.trading import Floors, OperationRow, TradingClient
 from bursar.rails.trading.rules import PREFIX, Code
@@ -32,11 +33,19 @@ class Behind(msgspec.Struct, kw_only=True):
     floors: str = ""  # what the core's floors say, if they are higher than the ones here
     begun_at: int = 0  # the sequence up to which the core's log had been compared before
     complete_to: int = 0  # and up to which it was compared now
+    mark: int = 0  # the highest sequence of the core that this database relies on
+    sequence: int = 0  # of the core's log
+
+    @property
+    def restored(self) -> Restored:
+        """Which of the two has forgotten something."""
+        unknown = len(self.missing) + bool(self.floors)
+        return restored(mark=self.mark, sequence=self.sequence, unknown=unknown)
 
     @property
     def is_behind(self) -> bool:
         """Whether this database has forgotten something."""
-        return bool(self.missing or self.floors)
+        return self.restored is Restored.DATABASE
 
     def texts(self) -> list[str]:
         """The same in words, each a line."""
@@ -57,7 +66,8 @@ async def look(store: Store, rail: str, client: TradingClient) -> Behind:
     """Compare a core's log, as far as it was not compared before, with the records here."""
     known = await store.read.cores.get(rail)
     after, end = 0 if known is None else known.compared, -1
-    found = Behind(rail=rail, missing=[], begun_at=after)
+    mark = 0 if known is None else max(known.sequence, known.compared)
+    found = Behind(rail=rail, missing=[], begun_at=after, mark=mark)
     while end < 0 or after < end:
         listed = await client.operations(after)
         if listed.outcome is not Outcome.SUCCESS:
@@ -70,7 +80,9 @@ async def look(store: Store, rail: str, client: TradingClient) -> Behind:
         if listed.complete_to <= after:
             break
         after = listed.complete_to
-    found.complete_to = after
+    found.complete_to, found.sequence = after, end
+    if found.restored is Restored.PEER:  # of no use before its newest part is back: what it lists is not all
+        return Behind(rail=rail, note=f"core {rail} is at {end}, and {mark} was acknowledged here: restore its log")
     there = client.floors
     if _above(there, known):
         # Read again, after the core has said them: another process may have raised both meanwhile, this database's

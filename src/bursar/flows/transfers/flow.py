@@ -204,7 +204,7 @@ class Calls:
         match promised.outcome:
             case Outcome.EXPLICIT_FAIL:
                 evidence = answer.evidence | {"target": promised.evidence}
-                high_water = answer.high_water or promised.high_water
+                high_water = answer.high_water + promised.high_water
                 return msgspec.structs.replace(answer, evidence=evidence, high_water=high_water)
             case Outcome.SUCCESS:
                 held = await target.query(item, "deposit")

@@ -5,7 +5,7 @@ An unknown answer stays where it is, whatever kind of unknown it is (T1); a refu
 
 from __future__ import annotations
 
-from bursar.model.machine import Arrow, Kind, Machine, State
+from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
 
 SUCCESS, EXPLICIT_FAIL = Outcome.SUCCESS, Outcome.EXPLICIT_FAIL
@@ -16,12 +16,12 @@ MACHINE = Machine(
     events=("SOURCE_CALL", "TARGET_CALL"),
     states=(
         State("INIT", Kind.AUTOMATIC, 0),
-        State("SOURCE_PENDING", Kind.CALL, 10, action="withdraw"),
+        State("SOURCE_PENDING", Kind.CALL, 10, action="withdraw", effect=Effect.SEND),
         State("SOURCE_DONE", Kind.AUTOMATIC, 20, in_flight=True),
-        State("TARGET_PENDING", Kind.CALL, 30, in_flight=True, action="deposit"),
+        State("TARGET_PENDING", Kind.CALL, 30, in_flight=True, action="deposit", effect=Effect.SEND),
         State("COMMITTED", Kind.TERMINAL, 40),
         State("FAILED", Kind.TERMINAL, -10, compensating=True),
-        State("COMPENSATING", Kind.CALL, -20, in_flight=True, compensating=True, action="refund"),
+        State("COMPENSATING", Kind.CALL, -20, in_flight=True, compensating=True, action="refund", effect=Effect.RETURN),
         State("ROLLED_BACK", Kind.TERMINAL, -30, compensating=True),
     ),
     arrows=(

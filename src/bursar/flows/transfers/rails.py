@@ -318,7 +318,7 @@ class TradingRail:
 
     def _told(self, reply: Reply) -> Answer:
         evidence = {"rail": self._name, "sequence": reply.sequence}
-        known = (self._name, reply.sequence) if reply.sequence else None
+        known = ((self._name, reply.sequence),) if reply.sequence else ()
         return Answer(outcome=reply.outcome, code=reply.code, message=reply.detail, evidence=evidence, high_water=known)
 
 

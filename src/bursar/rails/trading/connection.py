@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 
 from bursar.model.errors import BursarError
+from bursar.model.marks import Restored, restored
 from bursar.ports import Ports, Stream
 from bursar.rails.trading import protocol
 from bursar.rails.trading.protocol import ProtocolError, Splitter
@@ -201,7 +202,7 @@ class _Handshake:
         if isinstance(said, protocol.Refused):
             codes = {protocol.BEHIND: CORE_BEHIND, protocol.OTHER_LEDGER: OTHER_LEDGER}
             raise NoConnection(codes.get(said.why, CORE_REFUSED), said.text)
-        if said.sequence < known.seen:
+        if restored(mark=known.seen, sequence=said.sequence) is Restored.PEER:
             why = f"the core knows sequences up to {said.sequence}, and {known.seen} has been acknowledged"
             raise NoConnection(CORE_BEHIND, why)
         self._bound_to = said.ledger

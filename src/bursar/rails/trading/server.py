@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, assert_never
 
 import msgspec
 
+from bursar.model.marks import Restored, restored
 from bursar.ports import Ports, Stream
 from bursar.rails.trading import protocol
 from bursar.rails.trading.connection import other_ledger
@@ -253,7 +254,7 @@ class Server:
         # Another ledger's client knows nothing of our sequences: it is refused before its `seen` is believed.
         if login.ledger and ledger not in ("", login.ledger):
             return protocol.Refused(at, protocol.OTHER_LEDGER, other_ledger(ledger, login.ledger), b"")
-        if login.seen > at:
+        if restored(mark=login.seen, sequence=at) is Restored.PEER:
             self._forget(login.seen, connection)
         if len(self.connections) >= self._limits.connections:
             self._outages.happened("refused a client: there are too many")

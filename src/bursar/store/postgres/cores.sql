@@ -1,4 +1,4 @@
--- PostgreSQL's statements about trading cores. High-water marks of a group are raised by bursar.raise_high_water_1.
+-- PostgreSQL's statements about trading cores.
 
 -- name: ledger_identity
 -- Who this ledger is.
@@ -19,18 +19,10 @@ FROM bursar.cores c WHERE c.rail = $1
 -- Bind a rail to a core for ever; nothing if the rail, or the core, is bound already.
 INSERT INTO bursar.cores (rail, identity) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING rail
 
--- name: forget_high_water
--- What was known of a rail's old core.
-DELETE FROM bursar.core_high_water WHERE rail = $1
-
 -- name: rebind_core
 -- People have decided that another core stands behind a rail now.
 UPDATE bursar.cores SET identity = $2, room = 1, forget = 1, compared = 0, bound_at = now(), pruned_at = NULL
 WHERE rail = $1 AND identity = $3 RETURNING rail
-
--- name: high_water
--- The highest sequence known of the core behind a rail.
-SELECT coalesce(max(sequence), 0) FROM bursar.core_high_water WHERE rail = $1
 
 -- name: raise_floors
 -- The floors that a core is about to be asked for. They never sink.

@@ -1,11 +1,5 @@
 -- SQLite's statements about trading cores.
 
--- name: batch_high_water
--- Raise a high-water mark, in the transaction of the transitions that rely on it.
-INSERT INTO core_high_water (rail, worker, sequence, at) VALUES (?, ?, ?, ?)
-ON CONFLICT (rail, worker) DO UPDATE SET sequence = excluded.sequence, at = excluded.at
-WHERE excluded.sequence > sequence
-
 -- name: ledger_identity
 -- Who this ledger is.
 SELECT identity FROM ledger_identity WHERE id = 1
@@ -24,18 +18,10 @@ FROM cores c WHERE c.rail = ?
 -- Bind a rail to a core for ever; nothing if the rail, or the core, is bound already.
 INSERT INTO cores (rail, identity, bound_at) VALUES (?, ?, now_us()) ON CONFLICT DO NOTHING RETURNING rail
 
--- name: forget_high_water
--- What was known of a rail's old core.
-DELETE FROM core_high_water WHERE rail = ?
-
 -- name: rebind_core
 -- People have decided that another core stands behind a rail now.
 UPDATE cores SET identity = ?2, room = 1, forget = 1, compared = 0, bound_at = now_us(), pruned_at = NULL
 WHERE rail = ?1 AND identity = ?3 RETURNING rail
-
--- name: high_water
--- The highest sequence known of the core behind a rail.
-SELECT coalesce(max(sequence), 0) FROM core_high_water WHERE rail = ?
 
 -- name: raise_floors
 -- The floors that a core is about to be asked for. They never sink.
