@@ -26,7 +26,7 @@ from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
-from bursar.model.records import ExistingEntry, OperationResult
+from bursar.model.records import ExistingEntry, OperationResult, Signal
 from bursar.model.retry import Alarm
 from bursar.store.batch import LoadedRecords, LoadedState, ReadSet, WriterCache, WriteSet
 from bursar.store.sqlite.store import run_sync
@@ -112,13 +112,15 @@ def nothing(rows: WriteSet) -> bool:
 def test_a_move_writes_the_record_and_its_passages(pessimistic: bool) -> None:
     database = Database(pessimistic=pessimistic)
     steps = (NewTransition("A", "GO", "B"), NewTransition("B", "NEXT", "C", '{"x":1}'))
+    sent: dict[str, Any] = {"timer": -9, "inbox": -1, "signal": Signal(7, "s", "GO", "ann", "{}", 2, 3)}
     (done,) = database.decide(
-        Change(moves=(move(7, 2, *steps, attempt=3, in_flight_posting=66, body="{}", error="e"),))
+        Change(moves=(move(7, 2, *steps, attempt=3, in_flight_posting=66, body="{}", error="e", **sent),))
     )
     assert (done.records, done.postings) == ((7,), (66,))
     records = database.rows.records
     assert records is not None
-    assert records.moves == [(7, 2, "C", 4, 3, 66, 5, "", "{}", "e")]
+    assert records.moves == [(7, 2, "C", 4, 3, 66, 5, "", "{}", "e", -9, -1)]
+    assert records.signals == [(7, "s", "GO", "ann", "{}", 2, 3)]
     assert records.transitions == [(7, 3, "A", "GO", "B", 3, "w", "{}"), (7, 4, "B", "NEXT", "C", 3, "w", '{"x":1}')]
 
 
