@@ -142,7 +142,8 @@ def test_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         answer = real(self, reply)
         if answer.outcome.is_known:
             return answer
-        return msgspec.structs.replace(answer, outcome=Outcome.EXPLICIT_FAIL)
+        # With a listed code, or the flow would not believe it (T26).
+        return msgspec.structs.replace(answer, outcome=Outcome.EXPLICIT_FAIL, code="CANCELLED")
 
     monkeypatch.setattr(rails.TradingRail, "_told", told)
     assert noticed(3, seeds=40)
