@@ -123,7 +123,7 @@ def test_commits_that_hang_are_noticed_and_do_not_pile_up(server: ThrowawayPostg
     async def body() -> None:
         async with office(server.url, tmp_path, database_timeout_ms=int(LIMIT_S * 1000)) as here:
             await here.fund(1001, "100")
-            here.runtime.bursar.ledger.writer.patience_s = 0.5
+            here.runtime.bursar.ledger.writer.runner.patience_s = 0.5
             await set_standbys(server.url, "nobody")
             await turns(here, 503)
             ledger, waits = here.runtime.bursar.ledger, []

@@ -231,7 +231,7 @@ def test_database_that_can_not_be_reached_leaves_no_doubt(proxy: Proxy) -> None:
 
     async def body() -> None:
         async with limited(proxy.url) as bursar:
-            bursar.ledger.writer.patience_s = 0.5
+            bursar.ledger.writer.runner.patience_s = 0.5
             await balance(bursar)
             proxy.refuses = True
             proxy.go_silent(for_new=False)

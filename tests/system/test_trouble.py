@@ -405,7 +405,7 @@ def test_postgres_that_stalls_in_the_middle_of_a_write(pg: str, patience_s: floa
     async def body() -> None:
         async with open_bursar(pg) as bursar:
             assert isinstance(bursar.store, PostgresStore)
-            bursar.store.timeout_s, bursar.ledger.writer.patience_s = 0.3, patience_s
+            bursar.store.timeout_s, bursar.ledger.writer.runner.patience_s = 0.3, patience_s
             entries = [deposit(BANK, "a", ASSET, "1", key=f"k{n}") for n in range(callers)]
             connection = await asyncpg.connect(pg)
             await connection.execute(STALL)

@@ -231,7 +231,7 @@ def test_sqlite_disk_that_fails_in_the_middle_of_commit(file: Path, fails: int, 
     async def body() -> None:
         ports = FailingDisk()
         async with Bursar(at(file), ports=ports) as bursar:
-            bursar.ledger.writer.patience_s = 0.3
+            bursar.ledger.writer.runner.patience_s = 0.3
             entry = deposit(BANK, "a", ASSET, "1", key="second")
             ports.writer.keeps, ports.writer.fails = keeps, fails
             told = await outcome(bursar.ledger.commit(entry))

@@ -263,7 +263,7 @@ async def test_many_who_are_blocked_together_are_not_all_looked_for(scene: Scene
 async def test_nobody_whose_first_try_may_have_gone_through_is_told_that_nothing_was_written(scene: Scene) -> None:
     """Given a line that broke while writing, when what is in the way then may be that very try, then it is waited for
     as long as for any ambiguous commit; others are still told before long."""
-    scene.writer.patience_s = 10.0
+    scene.writer.runner.patience_s = 10.0
     scene.store.held, scene.store.break_once = {"c1"}, True
     began = scene.store.ports.now
     (unknown,) = await told(scene.pay("c1", "c"))
@@ -276,7 +276,7 @@ async def test_nobody_whose_first_try_may_have_gone_through_is_told_that_nothing
 
 @scene
 async def test_a_line_that_breaks_in_a_siding_leaves_doubt(scene: Scene) -> None:
-    scene.writer.patience_s = 10.0
+    scene.writer.runner.patience_s = 10.0
     scene.store.held = {"c1"}
 
     def cut() -> None:

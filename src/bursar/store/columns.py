@@ -211,12 +211,16 @@ def reader(name: str, kind: type[T]) -> Callable[[Row], T]:
     """The struct of a row that was selected as `@name`."""
     reading, types = READ[name], get_type_hints(kind)
     assert reading.struct is kind
+    names = reading.struct.__struct_fields__
     stored = {field: how for field, (_, how) in reading.columns.items()}
-    fields = [(f, _conversion(types[f], stored.get(f, ""))) for f in reading.struct.__struct_fields__]
+    conversions = [(field, to) for field in names if (to := _conversion(types[field], stored.get(field, "")))]
 
     def read(row: Row) -> T:
         try:
-            return kind(**{f: value if to is None else to(value) for (f, to), value in zip(fields, row, strict=True)})
+            fields = dict(zip(names, row, strict=True))
+            for field, to in conversions:
+                fields[field] = to(fields[field])
+            return kind(**fields)
         except (ValueError, TypeError) as error:
             raise DatabaseCorrupt(f"{name} {row[0]}", str(error)) from error
 

@@ -59,8 +59,8 @@ class Writer:
 
     def __init__(self, store: Store, *, conflicts_max: int = CONFLICTS_MAX, patience_s: float = PATIENCE_S) -> None:
         self.store = store
-        self._runner = BatchRunner(store, conflicts_max, patience_s)
-        self._blocked = BlockedLane(self._runner)
+        self.runner = BatchRunner(store, conflicts_max, patience_s)
+        self._blocked = BlockedLane(self.runner)
         self.gather_min = GATHER_MIN
         self.batches = 0  # committed: a metric
         self._pending: list[PendingChange] = []
@@ -71,16 +71,7 @@ class Writer:
     @property
     def cache(self) -> WriterCache:
         """What is cached of accounts and postings."""
-        return self._runner.cache
-
-    @property
-    def patience_s(self) -> float:
-        """How long an unknown commit is retried before the caller gets an error."""
-        return self._runner.patience_s
-
-    @patience_s.setter
-    def patience_s(self, seconds: float) -> None:
-        self._runner.patience_s = seconds
+        return self.runner.cache
 
     @property
     def busy(self) -> bool:
@@ -109,7 +100,7 @@ class Writer:
             try:
                 await self.store.run_batch_in(connection, partial(commit, batch))
             except WriteConflict as conflict:
-                await self._runner.pause()
+                await self.runner.pause()
                 last = str(conflict)
                 continue
             except ConnectionFailed as error:
@@ -204,7 +195,7 @@ class Writer:
         What it was decided on includes what the one before does. If that fails, the decision is worth nothing: the one
         before is retried by itself, and then this one.
         """
-        batch = self._runner.batch(pending, self.cache, None if before is None else before.batch.effects)
+        batch = self.runner.batch(pending, self.cache, None if before is None else before.batch.effects)
         prepared: PreparedBatch | None = None
         # Alone, it is prepared on the writing connection: one server process that has everything cached is faster.
         lane = Lane.WRITE if before is None else Lane.PREPARE
@@ -241,7 +232,7 @@ class Writer:
         return True
 
     async def _commit(self, pending: list[PendingChange]) -> None:
-        for blocked in await self._runner.run(pending):
+        for blocked in await self.runner.run(pending):
             self._blocked.take(blocked)
 
     async def consolidate(self, above: int = CONSOLIDATE_ABOVE) -> int:
