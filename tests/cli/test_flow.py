@@ -109,8 +109,8 @@ def test_what_is_empty_is_said_in_words(run: Shell, ids: dict[str, str]) -> None
     shown = run.ok("flow", "show", "deposits", ids["deposits"])
     assert "no open alerts" in shown
     assert "no ledger entries" in shown
-    assert run.ok("flow", "pauses").strip() == "nothing is paused"
-    assert run.ok("flow", "pauses", "--history").strip() == "nothing was paused or resumed yet"
+    assert run.ok("flow", "pauses").strip() == "nothing is paused or halted"
+    assert run.ok("flow", "pauses", "--history").strip() == "nothing was paused or halted yet"
     assert run.ok("transfer", "list", "--user", "999").strip() == "no transfers"
 
 

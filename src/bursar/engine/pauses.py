@@ -138,13 +138,14 @@ class Pauses:
         self.now: frozenset[tuple[str, str]] = frozenset()  # (kind, name)
         self._store = store
         self._worker = worker
+        self.age_s_max = PAUSES_S
         self._read_s = -PAUSES_S
         self._held: set[int] = set()  # records that were not called for
         self._left: set[int] = set()  # records that can go on
 
     async def stop(self, flow: Flow[Any], state: State, item: FlowRecord[Any], *, called: bool) -> bool:
         """Whether a switch holds this call back. `called`: the record has called in this state before."""
-        if self._store.ports.monotonic() - self._read_s >= PAUSES_S:
+        if self._store.ports.monotonic() - self._read_s >= self.age_s_max:
             await self.read()
         now = await self._switches() if state.signs else self.now  # nothing is awaited between this and the call
         if not now:

@@ -34,20 +34,25 @@ LOOK_S_MAX = 300.0  # until a worker looks again: due much later would count as 
 async def step(engine: Engine, flow: Flow[Any], record: Record) -> Record | None:
     """A worker has claimed a record that waits: move it, if there is a signal or its time has come."""
     ways: list[tuple[str, dict[str, Any], Signal | None]] = []
+    held = False
     if record.inbox:
         for signal in signals.awaited(flow, record, await engine.store.read.records.signals(record.number)):
             consumed = msgspec.structs.replace(signal, consumed=record.version + 1)
             ways.append((signal.event, msgspec.json.decode(signal.evidence), consumed))
     event = flow.machine.state(record.state).timeout_event
     if event is not None and record.timer_us is not None and record.timer_us <= await engine.store.now_us():
-        ways.append((event, {"timer": moment(record.timer_us)}, None))
+        held = ("flow", flow.name) in engine.pauses.now
+        if held:
+            engine.pauses.hold(record.number)  # until the end of the pause
+        else:
+            ways.append((event, {"timer": moment(record.timer_us)}, None))
     for way in ways:
         try:
             return await _move(engine, flow, record, *way)
         except Refusal as refusal:  # by the ledger, or for want of a proof: tried again when the lease is over
             message = f"{record.flow} {record.id} is {record.state}, and {way[0]} is refused: {refusal}"
             await engine.alert(record, "signal refused", "critical", message)
-    if not ways:
+    if not ways and not held:
         await _look(engine, flow, record)
     return None
 

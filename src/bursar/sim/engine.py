@@ -30,7 +30,7 @@ from bursar.sim.ledger import Size
 from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.orders import LOST, MACHINE, RAILS, SHOP, TRANSIT, Order, OrderOracle, Rail
 from bursar.sim.process import Process
-from bursar.sim.switches import Switches
+from bursar.sim.switches import AGE_S, Switches
 from bursar.sim.two_process import LEASE_S, PATH, SCAN_S, Client, TwoProcessRun, WatchedStore, play_out
 from bursar.store import connect
 from bursar.writer import Limit, Operation
@@ -109,6 +109,7 @@ class Scenario(TwoProcessRun[Outcome]):
         ledger = Ledger(store)
         flows: list[Flow[Any]] = [self.rail.flow(process), self.rail.parcels(process)]
         engine = Engine(store, ledger.writer, flows, worker=process.name, lease_s=LEASE_S)
+        engine.pauses.age_s_max = AGE_S
         async with asyncio.TaskGroup() as group:
             group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
             if process.name == PROCESSES[1]:

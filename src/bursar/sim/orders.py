@@ -68,7 +68,7 @@ RECEIPT: Final = RowKind("receipt", Form.UNIQUE, releasable=True)
 NOTE: Final = RowKind("note", Form.VALUE)
 FIRST_INVOICE: Final = 100
 EXPOSURE_MAX: Final = 10**12
-SIGNALS: Final = ("APPROVE", "DELIVERED", "RECALL")
+SIGNALS: Final = ("APPROVE", "DELIVERED", "RECALL", "LOST")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LATE_S_MAX: Final = 4.0  # after its caller has given up
 ENDS: Final[dict[str, list[list[Outcome | None]]]] = {  # what the rail must have said to charge, ship and refund

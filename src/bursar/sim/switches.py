@@ -13,16 +13,17 @@ import sqlite3
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from bursar.engine.pauses import ALL_SIGNING, HALT, PAUSES_S
+from bursar.engine.pauses import ALL_SIGNING, HALT
 from bursar.model.machine import Effect, Machine
 from bursar.sim.oracle import Violation
 
 if TYPE_CHECKING:
     from bursar.sim.kernel import Kernel
 
+AGE_S: Final = 0.2  # how old what a process knows of pauses may be: less than in earnest, as leases are here
 LATENCY_S: Final = 0.05  # longer than any answer of the database takes
 AGAIN_S: Final = 0.001  # while another transaction is open
-LASTS_S_MAX: Final = 4.0  # longer than it takes until every process knows of it
+LASTS_S_MAX: Final = 4.0  # once every process knows of it
 BETWEEN_S_MAX: Final = 1.0
 
 Switch = tuple[str, str]
@@ -43,7 +44,8 @@ class Switches:
         self._dice = random.Random(f"{kernel.seed} switches")
         self._ended = False
         paused: list[Switch] = [("flow", machine.name), *(("rail", rail) for rail in sorted(set(rails.values())))]
-        self._switches = [*paused, *((f"{HALT} {kind}", name) for kind, name in paused), ALL_SIGNING]
+        halts = [*((f"{HALT} {kind}", name) for kind, name in paused), ALL_SIGNING]
+        self._switches = paused if self._dice.random() < 0.5 else halts
         self._later(self._dice.random() * BETWEEN_S_MAX)
 
     def end(self) -> None:
@@ -70,18 +72,19 @@ class Switches:
         self._since = {switch: self._kernel.loop.now} if off else {}
         self.happened[switch[0] if off else "on"] += 1
         if not self._ended:
-            self._later(self._dice.random() * (LASTS_S_MAX if off else BETWEEN_S_MAX))
+            self._later(AGE_S + self._dice.random() * LASTS_S_MAX if off else self._dice.random() * BETWEEN_S_MAX)
         return None
 
     def judge(self, id: str, action: str) -> None:
         """A call begins: no switch that every process must know of by now forbids it."""
-        (state,) = [state for state in self._machine.calls if state.action == action]
-        assert state.effect is not None
+        state = next((state for state in self._machine.calls if state.action == action), None)
+        if state is None or state.effect is None:
+            return  # a call of another flow, which is never switched off here
         named: list[Switch] = [("flow", self._machine.name), ("rail", self._rails[action])]
         halts = [*((f"{HALT} {kind}", name) for kind, name in named), ALL_SIGNING]
         first = (id, action) not in self._called
         self._called.add((id, action))
-        if first and not state.effect & (Effect.CONFIRM | Effect.RETURN) and self._known(named, PAUSES_S + LATENCY_S):
+        if first and not state.effect & (Effect.CONFIRM | Effect.RETURN) and self._known(named, AGE_S + LATENCY_S):
             self.violations.append(Violation(f"W15: {action} of {id} was first sent while {self._since} were paused"))
         if state.signs and self._known(halts, LATENCY_S):
             self.violations.append(Violation(f"W21: {action} of {id} signed while {self._since} were halted"))

@@ -164,6 +164,7 @@ class TwoProcessRun(ABC, Generic[T]):
         process.spawn(self.serve(process), name="serve")
 
     def crashed(self, process: Process) -> None:
+        self.read_clock()  # what it has just written may rest on the clock of this moment
         self.oracle.everything()
         self.oracle.records()
         self.kernel.loop.call_later(self.rng.random() * RESTART_S_MAX, self.boot, process.name)
