@@ -31,6 +31,7 @@ from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecor
 from bursar.engine.moves import Moves
 from bursar.engine.others import Others, gather
 from bursar.engine.pauses import Pauses
+from bursar.engine.snowflake import RecordIds
 from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Arrow, Kind, State
@@ -80,6 +81,7 @@ class Engine:
         self._driving: dict[int, asyncio.Task[Record]] = {}
         self._newest: dict[int, Record] = {}  # of those: as they were seen last
         self._deadlines = Deadlines()
+        self._ids = RecordIds(store)
 
     def register(self, flow: Flow[Any]) -> Self:
         """Drive one more flow: one engine, one worker and one cache of pauses for all flows of a process.
@@ -112,7 +114,7 @@ class Engine:
         only if its first call can be part of the transaction. If not, a refusal says why.
         """
         driven = self.require(flow)
-        name = self.ports.token() if id is None else check_key(id)
+        name = await self._ids.new(driven.prefix) if id is None else check_key(id)
         await driven.admit(body, name)
         if operation is not None:
             check_key(operation.id)
@@ -136,8 +138,10 @@ class Engine:
         except RecordMoved:
             if id is not None:
                 raise
-            # Nobody else knows the name: it is ours, and the reply to its COMMIT was lost (L18).
-            return Started(await self._written(flow, name))
+            found = await self._written(flow, name)  # ours, if the reply to its COMMIT was lost (L18)
+            if driven.prefix and (found.owner, found.body) != (record.owner, record.body):
+                raise Conflict(f"the id {name} is taken", 1) from None  # two processes had one node number (L6)
+            return Started(found)
 
     async def _started(self, record: Record, move: Move, booking: Booking, **more: Any) -> Started:
         done = await self._commit(record, move, booking, **more)
