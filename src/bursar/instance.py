@@ -62,7 +62,7 @@ class Bursar:
         self._split = split
         self._migrate = migrate
         self._options = options
-        self._flows = by_name(flows)
+        self.flows: Mapping[str, Flow[Any]] = by_name(flows)
         self._sinks = sinks
         self._worker_name = worker_name
         self._stopping = Stopping(self._ports, stop_s)
@@ -77,7 +77,7 @@ class Bursar:
             await self.store.open(migrate=self._migrate)
             self.ledger = Ledger(self.store)
             stack.push_async_callback(self._close_writer)
-            if self._flows:
+            if self.flows:
                 await self._run_flows(stack)
             self._opened = stack.pop_all()
         return self
@@ -95,7 +95,7 @@ class Bursar:
             await opened.aclose()
 
     async def _close_writer(self) -> None:
-        left_s = self._stopping.left_s() if self._flows and self._writer_s is None else self._writer_s
+        left_s = self._stopping.left_s() if self.flows and self._writer_s is None else self._writer_s
         await self.ledger.writer.close(left_s)
 
     # --- flows -------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Bursar:
         return Operators(self.engine)
 
     def _engine_of(self, flow: Flow[Any]) -> Engine:
-        known = self._flows.get(flow.name)
+        known = self.flows.get(flow.name)
         if known is None or known.machine is not flow.machine:
             raise FlowRefused(flow.name, "it does not run here: give it to `bursar.open(url, flows=[…])`")
         return self.engine
@@ -174,7 +174,7 @@ class Bursar:
         """An engine that drives the flows; its worker, alerts, forced calls and holds, each in a supervised task."""
         threads = Threads(self._ports)
         stack.callback(threads.close)
-        flows = [in_threads(flow, threads) for flow in self._flows.values()]
+        flows = [in_threads(flow, threads) for flow in self.flows.values()]
         engine = self._engine = Engine(self.store, self.ledger.writer, flows, worker=self._held_name(stack))
         stack.push_async_callback(finish, engine, self._stopping)
         jobs = usual_jobs(engine, self._sinks, PAUSED_S)

@@ -63,7 +63,7 @@ class NotRecovered(AssertionError):
 def crash_everywhere(
     client: Callable[[Bursar], Awaitable[R]],
     *,
-    flows: Sequence[Flow[Any]],
+    flows: Sequence[Flow[Any]] | Callable[[W], Sequence[Flow[Any]]],
     world: Callable[[], W],
     check: Callable[[W, R], object],
     setup: Callable[[Bursar], Awaitable[object]] | None = None,
@@ -72,9 +72,10 @@ def crash_everywhere(
     """Run `client` on `flows`, killed or stopped at every call; returns how many places there were.
 
     `client` starts records and waits for them, always under the same keys: it is run again after each restart, and once
-    more when every record has ended. `world` makes the other sides, anew for each run. `check` gets them, and what the
-    client returned in the end; it raises if something is wrong. `setup` prepares the ledger, once. `at` is the place
-    that a failure has named, to run it alone. Raises `NotRecovered`.
+    more when every record has ended. `world` makes the other sides, anew for each run; where flows are made for them,
+    `flows` is a function of the world. `check` gets the world, and what the client returned in the end; it raises if
+    something is wrong. `setup` prepares the ledger, once. `at` is the place that a failure has named, to run it alone.
+    Raises `NotRecovered`.
     """
     image = _prepared(setup)
     with _quiet():
@@ -104,11 +105,12 @@ class _Run(Generic[W, R]):
     """One run: undisturbed, or disturbed at one place."""
 
     client: Callable[[Bursar], Awaitable[R]]
-    flows: Sequence[Flow[Any]]
+    make_flows: Sequence[Flow[Any]] | Callable[[W], Sequence[Flow[Any]]]
     make_world: Callable[[], W]
     check: Callable[[W, R], object]
     image: bytes
     at: At | None
+    flows: Sequence[Flow[Any]] = ()
     first: int = 0  # the last call before the client begins
     last: int = 0  # the last call before everything has ended
     labels: dict[int, str] = field(default_factory=dict)  # of calls of actions
@@ -144,6 +146,7 @@ class _Run(Generic[W, R]):
         host = SimHost(SimNet(kernel), "disk")
         host.install(PATH, self.image)
         world = self.make_world()
+        self.flows = self.make_flows(world) if callable(self.make_flows) else self.make_flows
         ended: asyncio.Future[R] = kernel.loop.create_future()
 
         def boot() -> None:

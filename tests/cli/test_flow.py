@@ -186,3 +186,15 @@ def test_records_of_another_programs_flow_are_shown_and_left_alone(
     assert "a flow of another program" in run.ok("flow", "list")
     assert run.json("flow", "show", "orders", "wire-1")["entries"] == []
     assert run("flow", "retry", "orders", "wire-1", *WHO, *WHY).code == 1
+
+
+def test_show_finds_the_flow_by_the_prefix_of_the_id(run: Shell, ids: dict[str, str]) -> None:
+    assert run.json("flow", "show", ids["transfers"])["record"]["flow"] == "transfers"
+    assert run.json("flow", "show", ids["sequence"])["record"]["flow"] == "sequence"
+    assert ids["sequence"].startswith("seq-")
+
+
+def test_show_asks_for_the_flow_where_the_id_is_the_callers_own(run: Shell, ids: dict[str, str]) -> None:
+    ran = run("flow", "show", ids["deposits"])
+    assert ran.code == 2
+    assert "bursar flow show FLOW ID" in ran.err

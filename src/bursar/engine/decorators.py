@@ -58,12 +58,14 @@ def done(evidence: Mapping[str, Any] | None = None, *, body: msgspec.Struct | No
     return Answer(outcome=Outcome.SUCCESS, evidence=dict(evidence or {}), body=body, event=event)
 
 
-def pending(evidence: Mapping[str, Any] | None = None, *, after_s: float | None = None) -> Answer:
+def pending(
+    evidence: Mapping[str, Any] | None = None, *, after_s: float | None = None, unchanged: bool = False
+) -> Answer:
     """The other side is still working on it: call again after `after_s`, or the state's `poll_s`, or the back-off.
 
-    Without evidence it says nothing new, and leaves no row of history.
+    `unchanged`: a poll that says nothing new. It leaves no row of history, and only alarms that name its state ring.
     """
-    return Answer(outcome=Outcome.PENDING, evidence=dict(evidence or {}), unchanged=not evidence, retry_after_s=after_s)
+    return Answer(outcome=Outcome.PENDING, evidence=dict(evidence or {}), unchanged=unchanged, retry_after_s=after_s)
 
 
 @dataclass(frozen=True, eq=False)

@@ -95,17 +95,27 @@ def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
     return table("flow", "state", "records", oldest, "paused", rows=rows, right=("records",), whole=("flow", oldest))
 
 
-@flow.command(examples="bursar flow show transfers sr-1734912345678901234")
-@name_argument
-@id_argument
+@flow.command(
+    examples="""
+    bursar flow show sr-1734912345678901234
+    bursar flow show deposits wire-17
+    """
+)
+@click.argument("words", metavar="[FLOW] ID", nargs=-1, required=True)
 @click.pass_context
-def show(ctx: click.Context, name: str, id_: str) -> None:
-    """One record: where it is, every transition with its evidence, open alerts, and the ledger's entries."""
+def show(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """One record: where it is, every transition with its evidence, open alerts, and the ledger's entries.
+
+    Without FLOW it is found by the prefix of the id: sr- for transfers, seq- for sequences.
+    """
+    if len(words) > 2:
+        raise click.UsageError("name one record: [FLOW] ID", ctx)
 
     async def work(catalog: Catalog, out: Output) -> None:
         from bursar.flows.catalog import entries_of
 
-        record = await _record(catalog, name, id_)
+        *named, id_ = words
+        record = await _record(catalog, named[0] if named else _flow_of(catalog, id_), id_)
         read = catalog.ledger.store.read
         history = await read.records.history(record.number)
         alerts = [one for one in await read.alerts.open(limit=ALERTS_MAX) if one.record == record.number]
@@ -145,6 +155,16 @@ def _parts(
         names = ("envelope", TIME, "from", "to", "amount", "asset")
         parts += ["", table(*names, rows=legs, title="ledger", right=("envelope", "amount"), whole=(TIME,))]
     return parts
+
+
+def _flow_of(catalog: Catalog, id_: str) -> str:
+    """The flow whose prefix an id has."""
+    from bursar.engine.flow import flow_of
+
+    found = flow_of(id_, catalog.engine.flows.values())
+    if found is None:
+        raise click.UsageError(f"the id {id_!r} does not tell its flow; write bursar flow show FLOW ID")
+    return found.name
 
 
 async def _record(catalog: Catalog, name: str, id_: str) -> Record:
@@ -209,7 +229,7 @@ def force(ctx: click.Context, name: str, id_: str, event: str, actor: str, reaso
 
 @flow.command(
     examples="""
-    bursar flow signal sequence 3f9c RETRY --actor anna --reason "the account is open again"
+    bursar flow signal sequence seq-1734912345678901234 RETRY --actor anna --reason "the account is open again"
     bursar flow signal deposits wire-17 REJECT --actor anna --reason "sent twice"
     """
 )

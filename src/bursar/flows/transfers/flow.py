@@ -30,6 +30,7 @@ from bursar.flows.transfers.request import SUSPENSE, TRANSIT, AccountType, Trans
 from bursar.model.entries import Intent, Kind, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
+from bursar.rails.trading.words import PREFIX
 
 SCOPE = "transfers"
 CALL_TIMEOUT_S = 10.0
@@ -66,6 +67,7 @@ def transfers_flow(
     return Flow(
         machine=MACHINE,
         body=Transfer,
+        prefix=PREFIX,
         actions={"withdraw": calls.withdraw, "deposit": calls.deposit, "refund": calls.refund},
         admit=admit,
         active=active,
