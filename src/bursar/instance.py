@@ -88,7 +88,7 @@ class Bursar:
         await self.close()
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Finish what is being driven and written, in that time, and let go. A second time does nothing."""
+        """Stop the worker, finish what is being written (in `timeout_s`, if given), let go. Again: nothing happens."""
         opened, self._opened = self._opened, None
         if opened is not None:
             self._writer_s = timeout_s

@@ -190,11 +190,12 @@ class _Run(Generic[W, R]):
     async def work(self, b: Bursar, process: Process) -> R:
         """What the client does, until every record has ended."""
         await self.client(b)
-        waited_until = process.ports.monotonic() + PATIENCE_S
+        waited_s = LOOK_S
         while left := await self.open(b):
-            if process.ports.monotonic() > waited_until:
+            if waited_s > PATIENCE_S:
                 raise NotRecovered(f"not ended: {', '.join(left)}")
-            await process.ports.sleep(LOOK_S)
+            await process.ports.sleep(waited_s)  # as long again as it has waited in all
+            waited_s *= 2
         self.last = self.last or process.port_calls
         result = await self.client(b)
         if alerts := [alert for alert in await b.store.read.alerts.open() if alert.severity == "critical"]:

@@ -13,6 +13,7 @@ from bursar.engine import Operators
 
 HOW_TO = (ROOT / "docs" / "how-to" / "own-flow.md").read_text()
 PROGRAM, BLOCKING, CRASHED = re.findall(r"```python\n(.*?)```", HOW_TO, re.DOTALL)
+SHIP = "async def ship(order: bursar.FlowRecord[Order]) -> bursar.Answer:"
 PRINTED = """\
 FAILED
 - CREATED CHARGING
@@ -40,12 +41,20 @@ def test_the_synchronous_form(tmp_path: Path) -> None:
 def test_a_program_that_is_killed_in_a_call_is_finished_by_the_next(tmp_path: Path) -> None:
     """kill -9 by its own hand while the shop is called for the first time; the client asks again, and is told at once:
     the next process has the same name, and waits for no lease."""
-    ship = "async def ship(order: bursar.FlowRecord[Order]) -> bursar.Answer:"
-    dies = PROGRAM.replace(ship, f"{ship}\n    import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    dies = PROGRAM.replace(SHIP, f"{SHIP}\n    import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert dies != PROGRAM
     killed = subprocess.run([sys.executable, "-c", dies], cwd=tmp_path, capture_output=True, timeout=60, check=False)
     assert (killed.returncode, killed.stdout) == (-9, b"")
     assert run(sys.executable, "-c", PROGRAM, where=tmp_path) == PRINTED
+
+
+def test_a_killed_program_with_a_name_goes_on_at_once_on_postgresql_too(fresh_postgres: str, tmp_path: Path) -> None:
+    program = PROGRAM.replace("sqlite:///orders.db", fresh_postgres)
+    program = program.replace("flows=[orders])", 'flows=[orders], worker_name="host-1")')
+    dies = program.replace(SHIP, f"{SHIP}\n    import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    killed = subprocess.run([sys.executable, "-c", dies], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert (killed.returncode, killed.stdout) == (-9, b"")
+    assert run(sys.executable, "-c", program, where=tmp_path) == PRINTED
 
 
 def test_the_harness_crashes_the_flow_in_a_test_of_the_users(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 import bursar
 from bursar.engine import FlowRefused
-from bursar.engine.blocking import BlockingAction
+from bursar.engine.blocking import BlockingAction, Threads
 from bursar.engine.flow import by_name, flow_of
 from bursar.model.machine import Arrow, Flaw, Kind, Machine, MachineRefused, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
+from bursar.ports import SystemPorts
 
 
 class Order(bursar.Body):
@@ -301,3 +303,45 @@ def test_an_id_tells_its_flow() -> None:
     assert flow_of("ord-express-17", flows) is flows[1]
     for other in ("ord-", "ord-x", "17", "wire-1", ""):
         assert flow_of(other, flows) is None
+
+
+# --- threads -------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_is_used_again_only_when_its_function_has_returned() -> None:
+    """A caller that gives up leaves the function running: a second one in that thread would wait behind it unseen."""
+    release = threading.Event()
+    ran: list[str] = []
+
+    def hangs(_item: Item) -> bursar.Answer:
+        release.wait(30)
+        ran.append("first")
+        return bursar.done()
+
+    def quick(_item: Item) -> bursar.Answer:
+        ran.append("second")
+        return bursar.done()
+
+    async def main() -> None:
+        threads = Threads(SystemPorts(), most=1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(threads.run(hangs, item()), 0.02)
+        with pytest.raises(TimeoutError):  # there is no room for it, and it is not called
+            await asyncio.wait_for(threads.run(quick, item()), 0.02)
+        assert ran == []
+        release.set()
+        assert (await threads.run(quick, item())).outcome is Outcome.SUCCESS
+        threads.close()
+
+    asyncio.run(main())
+    assert ran == ["first", "second"]
+
+
+def test_a_bare_engine_does_not_run_a_plain_function_on_its_event_loop() -> None:
+    blocking = made(charge, ship, refund).actions["ship"]
+
+    async def main() -> None:
+        await blocking(item())
+
+    with pytest.raises(TypeError, match=r"bursar\.open"):
+        asyncio.run(main())
