@@ -179,7 +179,8 @@ class Bursar:
         stack.push_async_callback(finish, engine, self._stopping)
         jobs = usual_jobs(engine, self._sinks, PAUSED_S)
         jobs["bursar-holds"] = partial(keep_expiring_holds, self.ledger, HOLDS_S)
-        await stack.enter_async_context(running(Worker(engine), jobs, self._stopping))
+        self.worker = Worker(engine)
+        await stack.enter_async_context(running(self.worker, jobs, self._stopping))
 
     def _held_name(self, stack: AsyncExitStack) -> str:
         """The worker's name. Beside a SQLite file it is kept across restarts, and what this program held before is

@@ -85,6 +85,24 @@ def test_a_call_that_happens_twice_is_noticed_and_its_place_runs_alone(blocking:
     assert crash_everywhere(client, flows=made, world=World, check=paid_once, at=(1, "stop")) == 1
 
 
+def test_stopped_at_a_call_the_program_closes_and_is_started_again() -> None:
+    lives: list[bursar.Bursar] = []
+
+    async def counted(b: bursar.Bursar) -> bursar.FlowRecord[Any]:
+        if b not in lives:
+            lives.append(b)
+        return await client(b)
+
+    def stopped_at(call: int) -> int:
+        lives.clear()
+        crash_everywhere(counted, flows=flows, world=World, check=paid_once, at=(call, "stop"))
+        return len(lives)
+
+    # One life in the undisturbed run before it, and two in the one that is stopped; one, if it has ended before.
+    assert {stopped_at(call) for call in range(10, 30)} == {3}
+    assert stopped_at(1_000_000) == 2
+
+
 def test_it_says_which_action_it_was_killed_at() -> None:
     with pytest.raises(NotRecovered, match=r"after waits has answered"):
         for call in range(1, 200):
