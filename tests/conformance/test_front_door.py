@@ -17,6 +17,7 @@ from tests.builders import Place, scenario
 import bursar
 from bursar.engine import FlowRefused, Notice
 from bursar.engine.engine import LEASE_S
+from bursar.model.entries import KEY_LENGTH_MAX
 from bursar.model.errors import AccountFrozen, Conflict, IdempotencyKeyReused, NotPossible, UnknownRecord
 from bursar.model.machine import Kind
 from bursar.model.retry import Alarm, Retry
@@ -115,6 +116,14 @@ async def test_the_same_key_is_one_record_per_owner_also_from_another_process(pl
             await one.start(orders, Order("Emma"), key="k1", owner="alice")
         await one.wait(ids[0])
     assert shop.effects[f"{ids[0].id}:CHARGING"] == 1
+
+
+@scenario
+async def test_keys_and_owners_may_be_as_long_as_any(place: Place) -> None:
+    orders = Shop().flow()
+    async with opened(place, orders) as b:
+        order = await b.start(orders, Order(), key="k" * KEY_LENGTH_MAX, owner="ö" * KEY_LENGTH_MAX)
+        assert (await b.start(orders, Order(), key="k" * KEY_LENGTH_MAX, owner="ö" * KEY_LENGTH_MAX)).id == order.id
 
 
 @scenario

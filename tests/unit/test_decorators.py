@@ -185,6 +185,16 @@ def test_whatever_else_is_returned_is_no_answer_and_says_what_to_return(said: ob
         called(blocks if blocking else waits)
 
 
+def test_a_body_of_another_type_is_no_answer() -> None:
+    """Stored, it could not be read again, and the record would never be driven again."""
+
+    async def action(_order: Item) -> bursar.Answer:
+        return bursar.done(body=bursar.Body())
+
+    with pytest.raises(TypeError, match="returned a Body for a body, not Order"):
+        called(action)
+
+
 def test_another_exception_is_handed_to_the_engine_as_it_is() -> None:
     async def breaks(_order: Item) -> bursar.Answer:
         raise ConnectionResetError("the reply is lost")

@@ -193,9 +193,9 @@ def flow(
     return Flow(
         machine=machine,
         body=body,
-        actions={action: _action(function) for action, function in actions.items()},
-        cancels={part.state.action or "": _action(part.cancel) for part in calls if part.cancel is not None},
-        queries={part.state.action or "": _action(part.query) for part in calls if part.query is not None},
+        actions={action: _action(function, body) for action, function in actions.items()},
+        cancels={part.state.action or "": _action(part.cancel, body) for part in calls if part.cancel is not None},
+        queries={part.state.action or "": _action(part.query, body) for part in calls if part.query is not None},
         rails={part.state.action or "": part.rail for part in calls if part.rail},
         prefix=prefix or re.sub("[ _]", "-", name.lower()) + "-",
         **more,
@@ -236,33 +236,34 @@ def _check(name: str, function: Function) -> None:
         raise FlowRefused(name, f"{action} returns {kind.__name__}, which is no answer; {SAY}")
 
 
-def _action(function: Function) -> Action:
+def _action(function: Function, body: type[msgspec.Struct]) -> Action:
     """The function as the engine calls it: whatever it does becomes an answer, or an exception, which is none."""
     if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(type(function).__call__):
-        return BlockingAction(lambda item: _answer(function, lambda: function(item)))
+
+        def block(item: FlowRecord[Any]) -> Answer:
+            try:
+                return _said(function, body, function(item))
+            except Refused as refused:
+                return refused.answer
+
+        return BlockingAction(block)
 
     async def act(item: FlowRecord[Any]) -> Answer:
         try:
             said = function(item)
-            answer: object = await said if inspect.isawaitable(said) else said
+            return _said(function, body, await said if inspect.isawaitable(said) else said)
         except Refused as refused:
             return refused.answer
-        return _said(function, answer)
 
     return act
 
 
-def _answer(function: Function, made: Callable[[], object]) -> Answer:
-    try:
-        return _said(function, made())
-    except Refused as refused:
-        return refused.answer
-
-
-def _said(function: Function, answer: object) -> Answer:
-    if isinstance(answer, Answer):
-        return answer
-    raise TypeError(f"{_named(function)} returned {answer!r:.100}, which says nothing about what happened; {SAY}")
+def _said(function: Function, body: type[msgspec.Struct], answer: object) -> Answer:
+    if not isinstance(answer, Answer):
+        raise TypeError(f"{_named(function)} returned {answer!r:.100}, which says nothing about what happened; {SAY}")
+    if answer.body is not None and not isinstance(answer.body, body):  # it could not be read again
+        raise TypeError(f"{_named(function)} returned a {type(answer.body).__name__} for a body, not {body.__name__}")
+    return answer
 
 
 def _named(function: Function) -> str:
