@@ -113,6 +113,7 @@ class _Run(Generic[W, R]):
     flows: Sequence[Flow[Any]] = ()
     first: int = 0  # the last call before the client begins
     last: int = 0  # the last call before everything has ended
+    reached: bool = False  # whether the place was come to
     labels: dict[int, str] = field(default_factory=dict)  # of calls of actions
     naps: set[int] = field(default_factory=set)  # calls of the clock: they have no effect to die after
 
@@ -131,6 +132,9 @@ class _Run(Generic[W, R]):
             run(self.main, 0, crashes=crashes, max_callbacks=CALLBACKS_MAX)
         except Exception as error:
             raise NotRecovered(f"{self.where()}: {type(error).__name__}: {error}") from error
+        if self.at is not None and not self.reached:
+            why = "there is no such call; is the client, or an action, not the same in every run?"
+            raise NotRecovered(f"{self.where()}: {why}")
 
     def where(self) -> str:
         """What was done to it, in words."""
@@ -170,7 +174,7 @@ class _Run(Generic[W, R]):
         try:
             async with Bursar(f"sqlite:///{PATH}", ports=ports, flows=flows, sinks={}) as b:
                 self.first = self.first or process.port_calls
-                work = asyncio.ensure_future(self.work(b, process))
+                work = asyncio.ensure_future(self.work(b, ports))
                 stop = asyncio.ensure_future(ports.stop.wait())
                 await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
                 stop.cancel()
@@ -187,16 +191,16 @@ class _Run(Generic[W, R]):
         else:
             ended.set_result(work.result())
 
-    async def work(self, b: Bursar, process: Process) -> R:
+    async def work(self, b: Bursar, ports: _Ports) -> R:
         """What the client does, until every record has ended."""
         await self.client(b)
         waited_s = LOOK_S
         while left := await self.open(b):
             if waited_s > PATIENCE_S:
                 raise NotRecovered(f"not ended: {', '.join(left)}")
-            await process.ports.sleep(waited_s)  # as long again as it has waited in all
+            await ports.sleep(waited_s)  # as long again as it has waited in all
             waited_s *= 2
-        self.last = self.last or process.port_calls
+        self.last = self.last or ports.process.port_calls
         result = await self.client(b)
         if alerts := [alert for alert in await b.store.read.alerts.open() if alert.severity == "critical"]:
             raise NotRecovered(f"alerts: {'; '.join(f'{alert.reason}: {alert.message}' for alert in alerts)}")
@@ -238,8 +242,10 @@ class _Ports(SimPorts):
         number = self.process.port_calls + 1
         if label:
             self._run.labels[number] = label
-        if self._run.at == (number, "stop"):
-            self.stop.set()
+        if self._run.at is not None and number == self._run.at[0]:
+            self._run.reached = True
+            if self._run.at[1] == "stop":
+                self.stop.set()
 
     async def sleep(self, seconds: float, label: str = "") -> None:
         self.begin(label)
