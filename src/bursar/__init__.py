@@ -1,13 +1,16 @@
 """Bursar moves money between systems that cannot share a transaction, and never loses or duplicates any.
 
-    async with bursar.open("sqlite:///funds.db") as b:
+    async with bursar.open("sqlite:///funds.db", flows=[orders]) as b:
         await b.ledger.create_asset("USDT", precision=6)
-        ...
+        order = await b.start(orders, Order("Dune", 999), key="order-7")
 
-This package is the ledger: immutable signed postings, whose sum is the balance and whose every commit conserves every
-asset. `bursar.sync.open` is the same for programs without an event loop.
+`b.ledger` is the ledger: immutable signed postings, whose sum is the balance and whose every commit conserves every
+asset. `flow`, `call`, `done`, `pending` and `Refused` make flows of your own: durable state machines that call other
+systems. `bursar.sync.open` is the same for programs without an event loop; `bursar.testing` crashes a flow everywhere.
 """
 
+from bursar.engine import Answer, Booking, Flow, FlowRecord
+from bursar.engine.decorators import Body, Refused, automatic, call, done, flow, pending, wait
 from bursar.instance import Bursar, open
 from bursar.model import errors
 from bursar.model.accounts import (
@@ -31,9 +34,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Account",
     "AccountStatus",
+    "Answer",
     "Asset",
     "AssetStatus",
+    "Body",
     "Book",
+    "Booking",
     "Bursar",
     "BursarError",
     "CappedOverdraft",
@@ -42,6 +48,8 @@ __all__ = [
     "Event",
     "EventKind",
     "ExternalAccount",
+    "Flow",
+    "FlowRecord",
     "Hold",
     "InsufficientFunds",
     "Money",
@@ -50,12 +58,19 @@ __all__ = [
     "OutcomeUnknown",
     "Receipt",
     "Refusal",
+    "Refused",
     "StoreError",
     "SystemAccount",
     "UncappedOverdraft",
+    "automatic",
+    "call",
     "deposit",
+    "done",
     "errors",
+    "flow",
     "open",
     "pay",
+    "pending",
+    "wait",
     "withdraw",
 ]

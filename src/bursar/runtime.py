@@ -6,18 +6,19 @@ children are the business of the command that owns them (cli/children).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
-from bursar.engine import AlertDispatcher, Engine, Program, Sink, Webhook, Worker, keep_asking, to_log, watch_pauses
+from bursar.engine import Engine, Program, Sink, Webhook, Worker, to_log
+from bursar.engine.background import AWAY, Job, finish, usual_jobs
+from bursar.engine.background import running as running_jobs
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.checks import Horizons
@@ -27,8 +28,8 @@ from bursar.flows.transfers.link import CoreUnusable, StoreLink
 from bursar.flows.transfers.pruning import Pruned, prune
 from bursar.flows.transfers.watch import look_at_cores, watch
 from bursar.instance import Bursar
-from bursar.ledger import REAP
-from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
+from bursar.ledger import keep_expiring_holds
+from bursar.model.errors import DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports, run_program
 from bursar.rails.trading import CoreLink, TradingClient
@@ -36,12 +37,10 @@ from bursar.rails.trading.replies import OTHER_CORE, OTHER_LEDGER
 from bursar.stopping import Stopping
 from bursar.store import Store
 from bursar.store.probe import STUCK, Probe
-from bursar.supervise import supervise
 from bursar.worker_names import held_name
 
 FIRST_WRITE_S = 10.0  # how long the database may take to commit a row when we start
 NOT_OURS = (OTHER_CORE, OTHER_LEDGER)  # trouble with a core that only an operator can end
-AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # it is away for every task, or slow, and comes back
 UNCHECKED_S = 1.0  # between two tries to compare a core with the ledger that did not answer yet
 
 log = logging.getLogger("bursar.runtime")
@@ -60,14 +59,6 @@ class Runtime:
     deposits: Deposits
     worker: Worker
     probe: Probe
-
-    def background(self, name: str, work: Callable[[], Awaitable[object]]) -> asyncio.Task[None]:
-        """A task beside the others that does not end in silence: it is run again, and an alert is raised."""
-
-        async def alert(message: str) -> None:
-            await self.engine.alert(None, f"{name} failed", "critical", message)
-
-        return asyncio.create_task(supervise(name, work, self.ports, alert, AWAY), name=name)
 
 
 def make_secrets(config: Config, ports: Ports) -> None:
@@ -98,7 +89,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
     async with AsyncExitStack() as stack:
         bursar = await Bursar(config.database_url, ports=ports, options=config.database_options).__aenter__()
         stack.push_async_callback(_let_go, bursar, stopping)
-        name = stack.enter_context(held_name(config, ports, role))
+        name = stack.enter_context(held_name(ports, config.data, role, config.worker_name))
         probe = Probe(bursar.store, name)
         stack.callback(probe.close)
         await _require_writes(probe)
@@ -147,9 +138,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
                 probe=probe,
             )
         finally:
-            left = await engine.finish(stopping.left_s(0.5))
-            if left:
-                log.warning("%s records are left where they are; the next worker goes on with them", left)
+            await finish(engine, stopping)
 
 
 async def _check_assets(config: Config, bursar: Bursar) -> None:
@@ -179,29 +168,16 @@ async def running(config: Config, ports: Ports, role: str, stopping: Stopping | 
     receivers = sinks(config, ports)  # wrong settings are refused before anything is opened
     stopping = stopping or Stopping(ports, config.shutdown_ms / 1000)
     async with opened(config, ports, role, stopping) as runtime:
-        engine = runtime.engine
-        engine.logs_alerts = False  # the dispatcher does, once
-        working = runtime.background("bursar-worker", runtime.worker.run)
-        beside = [
-            runtime.background("bursar-watch", partial(_watch, runtime)),
-            runtime.background("bursar-prune", partial(_prune, runtime)),
-            runtime.background("bursar-alerts", AlertDispatcher(runtime.bursar.store, receivers).run),
-            runtime.background("bursar-pauses", partial(watch_pauses, engine, config.alert_paused_s)),
-            runtime.background("bursar-closings", partial(watch_closings, engine)),
-            runtime.background("bursar-forced-calls", partial(keep_asking, engine)),
-            runtime.background("bursar-holds", partial(_expire_holds, runtime)),
-        ]
-        try:
+        jobs: dict[str, Job] = {
+            "bursar-watch": partial(_watch, runtime),
+            "bursar-prune": partial(_prune, runtime),
+            "bursar-closings": partial(watch_closings, runtime.engine),
+            "bursar-holds": partial(keep_expiring_holds, runtime.bursar.ledger, config.hold_expiry_interval_ms / 1000),
+            **usual_jobs(runtime.engine, receivers, config.alert_paused_s),
+        }
+        async with running_jobs(runtime.worker, jobs, stopping):
             await first_look(runtime)
             yield runtime
-        finally:
-            runtime.worker.stop()
-            for other in beside:
-                other.cancel()
-            await asyncio.wait([working, *beside], timeout=stopping.left_s(0.3))
-            for task in (working, *beside):  # in the middle of a look, or of what can't be cancelled
-                task.cancel()
-            await asyncio.wait([working, *beside], timeout=stopping.left_s(0.3))
 
 
 async def first_look(runtime: Runtime) -> None:
@@ -240,14 +216,6 @@ async def _prune(runtime: Runtime) -> None:
             log.info("core %s: floors %s, %s kept %s", result.rail, result.floors, result.kept, result.note)
             if result.refused:
                 await runtime.engine.alert(None, f"core {result.rail} is not pruned", "warning", result.note)
-
-
-async def _expire_holds(runtime: Runtime) -> None:
-    """Give back what remains of holds whose time is up."""
-    while True:
-        await runtime.ports.sleep(runtime.config.hold_expiry_interval_ms / 1000)
-        while len(await runtime.bursar.ledger.expire_holds()) == REAP:
-            continue  # there may be more
 
 
 async def prune_cores(runtime: Runtime) -> list[Pruned]:

@@ -4,10 +4,10 @@
         b.ledger.create_asset("USDT", precision=6)
         print(b.ledger.balance("user:1001:funding", "USDT"))
 
-The same ledger, whose methods block. An event loop of its own runs in a daemon thread, so it works where a loop is
-running already (notebooks), and from several threads at once: their entries share one group commit, as tasks do.
-Interrupting a call (Ctrl-C) stops waiting; an entry that was on its way may have been committed, and asking again with
-the same key tells. Not here: transactions of the caller's own, which belong to the caller's thread or loop (see
+The same ledger and flows, whose methods block. An event loop of its own runs in a daemon thread, so it works where a
+loop is running already (notebooks), and from several threads at once: their entries share one group commit, as tasks
+do. Interrupting a call (Ctrl-C) stops waiting; an entry that was on its way may have been committed, and asking again
+with the same key tells. Not here: transactions of the caller's own, which belong to the caller's thread or loop (see
 `Ledger.commit`).
 """
 
@@ -17,24 +17,29 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from bursar import instance
+from bursar.engine import Flow, FlowRecord, Operators, Sink
 from bursar.ledger import Ledger as AsyncLedger
 from bursar.model.accounts import Account, Book, Policy
 from bursar.model.entries import Entry
 from bursar.model.envelope import Receipt
 from bursar.model.errors import BursarError, Refusal
 from bursar.model.money import Amount, Asset, AssetStatus, Money
-from bursar.model.records import Event
+from bursar.model.records import Event, Transition
 from bursar.model.views import AccountVersion, EnvelopeView, HistoryLine, Hold, PostingView
+from bursar.writer import Limit
 
 T = TypeVar("T")
+B = TypeVar("B", bound=msgspec.Struct)
 
 
 @dataclass(eq=False)
@@ -109,9 +114,9 @@ async def _cancel_others() -> None:
 class Bursar:
     """An open database. Use it as `with bursar.sync.open(url) as b:`, or call `close` yourself."""
 
-    def __init__(self, url: str, *, migrate: bool = False, require_synchronous: bool = False) -> None:
-        self.url = url
-        self._inner = instance.open(url, migrate=migrate, require_synchronous=require_synchronous)
+    def __init__(self, inner: instance.Bursar) -> None:
+        self.url = inner.url
+        self._inner = inner
         self._loop: Loop | None = None
         self._ledger: Ledger | None = None
 
@@ -141,6 +146,36 @@ class Bursar:
     ) -> None:
         self.close()
 
+    def start(
+        self, flow: Flow[B], body: B, *, key: str, owner: str = "", limits: tuple[Limit, ...] = ()
+    ) -> FlowRecord[B]:
+        """Start a record, once per owner and key, and have it driven."""
+        return self.run(self._inner.start(flow, body, key=key, owner=owner, limits=limits))
+
+    def wait(self, record: FlowRecord[B], timeout_s: float = instance.WAIT_S) -> FlowRecord[B]:
+        """The record once it has ended or waits for an event, or as it is after that time."""
+        return self.run(self._inner.wait(record, timeout_s))
+
+    def get(self, flow: Flow[B], id: str) -> FlowRecord[B]:
+        """A record as it stands."""
+        return self.run(self._inner.get(flow, id))
+
+    def history(self, record: FlowRecord[Any]) -> Sequence[Transition]:
+        """Every transition of a record, oldest first."""
+        return self.run(self._inner.history(record))
+
+    @property
+    def operators(self) -> Operators:
+        """What people do to records. Its methods are coroutines: `b.run(b.operators.signal(…))`."""
+        return self._inner.operators
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on this Bursar's event loop, and return what it returns."""
+        if self._loop is None:
+            work.close()
+            raise Closed("it was closed, or not opened")
+        return self._loop.call(work)
+
     def close(self) -> None:
         """Finish what is being written and let go. A second time does nothing; any call afterwards raises `Closed`."""
         loop, self._loop = self._loop, None
@@ -148,9 +183,28 @@ class Bursar:
             loop.stop(self._inner.__aexit__(None, None, None))
 
 
-def open(url: str, *, migrate: bool = False, require_synchronous: bool = False) -> Bursar:
+def open(
+    url: str,
+    *,
+    flows: Sequence[Flow[Any]] = (),
+    migrate: bool = False,
+    require_synchronous: bool = False,
+    sinks: Mapping[str, Sink] = instance.SINKS,
+    worker_name: str = "",
+    stop_s: float = instance.STOP_S,
+) -> Bursar:
     """Open `sqlite:///funds.db` or `postgresql://…`, as `bursar.open` does."""
-    return Bursar(url, migrate=migrate, require_synchronous=require_synchronous)
+    return Bursar(
+        instance.open(
+            url,
+            flows=flows,
+            migrate=migrate,
+            require_synchronous=require_synchronous,
+            sinks=sinks,
+            worker_name=worker_name,
+            stop_s=stop_s,
+        )
+    )
 
 
 class Ledger:

@@ -15,7 +15,7 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bursar.config import Config, ConfigRefused
+from bursar.config import ConfigRefused
 from bursar.ports import Files, Ports
 
 IDENTITY = "folder.id"
@@ -24,12 +24,12 @@ PLACES_MAX = 1_000  # workers of one role on one data folder
 
 
 @contextlib.contextmanager
-def held_name(config: Config, ports: Ports, role: str) -> Iterator[str]:
-    """A name that no other process on this data folder has, for as long as this lasts."""
-    files, folder = ports.files(), str(Path(config.data).absolute())
+def held_name(ports: Ports, folder: str, role: str, wanted: str = "") -> Iterator[str]:
+    """A name that no other process on this folder has, for as long as this lasts; the one that is wanted, if any."""
+    files, folder = ports.files(), str(Path(folder).absolute())
     files.make_folder(folder)
-    if config.worker_name:
-        name = config.worker_name
+    if wanted:
+        name = wanted
         unlock = _lock(files, f"{folder}/worker-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock")
         if unlock is None:
             why = f"worker_name: another process on {folder} is called {name!r}; give each its own, or none"

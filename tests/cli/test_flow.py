@@ -240,3 +240,15 @@ def test_a_second_person_repeats_that_it_is_declared_dead(run: Shell, ids: dict[
     words = said["run"].replace("OTHER", "ben").replace("WHY", "seen").split()[1:]
     assert "--declared-dead" in words
     assert "is COMPENSATING: decided" in run.ok(*words)
+
+
+def test_show_finds_the_flow_by_the_prefix_of_the_id(run: Shell, ids: dict[str, str]) -> None:
+    assert run.json("flow", "show", ids["transfers"])["record"]["flow"] == "transfers"
+    assert run.json("flow", "show", ids["sequence"])["record"]["flow"] == "sequence"
+    assert ids["sequence"].startswith("seq-")
+
+
+def test_show_asks_for_the_flow_where_the_id_is_the_callers_own(run: Shell, ids: dict[str, str]) -> None:
+    ran = run("flow", "show", ids["deposits"])
+    assert ran.code == 2
+    assert "bursar flow show FLOW ID" in ran.err

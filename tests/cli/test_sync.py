@@ -196,3 +196,55 @@ def test_it_has_every_method_of_the_ledger_with_the_same_arguments() -> None:
         ours = getattr(bursar.sync.Ledger, name, None)
         assert ours is not None, f"{name} is missing"
         assert list(inspect.signature(ours).parameters.values()) == list(inspect.signature(method).parameters.values())
+
+
+# --- flows ---------------------------------------------------------------------------------------------------------
+
+
+class Order(bursar.Body):
+    book: str
+
+
+@bursar.call("CHARGING", then="ASKING", refused="FAILED")
+def charge(order: bursar.FlowRecord[Order]) -> bursar.Answer:
+    return bursar.done({"thread": threading.current_thread().name, "book": order.body.book})
+
+
+asking = bursar.wait("ASKING", awaits="approver", on={"APPROVE": "SHIPPING"})
+
+
+@bursar.call("SHIPPING", then="DONE", refused="FAILED")
+async def ship(_order: bursar.FlowRecord[Order]) -> bursar.Answer:
+    return bursar.done()
+
+
+orders = bursar.flow("orders", Order, charge, asking, ship, succeeded="DONE", failed="FAILED")
+
+
+def test_a_flow_of_plain_and_async_functions(url: str) -> None:
+    """Plain ones run in threads of their own, not in the one of the event loop."""
+    with bursar.sync.open(url, flows=[orders]) as b:
+        order = b.wait(b.start(orders, Order("Dune"), key="k1"))
+        assert order.state == "ASKING"
+        assert '"thread":"bursar-action-1"' in b.history(order)[-1].evidence
+        b.run(b.operators.signal("orders", order.id, "APPROVE", actor="ann", reason="known"))
+        assert b.wait(b.get(orders, order.id)).state == "DONE"
+    with bursar.sync.open(url, flows=[orders]) as b:
+        assert b.start(orders, Order("Dune"), key="k1").id == order.id
+    with pytest.raises(Closed):
+        b.start(orders, Order("Dune"), key="k1")
+
+
+def test_an_action_may_use_the_same_open_ledger(url: str) -> None:
+    """The event loop is in another thread, so that an action that blocks on the ledger does not wait for itself."""
+
+    @bursar.call("PAYING", then="DONE", refused="FAILED")
+    def settle(order: bursar.FlowRecord[Order]) -> bursar.Answer:
+        receipt = b.ledger.commit(deposit("bank", "alice", "USDT", "5", key=order.key))
+        return bursar.done({"envelope": receipt.envelope})
+
+    bills = bursar.flow("bills", Order, settle, succeeded="DONE", failed="FAILED")
+    with bursar.sync.open(url, flows=[bills]) as b:
+        furnish(b.ledger)
+        assert b.wait(b.start(bills, Order("Dune"), key="k1")).state == "DONE"
+        assert str(b.ledger.balance("alice", "USDT")) == "105.000000"  # with what it was furnished with

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.builders import MovablePorts, Place, scenario
-from tests.crashing import dies
 
+from bursar import Bursar
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord, FlowRefused, NewRecord, RecordSignal, Worker
 from bursar.model.errors import AlreadyExists, InvalidEntry, InvalidState, RecordMoved
 from bursar.model.machine import Arrow, Effect, Kind, Machine, State
@@ -28,6 +26,7 @@ from bursar.model.proof import dead
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
 from bursar.ports import Ports
+from bursar.testing import crash_everywhere
 from bursar.writer import Change, Move, NewTransition, Operation
 
 MODES = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -401,7 +400,14 @@ async def test_an_alarm_of_the_polled_state_still_rings(place: Place) -> None:
 # --- crashes -------------------------------------------------------------------------------------------------------
 
 
-async def run(engine: Engine) -> None:
+async def client(b: Bursar) -> None:
+    """What a process finds is whole; then it goes on."""
+    engine = b.engine
+    for id in ("w1", "w2"):
+        async with b.store.snapshot() as tables:  # its worker is at work already
+            intent, job = await tables.records.get("intents", id), await tables.records.get("jobs", f"job-{id}")
+        assert (job is not None) == (intent is not None and intent.state != "PENDING")
+        assert (job is not None and job.state == "CONFIRMED") == (intent is not None and intent.state == "COMPLETED")
     for id in ("w1", "w2"):
         record = await engine.get("intents", id)
         if record is None:
@@ -411,26 +417,8 @@ async def run(engine: Engine) -> None:
         await until(engine, "intents", id, "COMPLETED")
 
 
-@pytest.mark.parametrize("mode", ["sqlite"], indirect=True)  # where every call passes the ports
-@pytest.mark.parametrize("fault", ["before", "after", "cancel"])
-@scenario
-async def test_a_crash_at_every_call_moves_both_or_neither(place: Place, fault: str, tmp_path: Path) -> None:
-    async with program(place, World()):
-        pass
-    call, reached = 0, True
-    while reached:
-        call += 1
-        copy = Place("sqlite", f"sqlite:///{tmp_path}/{call}.db")
-        shutil.copyfile(place.path, copy.path)
-        reached = await dies(copy, World().flows(), run, fault, call)
-        clock = MovablePorts()
-        clock.ahead_us = HOUR_US
-        async with program(copy, World(), clock) as engine:
-            for id in ("w1", "w2"):
-                intent, job = await engine.get("intents", id), await engine.get("jobs", f"job-{id}")
-                assert (job is not None) == (intent is not None and intent.state != "PENDING")
-                assert (job is not None and job.state == "CONFIRMED") == (
-                    intent is not None and intent.state == "COMPLETED"
-                )
-            await run(engine)
-    assert call > 10
+def test_killed_or_stopped_at_every_call_both_records_move_or_neither() -> None:
+    def check(world: World, _result: None) -> None:
+        assert world.calls["send"] >= 2
+
+    assert crash_everywhere(client, flows=World.flows, world=World, check=check) > 50

@@ -27,10 +27,11 @@ def run(*command: str, where: Path) -> str:
 
 
 def test_the_first_program_prints_the_same_however_often_it_is_run(tmp_path: Path) -> None:
-    """The keys make each entry happen once; the second program reads what the first has written."""
-    first, second = PROGRAMS
+    """The keys make each entry happen once; the second program reads what the first has written, the third orders."""
+    first, second, third = PROGRAMS
     assert [run(sys.executable, "-c", first, where=tmp_path).strip() for _ in range(2)] == ["70.000000"] * 2
     assert run(sys.executable, "-c", second, where=tmp_path).strip() == "70.000000"
+    assert [run(sys.executable, "-c", third, where=tmp_path).strip() for _ in range(2)] == ["DONE"] * 2
 
 
 def test_the_same_program_on_postgresql(fresh_postgres: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Self
 import msgspec
 
 from bursar.deadlines import Deadlines
-from bursar.engine import late, signals, waiting
+from bursar.engine import late, signals, staying, waiting
 from bursar.engine.arrows import automatic, inline, validate_answer
 from bursar.engine.calling import call
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
@@ -33,12 +33,12 @@ from bursar.engine.others import Others, gather
 from bursar.engine.pauses import Pauses
 from bursar.engine.proofs import check as check_proof
 from bursar.engine.proofs import with_starts
+from bursar.engine.snowflake import RecordIds
 from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
-from bursar.model.machine import Arrow, Kind, State
+from bursar.model.machine import Kind, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult, Record
-from bursar.model.retry import until_alarm_us
 from bursar.store import Store
 from bursar.writer import Change, Limit, Move, NewTransition, Operation, Writer
 
@@ -83,6 +83,7 @@ class Engine:
         self._places: Counter[str] = Counter()  # of those, by flow
         self._newest: dict[int, Record] = {}  # of those: as they were seen last
         self._deadlines = Deadlines()
+        self._ids = RecordIds(store)
 
     def register(self, flow: Flow[Any]) -> Self:
         """Drive one more flow: one engine, one worker and one cache of pauses for all flows of a process.
@@ -115,7 +116,7 @@ class Engine:
         only if its first call can be part of the transaction. If not, a refusal says why.
         """
         driven = self.require(flow)
-        name = self.ports.token() if id is None else check_key(id)
+        name = await self._ids.new(driven.prefix) if id is None else check_key(id)
         await driven.admit(body, name)
         if operation is not None:
             check_key(operation.id)
@@ -139,8 +140,10 @@ class Engine:
         except RecordMoved:
             if id is not None:
                 raise
-            # Nobody else knows the name: it is ours, and the reply to its COMMIT was lost (L18).
-            return Started(await self._written(flow, name))
+            found = await self._written(flow, name)  # ours, if the reply to its COMMIT was lost (L18)
+            if driven.prefix and (found.owner, found.body) != (record.owner, record.body):
+                raise Conflict(f"the id {name} is taken", 1) from None  # two processes had one node number (L6)
+            return Started(found)
 
     async def _started(self, record: Record, move: Move, booking: Booking, **more: Any) -> Started:
         done = await self.commit(record, move, booking, **more)
@@ -294,8 +297,8 @@ class Engine:
         event = answer.event or answer.outcome.value
         arrow = flow.machine.arrow(state.name, event)
         if arrow.target == state.name:
-            stays = self._poll if answer.unchanged and not answer.outcome.is_known else self._stay
-            return await stays(flow, item, arrow, answer, actor=actor)
+            stays = staying.poll if answer.unchanged and not answer.outcome.is_known else staying.stay
+            return await stays(self, flow, item, arrow, answer, actor=actor)
         booking = flow.book(item, event, answer)
         fact = fact and not booking.refused
         if answer.body is None and (after := flow.next_body(item, event, answer)) is not None:
@@ -328,65 +331,8 @@ class Engine:
             message = f"the booking of {event} is refused: {refusal}"
             await self.alert(item.record, "booking refused", "critical", message)
             unbooked = Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
-            return await self._stay(flow, item, flow.machine.arrow(state.name, Outcome.UNKNOWN), unbooked, actor=actor)
-
-    async def _stay(
-        self, flow: Flow[Any], item: FlowRecord[Any], arrow: Arrow, answer: Answer, *, actor: str = ""
-    ) -> Record | None:
-        """No answer, or one that leaves it where it is: call again later."""
-        record = item.record
-        attempt = record.attempt + 1
-        now_us = self.ports.now_us()
-        age_us, life_us = now_us - record.since_us, now_us - record.created_us
-        delay_us = flow.delay_us(flow.machine.state(record.state), answer, attempt, self.ports.random())
-        move = Move(
-            flow=record.flow,
-            id=record.id,
-            number=record.number,
-            version=record.version,
-            transitions=(NewTransition(record.state, str(arrow.event), record.state, answer.as_json()),),
-            actor=actor or self.worker,
-            attempt=attempt,
-            # Not past an alarm: a call is made when it is due to ring, or it would ring a whole back-off late.
-            delay_us=min(delay_us, until_alarm_us(flow.alarms, record.state, age_us, life_us) or delay_us),
-            in_flight_posting=record.in_flight_posting,
-            error=answer.error,
-            body=None if answer.body is None else msgspec.json.encode(answer.body).decode(),
-            rows=flow.own_rows(answer.rows),
-        )
-        # T38: the first one is worth a line that nobody overlooks.
-        if attempt == 1 and not answer.outcome.is_known and not answer.unchanged:
-            log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
-        after = await self.write(item, move, NOTHING, answer, answer)
-        if after is None:
-            return None
-        for alarm in flow.alarms:
-            if alarm.rings(record.state, attempt, age_us, answer.outcome, life_us):
-                message = f"{record.flow} {record.id} is {record.state} after {attempt} calls, {life_us // 10**6} s"
-                message += f" after it was created: {answer.error}"
-                await self.alert(record, alarm.reason, alarm.severity, message)
-        return after
-
-    async def _poll(
-        self, flow: Flow[Any], item: FlowRecord[Any], arrow: Arrow, answer: Answer, *, actor: str = ""
-    ) -> Record | None:
-        """A poll that says nothing new: it is due again after a while, and that is all. Alarms of this state ring."""
-        record = item.record
-        first = not record.attempt and flow.machine.state(record.state).is_held(paused=True, halted=False, called=False)
-        # The first one in a state that sends is news: that it was called. A pause must not stop the second (W15).
-        if first or answer.rows or answer.body is not None or answer.high_water:
-            return await self._stay(flow, item, arrow, answer, actor=actor)
-        now_us = self.ports.now_us()
-        age_us, life_us = now_us - record.since_us, now_us - record.created_us
-        for alarm in flow.alarms:
-            if alarm.state and alarm.rings(record.state, 0, age_us, answer.outcome, life_us):
-                message = f"{record.flow} {record.id} is {record.state} since {age_us // 10**6} s: {answer.error}"
-                await self.alert(record, alarm.reason, alarm.severity, message)
-        own = tuple(alarm for alarm in flow.alarms if alarm.state)
-        delay_us = flow.delay_us(flow.machine.state(record.state), answer, 1, self.ports.random())
-        until_us = until_alarm_us(own, record.state, age_us, life_us) or delay_us
-        await self.store.single().records.look_again(record, min(delay_us, until_us))
-        return None
+            unknown = flow.machine.arrow(state.name, Outcome.UNKNOWN)
+            return await staying.stay(self, flow, item, unknown, unbooked, actor=actor)
 
     async def _inline_call(self, flow: Flow[Any], item: FlowRecord[Any], booking: Booking) -> InlineCall | None:
         """What the call of the state it comes to amounts to, if that can be part of the unit."""

@@ -9,6 +9,7 @@ the engine's. An exception that an action lets slip is `UNKNOWN`: nobody knows w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -30,6 +31,8 @@ CALL_TIMEOUT_S = 10.0
 EVIDENCE_LENGTH_MAX = 16_384
 ERROR_LENGTH_MAX = 500
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*-", re.ASCII)  # of a flow's ids; digits follow
+PREFIX_LENGTH_MAX = 80
 
 
 @dataclass(eq=False)
@@ -96,6 +99,16 @@ class FlowRecord(msgspec.Struct, Generic[B], frozen=True):
     def id(self) -> str:
         """The flow's id of the record: the key of every operation made for it."""
         return self.record.id
+
+    @property
+    def state(self) -> str:
+        """Where it is."""
+        return self.record.state
+
+    @property
+    def key(self) -> str:
+        """The idempotency key of the call that its state makes: the same at every retry, another in every state."""
+        return f"{self.record.id}:{self.record.state}"
 
 
 class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,8 +249,13 @@ class Flow(Generic[B]):
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS
     call_timeout_s: float = CALL_TIMEOUT_S
+    # Ids that the engine makes are this and a Snowflake, so that an operator sees whose they are; "": 32 random digits.
+    prefix: str = ""
 
     def __post_init__(self) -> None:
+        if self.prefix and (len(self.prefix) > PREFIX_LENGTH_MAX or not PREFIX.fullmatch(self.prefix)):
+            why = f"prefix {self.prefix!r}: lower-case letters and digits in words joined by '-', and a '-' at the end"
+            raise FlowRefused(self.name, why)
         wanted = {state.action for state in self.machine.calls if state.action}
         if missing := sorted(wanted - self.actions.keys()):
             raise FlowRefused(self.name, f"no action {', '.join(missing)}")
@@ -296,6 +314,10 @@ class Flow(Generic[B]):
         """The machine's name: how records and pauses name the flow."""
         return self.machine.name
 
+    def mermaid(self) -> str:
+        """The picture of its machine as Mermaid text."""
+        return self.machine.mermaid()
+
     def delay_us(self, state: State, answer: Answer, attempt: int, chance: float) -> int:
         """How long until a record that stays is called for again: the answer's word, the state's, or the flow's."""
         asked_s = answer.retry_after_s
@@ -345,5 +367,14 @@ def by_name(flows: Iterable[Flow[Any]]) -> dict[str, Flow[Any]]:
     for flow in flows:
         if flow.name in found:
             raise FlowRefused(flow.name, "another flow has that name; their records would be mixed up")
+        twin = next((other for other in found.values() if flow.prefix and other.prefix == flow.prefix), None)
+        if twin is not None:
+            raise FlowRefused(flow.name, f"flow {twin.name!r} has the prefix {flow.prefix!r} already")
         found[flow.name] = flow
     return found
+
+
+def flow_of(id_: str, flows: Iterable[Flow[Any]]) -> Flow[Any] | None:
+    """The flow that an id was made for, by its prefix; None if it has none of these."""
+    prefix = id_.rstrip("0123456789")
+    return next((flow for flow in flows if flow.prefix and flow.prefix == prefix != id_), None)

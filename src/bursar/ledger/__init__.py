@@ -1,6 +1,6 @@
 """Entries: commit, reverse, hold, query, recover."""
 
-from bursar.ledger.holds import REAP
+from bursar.ledger.holds import keep_expiring_holds
 from bursar.ledger.ledger import Ledger
 
-__all__ = ["REAP", "Ledger"]
+__all__ = ["Ledger", "keep_expiring_holds"]

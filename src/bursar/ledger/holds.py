@@ -168,7 +168,7 @@ class Holds(Reads):
         return await self._give_back(hold, HoldState.VOIDED)
 
     async def expire_holds(self, limit: int = REAP) -> list[Receipt]:
-        """Give back what remains of holds whose time is up. `serve` and `worker` do it by themselves."""
+        """Give back what remains of holds whose time is up. `serve`, `worker` and `open(flows=…)` do it, too."""
         receipts: list[Receipt] = []
         refused: Refusal | None = None
         for row in await self.store.read.holds.due(check_limit(limit)):
@@ -303,3 +303,11 @@ def _microseconds(expires_in: timedelta) -> int:
     if not isinstance(expires_in, timedelta) or expires_in <= timedelta(0):
         raise InvalidName("expiry", str(expires_in), "a hold must last longer than nothing")
     return expires_in // timedelta(microseconds=1)
+
+
+async def keep_expiring_holds(ledger: Holds, interval_s: float) -> None:
+    """Until cancelled: give back what remains of holds whose time is up."""
+    while True:
+        await ledger.store.ports.sleep(interval_s)
+        while len(await ledger.expire_holds()) == REAP:
+            continue  # there may be more

@@ -95,15 +95,25 @@ def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
     return table(*headings, rows=rows, right=("records",), whole=("flow", oldest))
 
 
-@flow.command(examples="bursar flow show transfers sr-1734912345678901234")
-@name_argument
-@id_argument
+@flow.command(
+    examples="""
+    bursar flow show sr-1734912345678901234
+    bursar flow show deposits wire-17
+    """
+)
+@click.argument("words", metavar="[FLOW] ID", nargs=-1, required=True)
 @on_catalog
-async def show(catalog: Catalog, out: Output, name: str, id_: str) -> None:
-    """One record: where it is, every transition with its evidence, signals, open alerts, and the ledger's entries."""
+async def show(catalog: Catalog, out: Output, words: tuple[str, ...]) -> None:
+    """One record: where it is, every transition with its evidence, signals, open alerts, and the ledger's entries.
+
+    Without FLOW it is found by the prefix of the id: sr- for transfers, seq- for sequences.
+    """
     from bursar.flows.catalog import entries_of
 
-    record = await _record(catalog, name, id_)
+    if len(words) > 2:
+        raise click.UsageError("name one record: [FLOW] ID", click.get_current_context())
+    *named, id_ = words
+    record = await _record(catalog, named[0] if named else _flow_of(catalog, id_), id_)
     read = catalog.ledger.store.read
     history = await read.records.history(record.number)
     alerts = [one for one in await read.alerts.open(limit=ALERTS_MAX) if one.record == record.number]
@@ -151,6 +161,16 @@ def _parts(
     columns, right = ("envelope", TIME, "from", "to", "amount", "asset"), ("envelope", "amount")
     parts += ["", table(*columns, rows=legs, title="ledger", right=right, whole=(TIME,), empty="no ledger entries")]
     return parts
+
+
+def _flow_of(catalog: Catalog, id_: str) -> str:
+    """The flow whose prefix an id has."""
+    from bursar.engine.flow import flow_of
+
+    found = flow_of(id_, catalog.engine.flows.values())
+    if found is None:
+        raise click.UsageError(f"the id {id_!r} does not tell its flow; write bursar flow show FLOW ID")
+    return found.name
 
 
 async def _record(catalog: Catalog, name: str, id_: str) -> Record:
@@ -206,7 +226,7 @@ async def force(catalog: Catalog, out: Output, name: str, id_: str, event: str, 
 
 @flow.command(
     examples="""
-    bursar flow signal sequence 3f9c RETRY --actor anna --reason "the account is open again"
+    bursar flow signal sequence seq-1734912345678901234 RETRY --actor anna --reason "the account is open again"
     bursar flow signal deposits wire-17 REJECT --actor anna --reason "sent twice"
     """
 )

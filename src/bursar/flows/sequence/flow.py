@@ -40,6 +40,7 @@ SCOPE = "sequence"  # of the entries' keys
 REVERSE = "reverse"  # the scope in which the ledger reverses an envelope, once
 REVERSES, CONSUMES = "reverses", "consumes"  # in the evidence of a compensation
 RESULT_LENGTH_MAX = 4_096
+PREFIX = "seq-"  # of ids; those of older records are 32 random digits
 CANCELLED = "CANCELLED"
 MISSING_STEP = "missing step"  # the alert's reason
 COMPENSATION_ALERT = "CompensationFailed"
@@ -85,6 +86,7 @@ def sequence_flow(
     return Flow(
         machine=MACHINE,
         body=Sequence,
+        prefix=PREFIX,
         actions={"run": at.run, "undo": at.undo, "report": at.report},
         cancels={"run": at.cancel},
         book=book,

@@ -14,13 +14,14 @@ import asyncio
 import builtins
 import collections.abc
 import hashlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from bursar.engine import AlertDispatcher, Engine, Flow, Operators, Worker
+from bursar.engine.background import background
 from bursar.flows.sequence.checks import check_ground, define
 from bursar.flows.sequence.flow import SCOPE, entry_key, sequence_flow
 from bursar.flows.sequence.machine import COMPENSATION_FAILED, MACHINE, RETRY, SKIP
@@ -28,16 +29,14 @@ from bursar.flows.sequence.steps import EntryStep, OwnStep, Sequence, Step, Stor
 from bursar.flows.sequence.views import SequenceView, view
 from bursar.ledger import Ledger
 from bursar.model.entries import check_key
-from bursar.model.errors import Conflict, DatabaseUnavailable, IdempotencyKeyReused, OutcomeUnknown, UnknownRecord
+from bursar.model.errors import IdempotencyKeyReused, UnknownRecord
 from bursar.model.machine import Kind
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm
 from bursar.model.retry import Retry as Backoff
-from bursar.supervise import supervise
 from bursar.writer import Operation
 
 CALL_TIMEOUT_S = 10.0
-AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # the database is away for everybody, or slow, and comes back
 WAIT_S = 2.0  # how long a caller waits for its sequence
 PARTING_S = 10.0  # how long what is under way may take when the program ends
 LEASE_S = 30.0
@@ -80,16 +79,10 @@ class Sequences:
     async def __aenter__(self) -> Self:
         if self._owns_engine:
             self._worker = Worker(self.engine)
-            self._working = self._background("bursar-sequences", self._worker.run)
+            self._working = background(self.engine, "bursar-sequences", self._worker.run)
         if self._dispatcher is not None:
-            self._dispatching = self._background("bursar-alerts", self._dispatcher.run)
+            self._dispatching = background(self.engine, "bursar-alerts", self._dispatcher.run)
         return self
-
-    def _background(self, name: str, work: collections.abc.Callable[[], Awaitable[object]]) -> asyncio.Task[None]:
-        async def alert(message: str) -> None:
-            await self.engine.alert(None, f"{name} failed", "critical", message)
-
-        return asyncio.create_task(supervise(name, work, self.engine.ports, alert, AWAY), name=name)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

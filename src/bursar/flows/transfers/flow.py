@@ -49,7 +49,7 @@ from bursar.flows.transfers.request import (
 from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.outcome import Outcome
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
-from bursar.rails.trading.rules import GIVEN_BACK, REFUSALS, Code
+from bursar.rails.trading.rules import GIVEN_BACK, PREFIX, REFUSALS, Code
 
 CALL_TIMEOUT_S = 10.0
 ARRIVED = "ARRIVED"  # the source refuses it now, and the target has it: the database was restored to before that
@@ -90,6 +90,7 @@ def transfers_flow(
     return Flow(
         machine=MACHINE,
         body=Transfer,
+        prefix=PREFIX,
         actions={name: _listed(call) for name, call in calls.actions.items()},
         admit=admit,
         active=active,
