@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tests.warm import WARM
+
 from bursar import Bursar, BursarError, Entry, ExternalAccount, Receipt, SystemAccount, deposit
 from bursar.ledger import Ledger
 from bursar.model.entries import Kind
@@ -164,7 +166,7 @@ def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., No
                         arguments[name] = await stack.enter_async_context(value.open())
                 await test(**arguments)
 
-        asyncio.run(body())
+        WARM.run(body())
 
     return plain
 

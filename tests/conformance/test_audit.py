@@ -14,6 +14,7 @@ from datetime import timedelta
 import asyncpg
 import pytest
 from tests.builders import Place, seed
+from tests.warm import WARM
 
 from bursar import Bursar, CappedOverdraft, Entry, Movement, pay
 from bursar.audit import INVARIANTS, Finding, audit
@@ -264,11 +265,11 @@ def test_a_busy_ledger_is_green(place: Place) -> None:
         seen = {"I1": counts["live"], "I2": spends, "I3": counts["postings"], "I8": counts["envelopes"]}
         assert checked == seen | {"I4": 0, "I7": 0}  # no records yet
 
-    asyncio.run(body())
+    WARM.run(body())
 
 
 def test_an_empty_ledger_is_green(place: Place) -> None:
-    findings = asyncio.run(look(place))
+    findings = WARM.run(look(place))
     assert not red(findings)
     assert all(f.judged for f in findings)
 
@@ -292,7 +293,7 @@ def test_damage_is_found_and_named_and_nothing_else_is_blamed(place: Place, name
         await saved_aside(place, damage.table, hurt)
         assert red(await look(place)) == set()
 
-    asyncio.run(body())
+    WARM.run(body())
 
 
 def test_small_pages_find_the_same(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +310,7 @@ def test_small_pages_find_the_same(place: Place, monkeypatch: pytest.MonkeyPatch
         await behind_our_back(place, f"UPDATE {{s}}envelopes SET kind = 9 WHERE seq = {busy.spender}")
         assert red(await look(place)) == {"I2", "I8"}
 
-    asyncio.run(body())
+    WARM.run(body())
 
 
 def test_only_what_was_asked_for_is_checked(place: Place) -> None:
@@ -322,7 +323,7 @@ def test_only_what_was_asked_for_is_checked(place: Place) -> None:
             with pytest.raises(ValueError, match="I1, I2, I3, I4, I7, I8"):
                 await audit(b.store, only=["I5"])
 
-    asyncio.run(body())
+    WARM.run(body())
 
 
 def test_progress_is_told_up_to_the_last_envelope(place: Place) -> None:
@@ -334,7 +335,7 @@ def test_progress_is_told_up_to_the_last_envelope(place: Place) -> None:
             await audit(b.store, progress=lambda *words: told.append(words))
             return (await b.store.read.checks.counts())["envelopes"]
 
-    envelopes = asyncio.run(body())
+    envelopes = WARM.run(body())
     assert [(done, of) for what, done, of in told if what == "envelopes"][-1] == (envelopes, envelopes)
 
 
@@ -345,7 +346,7 @@ def test_evidence_is_limited_and_says_so(place: Place) -> None:
         await behind_our_back(place, "UPDATE {s}envelopes SET scope = 'another'")
         return await look(place, "I8")
 
-    (finding,) = asyncio.run(body())
+    (finding,) = WARM.run(body())
     assert len(finding.broken) == 10
     assert "there are more" in finding.note
 
@@ -361,7 +362,7 @@ def test_commits_under_way_are_no_false_alarm(place: Place) -> None:
         await behind_our_back(place, f"INSERT INTO {{s}}spends (posting, envelope) VALUES ({busy.live}, 999999)")
         return await look(place)
 
-    findings = {f.invariant: f for f in asyncio.run(body())}
+    findings = {f.invariant: f for f in WARM.run(body())}
     assert {name for name, f in findings.items() if f.judged} == {"I8"}
     assert all(f.ok for f in findings.values())
     assert findings["I1"].note == "1 commit is under way; run `bursar recover` and audit again"
@@ -382,4 +383,4 @@ def test_an_audit_sees_one_moment_while_others_write(place: Place) -> None:
                 assert red(await audit(reader.store)) == set()
             await writing
 
-    asyncio.run(body())
+    WARM.run(body())
