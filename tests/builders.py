@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tests.rows import Rows
+from tests.warm import WARM
 
 from bursar import Bursar, BursarError, Entry, ExternalAccount, Receipt, SystemAccount, deposit
 from bursar.ledger import Ledger
@@ -169,7 +170,7 @@ def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., No
                         arguments[name] = await stack.enter_async_context(value.open())
                 await test(**arguments)
 
-        asyncio.run(body())
+        WARM.run(body())
 
     return plain
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 from tests.builders import Place, furnish
+from tests.warm import WARM, keep_warm
 
 from bursar.testbed.devdb import memory_root
 
@@ -45,11 +46,12 @@ class Shared:
         # Value tables refuse to be emptied; this shuts their triggers up, which only a superuser may do.
         connection = await asyncpg.connect(self._url, server_settings={"session_replication_role": "replica"})
         await connection.execute(KEEP)
+        keep_warm(self._url)
         return connection
 
     def as_good_as_new(self) -> str:
         """Its address, once it is."""
-        self._runner.run(self._connection.execute("CALL keep.put_back()"))
+        self._runner.run(self._connection.execute("CALL keep.put_back($1)", WARM.pids()))
         return self._url
 
 
@@ -67,7 +69,7 @@ CREATE SCHEMA keep;
 DO $$ DECLARE t text; n text; v bigint; body text; BEGIN
     body := 'BEGIN
         PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE datname = current_database() AND pid <> pg_backend_pid();';
+            WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid <> ALL (warm);';
     FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'bursar' LOOP
         EXECUTE format('CREATE TABLE keep.%1$I AS TABLE bursar.%1$I', t);
         EXECUTE format('SELECT count(*) FROM keep.%I', t) INTO v;
@@ -85,6 +87,6 @@ DO $$ DECLARE t text; n text; v bigint; body text; BEGIN
     FOR n, v IN SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = 'bursar' LOOP
         body := body || format('PERFORM setval(%L, %s, %L);', 'bursar.' || n, coalesce(v, 1), v IS NOT NULL);
     END LOOP;
-    EXECUTE format('CREATE PROCEDURE keep.put_back() LANGUAGE plpgsql AS %L', body || ' END');
+    EXECUTE format('CREATE PROCEDURE keep.put_back(warm integer[]) LANGUAGE plpgsql AS %L', body || ' END');
 END $$;
 """

@@ -14,6 +14,7 @@ from datetime import timedelta
 import asyncpg
 import pytest
 from tests.builders import Place, seed
+from tests.warm import WARM
 
 from bursar import Bursar, CappedOverdraft, Entry, Movement, pay
 from bursar.audit import INVARIANTS, Finding, audit
@@ -263,11 +264,11 @@ def test_a_busy_ledger_is_green(place: Place) -> None:
         seen = {"I1": counts["live"], "I2": spends, "I3": counts["postings"], "I8": counts["envelopes"]}
         assert checked == seen | {"I4": 0, "I7": 0}  # no records yet
 
-    asyncio.run(body())
+    WARM.run(body())
 
 
 def test_an_empty_ledger_is_green(place: Place) -> None:
-    findings = asyncio.run(look(place))
+    findings = WARM.run(look(place))
     assert not red(findings)
     assert all(f.judged for f in findings)
 
@@ -291,7 +292,7 @@ def test_damage_is_found_and_named_and_nothing_else_is_blamed(place: Place, name
         await saved_aside(place, damage.table, hurt)
         assert red(await look(place)) == set()
 
-    asyncio.run(body())
+    WARM.run(body())
 
 
 def test_small_pages_find_the_same(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +309,7 @@ def test_small_pages_find_the_same(place: Place, monkeypatch: pytest.MonkeyPatch
         await behind_our_back(place, f"UPDATE {{s}}envelopes SET kind = 9 WHERE seq = {busy.spender}")
         assert red(await look(place)) == {"I2", "I8"}
 
-    asyncio.run(body())
+    WARM.run(body())
 
 
 def test_only_what_was_asked_for_is_checked(place: Place) -> None:
@@ -321,7 +322,7 @@ def test_only_what_was_asked_for_is_checked(place: Place) -> None:
             with pytest.raises(ValueError, match="I1, I2, I3, I4, I7, I8"):
                 await audit(b.store, only=["I5"])
 
-    asyncio.run(body())
+    WARM.run(body())
 
 
 def test_progress_is_told_up_to_the_last_envelope(place: Place) -> None:
@@ -333,7 +334,7 @@ def test_progress_is_told_up_to_the_last_envelope(place: Place) -> None:
             await audit(b.store, progress=lambda *words: told.append(words))
             return (await b.store.read.checks.counts())["envelopes"]
 
-    envelopes = asyncio.run(body())
+    envelopes = WARM.run(body())
     assert [(done, of) for what, done, of in told if what == "envelopes"][-1] == (envelopes, envelopes)
 
 
@@ -344,7 +345,7 @@ def test_evidence_is_limited_and_says_so(place: Place) -> None:
         await behind_our_back(place, "UPDATE {s}envelopes SET scope = 'another'")
         return await look(place, "I8")
 
-    (finding,) = asyncio.run(body())
+    (finding,) = WARM.run(body())
     assert len(finding.broken) == 10
     assert "there are more" in finding.note
 
@@ -363,4 +364,4 @@ def test_an_audit_sees_one_moment_while_others_write(place: Place) -> None:
                 assert red(await audit(reader.store)) == set()
             await writing
 
-    asyncio.run(body())
+    WARM.run(body())

@@ -7,6 +7,7 @@ workers, people and crashes have files of their own beside this one.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -379,3 +380,18 @@ async def test_records_are_listed_newest_first_by_page_owner_and_state(place: Pl
             "DONE": 1,
             "CHARGING": 5,
         }
+
+
+@scenario
+async def test_the_first_unknown_outcome_in_a_state_is_logged_as_critical(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T38: at once, and once per state; later ones count towards the alert."""
+    world = World(charge=[Outcome.UNKNOWN, Outcome.TIMEOUT], ship=[Outcome.NETWORK_ERROR])
+    async with program(place, world) as p:
+        record = await p.order("o-1")
+        with caplog.at_level(logging.CRITICAL, logger="bursar.engine"):
+            while (record := await p.engine.step(record) or record).state != "DONE":
+                pass
+        lines = [line.getMessage() for line in caplog.records if line.levelno == logging.CRITICAL]
+        assert [line.split(":")[0] for line in lines] == ["orders o-1 is CHARGING", "orders o-1 is SHIPPING"]

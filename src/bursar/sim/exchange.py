@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from bursar.flows.transfers import MACHINE, Request, Transfers, View
@@ -13,10 +14,14 @@ from bursar.flows.transfers.request import OPEN, funding_account
 from bursar.ledger import Ledger
 from bursar.rails.trading import BalancesReply, Reply, Status, TradingClient
 from bursar.sim.closers import Closers
+from bursar.sim.disk import SimDisk
+from bursar.sim.kernel import Kernel, run
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Process
 from bursar.sim.records import RecordOracle
+from bursar.store import connect
 
+PATH: Final = "funds.db"
 SECRET: Final = b"a secret of the simulator"
 ADDRESS: Final = "unix:/run/spot.sock"
 USERS: Final = 3
@@ -109,6 +114,18 @@ class FaultyClient(TradingClient):
         await self._process.ports.sleep(self._process.kernel.rng.random() * THAW_S_MAX)
         await self.set_status(user, Status.ACTIVE)
         await self._ledger.unfreeze(funding_account(user))
+
+
+@cache
+def empty() -> bytes:
+    """A database with nothing but our schema, made once: to make it for every seed took an eighth of a run."""
+    disk = SimDisk()
+
+    async def prepare(kernel: Kernel) -> None:
+        await connect(f"sqlite:///{PATH}", kernel.start("prepare", disk=disk).ports).open()
+
+    run(prepare, 0)
+    return disk.image(PATH)
 
 
 async def furnish(ledger: Ledger, transfers: Transfers) -> None:

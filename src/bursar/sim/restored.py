@@ -28,11 +28,11 @@ from bursar.model.errors import AlreadyExists, BursarError, Refusal
 from bursar.model.outcome import Outcome as Said
 from bursar.rails.trading import TradingClient
 from bursar.sim import transfers
-from bursar.sim.exchange import FUNDS, USERS
+from bursar.sim.exchange import FUNDS, PATH, USERS
 from bursar.sim.kernel import Kernel, Run
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Process
-from bursar.sim.transfers import HEALED_S, PATH, SERVERS, Outcome, Scenario, Size
+from bursar.sim.transfers import HEALED_S, SERVERS, Outcome, Scenario, Size
 
 BACKUP_S_MAX = 0.6  # when the backup is made
 RESTORE_S_MAX = 1.2  # how much later it is put back
@@ -80,8 +80,6 @@ class Restored(Scenario):
     def is_furnished(self) -> bool:
         """Whether every user has money: before that there is nothing to lose."""
         db = self.hosts["server"].open(PATH)
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone():
-            return False
         (entries,) = db.execute("SELECT count(*) FROM envelopes").fetchone()
         return bool(entries >= USERS)
 

@@ -36,15 +36,27 @@ from bursar.rails.trading import Core, CoreStopped, Server, Status, TradingClien
 from bursar.sim import people
 from bursar.sim.arrivals import Arrivals
 from bursar.sim.closers import Closers
-from bursar.sim.exchange import ADDRESS, FUNDS, SECRET, USERS, Caller, FaultyClient, TransferOracle, furnish, wishes
+from bursar.sim.exchange import (
+    ADDRESS,
+    FUNDS,
+    PATH,
+    SECRET,
+    USERS,
+    Caller,
+    FaultyClient,
+    TransferOracle,
+    empty,
+    furnish,
+    wishes,
+)
 from bursar.sim.kernel import CrashAt, Kernel, Run, run
 from bursar.sim.net import SimHost, SimNet
 from bursar.sim.oracle import Violation
 from bursar.sim.process import Moment, Process
 from bursar.sim.sharing import SharedPorts
+from bursar.sim.two_process import quiet
 from bursar.store import connect
 
-PATH = "funds.db"
 URL = f"sqlite:///{PATH}"
 FOLDER = "/core"
 CALLERS = 4
@@ -72,6 +84,7 @@ FREEZE_SHARE = 0.1  # of the calls find that the target has been frozen in that 
 RETRY = Retry(first_s=0.05, cap_s=0.5)
 PRUNES = 6
 PRUNE_S_MAX = 0.8
+CALLBACKS_MAX = 200_000  # sixteen times what a run takes: it goes round in circles
 HORIZONS = Horizons(room_after_s=1.0, forget_after_s=3.0)  # longer than any process is paused
 
 
@@ -171,8 +184,7 @@ class Scenario:
         if self.hosts["server"].held():
             return self.oracle
         db = self.hosts["server"].open(PATH)
-        is_made = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()
-        if self.oracle is None and is_made and db.execute("SELECT 1 FROM records LIMIT 1").fetchone():
+        if self.oracle is None and db.execute("SELECT 1 FROM records LIMIT 1").fetchone():
             self.oracle = TransferOracle(db)
         if self.oracle is not None and not db.in_transaction:
             self.oracle.records()
@@ -475,7 +487,14 @@ def play(
         raise ValueError("records need a store with real units; there is no split mode here")
     points = crash_points(random.Random(f"{seed} shape")) if crashes is None else crashes
 
-    async def main(kernel: Kernel) -> Outcome:
-        return await scenario(kernel, size or Size()).play()
+    schema = empty()
+    with quiet(), contextlib.ExitStack() as stack:
 
-    return run(main, seed, crashes=points, verbose=verbose)
+        async def main(kernel: Kernel) -> Outcome:
+            playing = scenario(kernel, size or Size())
+            machine = playing.hosts["server"]
+            machine.install(PATH, schema)
+            stack.callback(machine.close)
+            return await playing.play()
+
+        return run(main, seed, crashes=points, max_callbacks=CALLBACKS_MAX, verbose=verbose)

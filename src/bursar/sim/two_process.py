@@ -199,10 +199,11 @@ def play_out(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The engine says a lot about calls without an answer, and here they are the point."""
-    log = logging.getLogger("bursar.engine")
-    before, log.disabled = log.disabled, True
+    """The engine and its flows say a lot about calls without an answer, and here they are the point."""
+    log = logging.getLogger("bursar")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        log.disabled = before
+        log.setLevel(before)
