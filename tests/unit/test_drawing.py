@@ -22,15 +22,16 @@ GOLDEN = Path(__file__).parent / "golden" / "picture.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBER = re.compile(r"(?<![#\w])-?\d+(?:\.\d+)?")
 
-# Every look; lines that pass rows, rise, share two boxes' rows and would cross if nobody put the boxes in order; loops.
+# Every look; lines that pass rows, rise, share two boxes' rows and would cross if the boxes were not put in order;
+# loops.
 EVERYTHING = Picture(
     title="every thing",
     start="BEGUN",
     boxes=(
         Box("BEGUN", "rest", "moves on", False),
         Box("ASKING_FOR_IT", "wait", "waits for an approver", False),
-        Box("CALLING", "call", "10 · calls somebody", True),
-        Box("SENDING", "call", "20 · calls somebody else", True),
+        Box("CALLING", "call", "10 · calls the bank", True),
+        Box("SENDING", "call", "20 · calls another chain", True),
         Box("RETURNING", "call", "calls", True),
         Box("OK", "end", "end", False),
         Box("RETURNED", "back", "end", False),

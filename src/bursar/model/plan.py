@@ -1,7 +1,7 @@
-"""validate_and_plan: the one place that says a commit is right.
+"""validate_and_plan: the one place that decides whether a commit is right.
 
-It trusts nobody, least of all `resolve`: a hand-made envelope gets the same treatment. The checks run in this order,
-and the first that fails names the refusal, so that an envelope is always refused for the same reason:
+It trusts no caller, not even `resolve`: a hand-made envelope gets the same checks. The checks run in this order, and
+the first that fails names the refusal, so that an envelope is always refused for the same reason:
 
  1. shape: something is consumed or created (InvalidEntry), within 65,535 each (TooManyPostings)
  2. no posting twice (DuplicateConsume)
@@ -53,10 +53,10 @@ def validate_and_plan(
     no_overdraft: bool = False,
     outside: bool = False,
 ) -> Plan:
-    """Check an envelope against the ground; return what to write, or raise the refusal.
+    """Check an envelope against the ledger's state; return what to write, or raise the refusal.
 
-    With `no_overdraft`, whoever pays must have it, whatever the policy allows (T42). With `outside`, it books what has
-    happened outside: neither a freeze nor a suspended asset refuses it (T35).
+    With `no_overdraft`, the payer's balance must cover it, whatever the policy allows (T42). With `outside`, it books
+    what has happened outside: neither a freeze nor a suspended asset refuses it (T35).
     """
     if not pins and _plainly_right(envelope, ground, no_overdraft):
         return Plan(envelope, envelope.id(), ())
@@ -78,7 +78,7 @@ def validate_and_plan(
 
 def _plainly_right(envelope: Envelope, ground: LedgerState, no_overdraft: bool = False) -> bool:
     """All nine checks at once for most envelopes: one account pays another with one posting or none, neither has an
-    overdraft, the book has no limits. It only ever says yes; whatever it is not sure of gets the full treatment.
+    overdraft, the book has no limits. It only ever accepts; what it is not sure of gets the full checks.
     """
     legs, consumes, creates, accounts = envelope.legs, envelope.consumes, envelope.creates, envelope.accounts
     if len(legs) != 1 or len(consumes) > 1 or not 1 <= len(creates) <= 2 or len(accounts) != 2:
@@ -214,7 +214,7 @@ def _check_value(
 def _check_difference(
     envelope: Envelope, assets: dict[int, Asset], got: dict[tuple[int, int], int], wanted: dict[tuple[int, int], int]
 ) -> None:
-    """Checks 7 and 8, where the postings are not to the letter what the movements say."""
+    """Checks 7 and 8, where the postings are not exactly what the movements say."""
     for number, asset in assets.items():
         consumed = sum(p.amount for p in envelope.consumes if p.asset == number)
         created = sum(p.amount for p in envelope.creates if p.asset == number)
@@ -249,7 +249,7 @@ def _check_floors(
         if no_overdraft and change < 0 and before + change < 0:
             needed, there = (format_minor(minor, asset.precision) for minor in (-change, before))
             raise InsufficientFunds(account.path, asset.code, needed, there)
-        # Paying in is always welcome, even to an account that a stricter policy has left below its floor.
+        # Paying in is always allowed, even to an account that a stricter policy has left below its floor.
         if change < 0 and before + change < floor:
             raise FloorExceeded(
                 account.path,

@@ -1,7 +1,7 @@
 """Resolve: from an intent to an envelope. Movements become postings consumed and created.
 
 Movements are first summed per (account, asset), so that several debits of one account share one selection and value
-that merely passes through needs no postings at all. Then each account settles its own difference:
+that only passes through needs no postings at all. Then each account settles its own difference:
 
 - it must pay: its largest postings, with change; system and external accounts just go negative; overdraft accounts go
   negative by what is missing;
@@ -24,7 +24,7 @@ NETTING_MAX = 64  # negative postings that one incoming payment pays off; the re
 
 
 def resolve(intent: Intent, ground: LedgerState, seq: int) -> Envelope:
-    """The envelope that carries out the intent on this ground, numbered `seq`."""
+    """The envelope that carries out the intent on this state, numbered `seq`."""
     book = ground.book(intent.book)
     if len(intent.legs) == 1 and len(intent.consume) <= 1:
         simple = _payment(intent, intent.legs[0], ground, book, seq)
@@ -78,7 +78,7 @@ def _payment(intent: Intent, leg: Leg, ground: LedgerState, book: Book, seq: int
         return None
     consumes: tuple[Posting, ...] = ()
     total = 0
-    if intent.consume:  # the very posting that is moved on
+    if intent.consume:  # exactly the posting that is moved
         posting = ground.live.get(intent.consume[0])
         if posting is None or posting != Posting(posting.id, source.id, number, minor):
             return None
@@ -145,7 +145,7 @@ def _settle(
 ) -> int:
     """Consume what the account pays with (or pays off) and return what is left to create, with its sign."""
     if intent.kind is Kind.COMPACT:
-        return rest  # the named postings are all it is about
+        return rest  # nothing but the named postings is consumed
     if rest < 0 and intent.no_overdraft and account.may_owe(asset) and not account.capped:
         check_active(account)
         raise BalanceNotGuarded(account.path)
@@ -154,7 +154,7 @@ def _settle(
         if len(chosen) > POSTINGS_MAX:
             raise TooManyPostings(account.path, len(chosen), POSTINGS_MAX)
         if total + rest < 0 and (intent.no_overdraft or not account.may_owe(asset)):
-            check_active(account)  # of a closed or frozen account it is not what it has that stops it
+            check_active(account)  # a closed or frozen account is refused for its status, not for its balance
             raise InsufficientFunds(
                 account.path,
                 asset.code,
