@@ -6,9 +6,8 @@
 
 The same ledger, whose methods block. An event loop of its own runs in a daemon thread, so it works where a loop is
 running already (notebooks), and from several threads at once: their entries share one group commit, as tasks do.
-Interrupting a call (Ctrl-C) stops waiting; an entry that was on its way may have been committed, and asking again with
-the same key tells. Not here: transactions of the caller's own, which belong to the caller's thread or loop (see
-`Ledger.commit`).
+Interrupting a call (Ctrl-C) stops waiting; its entry may have been committed, and repeating it with the same key tells.
+Not here: transactions of the caller's own, which belong to the caller's thread or loop (see `Ledger.commit`).
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Loop:
         except CancelledError:
             raise Closed("it was closed while this call was waiting") from None
         except BaseException:
-            future.cancel()  # an interrupt: nobody waits for the answer any more
+            future.cancel()  # an interrupt: no caller waits for the answer
             raise
 
     def stop(self, last: Coroutine[Any, Any, None] | None = None) -> None:
@@ -142,7 +141,8 @@ class Bursar:
         self.close()
 
     def close(self) -> None:
-        """Finish what is being written and let go. A second time does nothing; any call afterwards raises `Closed`."""
+        """Finish what is being written and close. A second call does nothing; any other call afterwards raises
+        `Closed`."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.stop(self._inner.__aexit__(None, None, None))
@@ -154,7 +154,7 @@ def open(url: str, *, migrate: bool = False, require_synchronous: bool = False) 
 
 
 class Ledger:
-    """The ledger, whose every method blocks until it is done. What they do and raise is said where they are written."""
+    """The ledger, whose every method blocks until it is done. `Ledger` documents what each does and raises."""
 
     def __init__(self, loop: Loop, inner: AsyncLedger) -> None:
         self._loop = loop
@@ -320,13 +320,13 @@ class Ledger:
     def balance(
         self, account: str | None = None, asset: str = "", *, prefix: str | None = None, at: datetime | None = None
     ) -> Money:
-        """What an account (or a prefix) has of an asset, now or then."""
+        """The balance of an account (or a prefix) in an asset, now or at a past time."""
         return self._loop.call(self._inner.balance(account, asset, prefix=prefix, at=at))
 
     def balances(
         self, account: str | None = None, *, prefix: str | None = None, at: datetime | None = None
     ) -> dict[str, Money]:
-        """What an account (or a prefix) has, now or then, by asset code."""
+        """The balances of an account (or a prefix), now or at a past time, by asset code."""
         return self._loop.call(self._inner.balances(account, prefix=prefix, at=at))
 
     def history(
@@ -388,7 +388,7 @@ class Ledger:
         return self._loop.call(self._inner.release_saga(id, actor=actor, reason=reason))
 
     def rebuild(self) -> int:
-        """Make the disposable tables anew."""
+        """Make the disposable tables again."""
         return self._loop.call(self._inner.rebuild())
 
 

@@ -2,8 +2,8 @@
 
 A change names the version that it is based on, and is refused if that is no longer the current one (compare-and-set).
 Changes of documents happen one after the other; the key (kind, name, version) of the table has the last word. Where a
-change needs two people, the first one's put is a proposal. Another person, for whom a look-alike name does not pass,
-approves exactly its hash. A put or an approval whose answer was lost is repeated, and returns what it has made.
+change needs two people, the first one's put is a proposal. Another person approves exactly its hash; a look-alike of
+the author's name is refused. A put or an approval whose answer was lost is repeated, and returns what it has made.
 
 What a kind is and what is hashed is in `bursar.model`. Not here: which kinds there are. The features that read
 documents declare those.
@@ -238,7 +238,7 @@ async def _propose(unit: Tables, made: Proposal) -> Proposal:
         if before.author != made.author:
             raise ProposalOpen(made.kind, made.name, before.author, before.hash.hex())
         if before.hash == made.hash:
-            return before  # its author asks again, having lost the answer
+            return before  # its author retries after a lost answer
     at_us = await unit.documents.propose(made)
     await _note(unit, PROPOSED, made, actor=made.author, reason=made.reason)
     return msgspec.structs.replace(made, at_us=at_us)
