@@ -224,21 +224,21 @@ def _place(rows: list[list[_Spot]]) -> None:
         for row in rows if sweep % 2 == 0 else reversed(rows):
             near = [[(other.x, spot.pull * other.pull) for other in spot.above + spot.below] for spot in row]
             weights = [sum(pull for _, pull in pulls) for pulls in near]
-            wishes = [sum(x * pull for x, pull in pulls) / sum(pull for _, pull in pulls) for pulls in near]
+            wanted = [sum(x * pull for x, pull in pulls) / sum(pull for _, pull in pulls) for pulls in near]
             gaps = [a.right + max(a.gap, b.gap) + b.left for a, b in pairwise(row)]
-            for spot, x in zip(row, _spread(wishes, gaps, weights), strict=True):
+            for spot, x in zip(row, _spread(wanted, gaps, weights), strict=True):
                 spot.x = x
     left = min(spot.x - spot.left for spot in chain.from_iterable(rows))
     for spot in chain.from_iterable(rows):
         spot.x += MARGIN - left
 
 
-def _spread(wishes: Sequence[float], gaps: Sequence[float], weights: Sequence[float]) -> list[float]:
+def _spread(wanted: Sequence[float], gaps: Sequence[float], weights: Sequence[float]) -> list[float]:
     """The places nearest to the desired ones, in order and `gaps` apart (pooling adjacent violators)."""
-    offsets = list(accumulate(gaps, initial=0.0))[: len(wishes)]
+    offsets = list(accumulate(gaps, initial=0.0))[: len(wanted)]
     pools: list[tuple[float, float, int]] = []  # where, how heavy, how many
-    for wish, offset, weight in zip(wishes, offsets, weights, strict=True):
-        pool = (wish - offset, weight, 1)
+    for want, offset, weight in zip(wanted, offsets, weights, strict=True):
+        pool = (want - offset, weight, 1)
         while pools and pools[-1][0] > pool[0]:
             x, heavy, many = pools.pop()
             pool = ((x * heavy + pool[0] * pool[1]) / (heavy + pool[1]), heavy + pool[1], many + pool[2])
