@@ -102,7 +102,7 @@ def without_short_cuts(intent: Intent, ground: LedgerState) -> Any:
 
 @settings(max_examples=600)
 @given(grounds(), intents())
-def test_the_short_way_and_the_long_way_lead_to_the_same_place(ground: LedgerState, intent: Intent) -> None:
+def test_fast_path_resolves_as_the_general_one_does(ground: LedgerState, intent: Intent) -> None:
     """Given any small ground and any payment, then both ways give the same plan or the same refusal."""
     assert outcome(intent, ground) == without_short_cuts(intent, ground)
 
@@ -138,7 +138,7 @@ def small_envelopes() -> Iterator[tuple[Envelope, LedgerState]]:
             yield envelope, ground
 
 
-def test_what_takes_the_short_cut_would_have_passed_every_check() -> None:
+def test_what_takes_the_fast_path_would_have_passed_every_check() -> None:
     """Given every small envelope, then the short cut is taken only by those that the long way lets through as well."""
     short = [made for made in small_envelopes() if planning._plainly_right(*made)]
     assert len(short) > 10
@@ -182,7 +182,7 @@ def to_the_last() -> tuple[Envelope, LedgerState]:
 
 
 @pytest.mark.parametrize("made", [plain, to_the_last, moved_on, come_in])
-def test_the_short_cuts_are_taken_for_what_is_usual(made: Callable[[], tuple[Envelope, LedgerState]]) -> None:
+def test_the_fast_paths_are_taken_for_usual_payments(made: Callable[[], tuple[Envelope, LedgerState]]) -> None:
     """Otherwise the comparisons above would prove nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(resolving, "_deltas")  # the long way goes by it
@@ -199,7 +199,7 @@ forgeries: dict[str, dict[str, Any]] = {
     "gives the change away": {"creates": (Posting(7 << 16, 2, 1, 70), Posting(7 << 16 | 1, 2, 1, 30))},
     "another asset": {"creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 2, 2, 30))},
     "a third account": {"accounts": (Account(id=1, path="a"), Account(id=3, path="x"))},
-    "pays somebody who takes no part": {
+    "pays an account that takes no part": {
         "legs": (BookedLeg(1, 3, 1, 30),),
         "creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 3, 1, 30)),
     },
@@ -213,7 +213,7 @@ forgeries: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", forgeries)
-def test_a_forged_envelope_never_takes_the_short_cut(what: str) -> None:
+def test_a_forged_envelope_never_takes_the_fast_path(what: str) -> None:
     """Given a plain payment with one thing changed, then it is refused the long way."""
     envelope, ground = plain()
     fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__} | forgeries[what]
@@ -256,7 +256,7 @@ def test_an_account_that_is_listed_and_does_not_move_is_checked_like_the_others(
         (30, 30, False),  # nothing is left, and it makes a posting of that
     ],
 )
-def test_the_short_cut_takes_what_fits(spent: int, minor: int, taken: bool) -> None:
+def test_the_fast_path_takes_what_fits(spent: int, minor: int, taken: bool) -> None:
     """Given the outside as the payer, with one posting or none, then the largest amounts are still plain."""
     _, ground = come_in()
     debt = Posting(9, 1, 1, spent)

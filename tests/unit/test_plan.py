@@ -204,9 +204,9 @@ def test_a_pin_that_holds() -> None:
     assert validate_and_plan(RIGHT, ground(), (("bank", BANK.snapshot),)).id
 
 
-def test_a_pin_of_nobody() -> None:
+def test_a_pin_of_an_unknown_account() -> None:
     with pytest.raises(UnknownAccount):
-        validate_and_plan(RIGHT, ground(), (("nobody", bytes(32)),))
+        validate_and_plan(RIGHT, ground(), (("unknown", bytes(32)),))
 
 
 def test_an_envelope_made_against_an_equal_version_that_was_read_again() -> None:
@@ -464,7 +464,7 @@ def test_the_first_check_that_fails_names_the_refusal(first: int) -> None:
         validate_and_plan(envelope, where)
 
 
-# --- whoever pays must have it (T42) ---------------------------------------------------------------------------------
+# --- the payer's balance must cover it (T42) -------------------------------------------------------------------------
 
 
 def paid_by(policy: Policy, amount: int = 30) -> tuple[Envelope, Account]:
@@ -516,7 +516,7 @@ def test_a_guarded_balance_pays_down_to_zero() -> None:
 
 
 def test_a_guarded_balance_does_not_pay_below_zero_where_it_must_be_covered() -> None:
-    """Given a debt elsewhere, so that of 100 in hand 99 are its own: it may overdraw, but not for this."""
+    """Given a debt elsewhere, so that of its 100 only 99 are its own: it may overdraw, but not for this."""
     envelope, alice = paid_by(CappedOverdraft(floor="-1", asset="USDT"), 100)
 
     assert validate_and_plan(envelope, ground(alice, alice=99)).floors == ((ALICE.id, USDT.id, 99, -1),)

@@ -39,7 +39,7 @@ def fair() -> tuple[list[Ask], Found]:
 DEPOSITS = {(USER, "FUNDING", "USDT"): 100}
 
 
-def test_what_is_right_is_not_complained_about() -> None:
+def test_a_right_result_has_no_complaints() -> None:
     assert judge(*order_of(fair())) == []
 
 
@@ -76,7 +76,7 @@ Spoil = Callable[[list[Ask], Found], object]
         (lambda _, f: f.alarms.append("contradiction"), "a critical alert: contradiction"),
     ],
 )
-def test_what_is_wrong_is_said(spoil: Spoil, said: str) -> None:
+def test_every_wrong_result_is_reported(spoil: Spoil, said: str) -> None:
     asks, found = fair()
     spoil(asks, found)
     wrong = judge(asks, DEPOSITS, found)

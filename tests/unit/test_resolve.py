@@ -184,7 +184,7 @@ def test_of_an_account_that_may_not_pay_it_is_not_what_it_has_that_stops_it(stat
         resolve(intent(("alice", "bob", 126)), ground(alice, alice=[100]), SEQ)
 
 
-# --- whoever pays must have it (T42) ---------------------------------------------------------------------------------
+# --- the payer's balance must cover it (T42) -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("payer", ["bank", "fees", "loose"])
@@ -367,7 +367,7 @@ def three_at_most() -> Iterator[None]:
 @pytest.mark.usefixtures("three_at_most")
 @pytest.mark.parametrize("before", [[], [("bank", "fees", 1)]], ids=["alone", "after another"])
 def test_an_account_that_would_pay_with_too_many_postings(before: list[tuple[str, str, int]]) -> None:
-    """It is the one to compact, whoever else pays."""
+    """It is the one to compact, whichever others pay."""
     where = ground(alice=[1, 1, 1, 1])
 
     assert len(resolve(intent(*before, ("alice", "bank", 3)), where, SEQ).consumes) == 3

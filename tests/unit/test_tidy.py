@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "bursar"
 MODULE_LINES_MAX = 500
 HEADER_WORDS_MIN = 4
 
-# Programs around the library. They own their process, so they may speak to a terminal and open files.
+# Programs around the library. They own their process, so they may print and open files.
 PROGRAMS = ("bench", "cli", "demo.py", "testbed", "chaos")
 MAY_PRINT = PROGRAMS
 MAY_OPEN = (*PROGRAMS, "devdb.py", "ports")
@@ -324,7 +324,7 @@ def test_every_place_in_the_code_that_prose_names_exists() -> None:
 @pytest.mark.parametrize(
     ("text", "cited"),
     [
-        ("kept in one unit (T36).", ["T36"]),
+        ("kept in one transaction (T36).", ["T36"]),
         ("decisions T6 to T9, I4", ["T6", "T9", "I4"]),
         ("W34: hold 7 was settled", ["W34"]),
         ("TypeVar('T'), t1, T100, L0, XT1, T1_MAX, sha256", []),
