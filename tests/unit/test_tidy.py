@@ -1,4 +1,4 @@
-"""House rules that no linter knows, as tests (CONTRIBUTING.md says them in words).
+"""House rules that no linter knows, as tests (CONTRIBUTING.md states them).
 
 Each test collects every offence and shows them all, as `file:line what`, so that one run is enough to put them right.
 Nothing here imports the code it looks at.
@@ -33,6 +33,36 @@ PLACE = re.compile(r"`((?:src|tests|docs)/[^`\s:*]+)(?:::(\w+))?`")
 # Written in two halves, or this file would break the rules it keeps.
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
 REGISTRY_HOSTS = ("pypi" + ".org", "npm" + "js", "files.python" + "hosted")
+
+# Words that hide who acts. In quotes or backticks they are names: PostgreSQL may run as the user `nobody`.
+VAGUE = re.compile(r"(?<![\w`\"])(?:some|no|any|every)body(?![\w`\"])|\bwhoever\b", re.IGNORECASE)
+# Files and folders in which these words still are. The list only gets shorter.
+STILL_VAGUE = (
+    "docs/concepts/safety.md",
+    "docs/how-to/chaos.md",
+    "docs/how-to/cluster.md",
+    "docs/how-to/operate.md",
+    "docs/how-to/own-flow.md",
+    "docs/how-to/run-a-trading-core.md",
+    "docs/how-to/run-the-api.md",
+    "docs/reference/api.md",
+    "docs/reference/configuration.md",
+    "docs/reference/openapi.json",
+    "docs/status.md",
+    "src/bursar/api",
+    "src/bursar/audit",
+    "src/bursar/cli",
+    "src/bursar/config.py",
+    "src/bursar/engine",
+    "src/bursar/flows",
+    "src/bursar/ledger",
+    "src/bursar/model/machine.py",
+    "src/bursar/rails",
+    "src/bursar/runtime.py",
+    "src/bursar/sim",
+    "src/bursar/store",
+    "src/bursar/writer/saga.py",
+)
 
 NOT_OURS = {".git", ".venv", "__pycache__", "build", "dist"}
 
@@ -376,3 +406,52 @@ def missing_places(lines: Iterable[str], root: Path) -> Iterator[tuple[int, str]
                 yield number, f"{path} does not exist"
             elif name and not re.search(rf"\b{name}\b", (root / path).read_text(encoding="utf-8")):
                 yield number, f"`{name}` is not in {path}"
+
+
+# --------------------------------------------------------------------------------------------------------- the words
+
+
+def test_text_says_who_acts() -> None:
+    """ "The worker", "the caller", "another transaction": a reader must not have to guess."""
+    found = [
+        at(path, number, f"{word!r}: say who")
+        for path, number, word in vague_words()
+        if not any(covers(place, path) for place in STILL_VAGUE)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_list_of_vague_places_gets_shorter() -> None:
+    """A place that says who acts leaves the list, so that the words can't come back there."""
+    paths = {path for path, _, _ in vague_words()}
+    done = [
+        f"{place} is done: take it off the list" for place in STILL_VAGUE if not any(covers(place, p) for p in paths)
+    ]
+    assert not done, "\n".join(done)
+
+
+@pytest.mark.parametrize(
+    ("text", "vague"),
+    [
+        ("Somebody waits, nobody's turn, whoever comes", ["Somebody", "nobody", "whoever"]),
+        ("runs as `postgres` or `nobody`", []),
+        ('for name in ("postgres", "nobody"):', []),
+        ("NOBODY_AWAITED, antibody", []),
+    ],
+)
+def test_that_rule_knows_a_vague_word(text: str, vague: list[str]) -> None:
+    assert VAGUE.findall(text) == vague
+
+
+def vague_words() -> Iterator[tuple[Path, int, str]]:
+    """In the documentation and the source."""
+    for path in our_files():
+        is_text = path.is_relative_to(ROOT / "docs") or path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+        if is_text or path.is_relative_to(SOURCE):
+            for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+                for word in VAGUE.findall(line):
+                    yield path, number, word
+
+
+def covers(place: str, path: Path) -> bool:
+    return path.is_relative_to(ROOT / place)
