@@ -192,7 +192,7 @@ class Story:
         except NoAnswer:
             return False
 
-    # --- blows
+    # --- kills
 
     def _strike(self, victim: str) -> None:
         for _ in range(BLOWS_MAX):  # a moment with nothing in flight proves nothing: then once more

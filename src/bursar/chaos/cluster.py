@@ -201,7 +201,7 @@ class Node:
             self._tell_guard(self._postgres())
 
     def resume(self) -> None:
-        """It goes on."""
+        """Resume it."""
         with self._lock:
             for pid in reversed(self._postgres()):
                 _signal(pid, signal.SIGCONT)
@@ -327,7 +327,7 @@ class Cluster:
         return View()
 
     def promotions(self) -> list[Promotion]:
-        """Patroni's history, the longest that any node tells."""
+        """Patroni's history, the longest that any node has."""
         answers = [body for status, body in self._ask_all("/history") if status == 200 and isinstance(body, list)]
         return promotions_of(max(answers, key=len, default=[]))
 
@@ -360,7 +360,7 @@ class Cluster:
         _signal(self._etcd.pid, signal.SIGSTOP)
 
     def resume_etcd(self) -> None:
-        """It goes on."""
+        """Resume it."""
         assert self._etcd is not None
         _signal(self._etcd.pid, signal.SIGCONT)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bursar.chaos.run import Report
     from bursar.chaos.scene import Hired
 
-WHOLE_S = 120.0  # for a node to come back: it may have to be copied anew
+WHOLE_S = 120.0  # for a node to come back: it may have to be copied again
 FAILOVER_S = 60.0
 BACK_S = 60.0
 QUIET_S = 1.0  # before a fault, so that its gap is its own

@@ -16,8 +16,8 @@ from pathlib import Path
 from bursar.audit import Finding
 from bursar.chaos.cluster import Cluster
 from bursar.chaos.failover import Faults
+from bursar.chaos.operators import Operators
 from bursar.chaos.outages import Fault, Outage, plan
-from bursar.chaos.people import People
 from bursar.chaos.probe import DatabaseProbe, Pulses
 from bursar.chaos.scene import DATABASE_AWAY, Scene, Victim, until
 from bursar.testbed import Guard
@@ -115,14 +115,14 @@ class _Session:
             quiet=PULSES if scene.cluster else range(0),
         )
         self.load = Load(scene.config, habits, scene.addresses(), report.seed)
-        self.people = People(scene.config, USERS, report.seed)
+        self.operators = Operators(scene.config, USERS, report.seed)
 
     def run(self, faults: Iterable[Fault] | None) -> None:
         """All of it."""
         asyncio.run(create_assets(self.scene.config, ASSETS))
         self.load.open()
         self.load.start()
-        self.people.start()
+        self.operators.start()
         if self.scene.cluster is None:
             self._strike()
         else:
@@ -136,7 +136,7 @@ class _Session:
         report.phase, report.last = phase, last or report.last
         report.asked, report.requests = len(self.load.asks), tally.requests
         report.lost, report.refusals = tally.lost, tally.refusals
-        report.frozen = self.people.frozen
+        report.frozen = self.operators.frozen
         self._say(report)
 
     def _strike(self) -> None:
@@ -194,7 +194,7 @@ class _Session:
 
     def _heal(self) -> None:
         self.say("healing")
-        if thawed := self.people.stop():
+        if thawed := self.operators.stop():
             self.report.wrong.append(thawed)
         if not self.scene.until_ready(HEAL_S):
             down = [victim.name for victim in self.scene.victims if not victim.is_ready]

@@ -26,7 +26,7 @@ THAW_S = 60.0
 AGAIN_S = 0.1
 
 
-class People:
+class Operators:
     """Freeze at random until stopped; then unfreeze everything."""
 
     def __init__(self, config: Config, users: range, seed: int) -> None:
@@ -78,7 +78,7 @@ class People:
             replies = await asyncio.gather(*[place.set_status(user, wanted) for user in users])
             return all(reply.outcome is Outcome.SUCCESS for reply in replies)
         try:
-            # Opened anew each time: an operator's command does the same.
+            # Opened again each time: an operator's command does the same.
             async with Bursar(self._config.database_url) as b:
                 for path in map(funding_account, users):
                     if (await b.ledger.account(path)).status is not status:
