@@ -1,7 +1,7 @@
 """Many deadlines, few timers: those that begin at about the same time and last equally long share one.
 
-A busy process waits for thousands of answers at a time, nearly all of which come; a timer for each would cost more than
-many an answer does.
+A busy process waits for thousands of answers at a time, nearly all of which come in time; a timer for each would cost
+more than most answers do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Deadlines:
         self._pending: dict[tuple[float, int], Pending] = {}
 
     def add(self, timeout_s: float, expire: Callable[[], None]) -> Pending:
-        """Have `expire` called after that time. Whoever is done before takes it out of what this returns."""
+        """Call `expire` after that time. A caller that is done before removes it from the returned dict."""
         loop = asyncio.get_running_loop()
         part_s = max(timeout_s, SHORTEST_S) / PARTS
         slot = (timeout_s, int(loop.time() / part_s))
@@ -73,11 +73,11 @@ class Deadlines:
 
 
 class Deadline:
-    """One deadline for all that is done about one request. `end` it when nobody waits any more."""
+    """One deadline for all the work on one request. `end` it when no caller waits any more."""
 
     def __init__(self, deadlines: Deadlines, timeout_s: float) -> None:
         self.is_over = False
-        self._stop: Callable[[], None] | None = None  # whatever is waited for just now
+        self._stop: Callable[[], None] | None = None  # interrupts the present wait
         self._pending = deadlines.add(timeout_s, self._expire)
 
     async def keep(self, work: Awaitable[T]) -> T:

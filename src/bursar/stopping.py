@@ -1,14 +1,14 @@
 """How long stopping may take, in all. Requests, records, commits and cores that are being waited for share one time,
-which begins when somebody says stop; what has not ended by then is left as a crash would leave it, and the next start
-takes it up. A client, a database or a core that hangs therefore delays nobody's stop.
+which begins with the request to stop; what has not ended by then is left as a crash would leave it, and the next start
+resumes it. A client, a database or a core that hangs therefore delays no stop.
 """
 
 from __future__ import annotations
 
 from bursar.ports import Ports
 
-KEPT = 0.85  # of the time is for what is waited for; the rest is to let go of it
-LEAST_S = 1.0  # to let go, if no time is given at all
+KEPT = 0.85  # of the time is for waiting; the rest is for closing
+LEAST_S = 1.0  # for closing, if no time is given at all
 
 
 class Stopping:
@@ -21,7 +21,7 @@ class Stopping:
         self._began: float | None = None
 
     def begin(self) -> None:
-        """Somebody says stop."""
+        """The process is asked to stop."""
         if self._began is None:
             self._began = self._ports.monotonic()
 

@@ -1,8 +1,8 @@
-"""A background task that never ends in silence: what it raises is logged, an alert is raised, and it is run again.
+"""A background task that never fails silently: its error is logged, an alert is raised, and it is run again.
 
-Without this, a task that fails is an exception that nobody retrieves: the process goes on, looks healthy, and from then
-on nobody watches conservation, delivers alerts or scans for due records. `supervise` returns only when the work itself
-returns (it was told to stop) or when the task that runs it is cancelled.
+Without this, a failed task is an exception that no caller retrieves: the process goes on, looks healthy, and no longer
+checks conservation, delivers alerts or scans for due records. `supervise` returns only when the work itself returns (it
+was asked to stop) or when the task that runs it is cancelled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 BACKOFF_S = 1.0
 BACKOFF_S_MAX = 60.0
-STEADY_S = 120.0  # after it has run for so long, the next back-off begins anew
+STEADY_S = 120.0  # after it has run for so long, the next back-off starts over
 
 Alert = Callable[[str], Awaitable[object]]  # what went wrong, in one line
 
@@ -40,9 +40,9 @@ async def supervise(
     alert: Alert | None = None,
     outages: tuple[type[Exception], ...] = (),
 ) -> None:
-    """Run `work` until it returns; if it raises, say so, wait with exponential back-off, and run it again.
+    """Run `work` until it returns; if it raises, log it, wait with exponential back-off, and run it again.
 
-    `outages` are failures of something outside that everybody meets and that pass: one line, and no alert.
+    `outages` are failures of an outside system that affect every task and pass: one line, and no alert.
     """
     wait_s = BACKOFF_S
     while True:

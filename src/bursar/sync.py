@@ -4,11 +4,10 @@
         b.ledger.create_asset("USDT", precision=6)
         print(b.ledger.balance("user:1001:funding", "USDT"))
 
-The same ledger and flows, whose methods block. An event loop of its own runs in a daemon thread, so it works where a
-loop is running already (notebooks), and from several threads at once: their entries share one group commit, as tasks
-do. Interrupting a call (Ctrl-C) stops waiting; an entry that was on its way may have been committed, and asking again
-with the same key tells. Not here: transactions of the caller's own, which belong to the caller's thread or loop (see
-`Ledger.commit`).
+The same ledger and flows, whose methods block. Its own event loop runs in a daemon thread, so it works where a loop is
+running already (notebooks), and from several threads at once: their entries share one group commit, as tasks do.
+Interrupting a call (Ctrl-C) stops waiting; its entry may have been committed, and repeating it with the same key tells.
+Not here: transactions of the caller's own, which belong to the caller's thread or loop (see `Ledger.commit`).
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class Loop:
         except CancelledError:
             raise Closed("it was closed while this call was waiting") from None
         except BaseException:
-            future.cancel()  # an interrupt: nobody waits for the answer any more
+            future.cancel()  # an interrupt: no caller waits for the answer
             raise
 
     def stop(self, last: Coroutine[Any, Any, None] | None = None) -> None:
@@ -177,7 +176,8 @@ class Bursar:
         return self._loop.call(work)
 
     def close(self) -> None:
-        """Finish what is being written and let go. A second time does nothing; any call afterwards raises `Closed`."""
+        """Finish what is being written and close. A second call does nothing; any other call afterwards raises
+        `Closed`."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.stop(self._inner.__aexit__(None, None, None))
@@ -208,7 +208,7 @@ def open(
 
 
 class Ledger:
-    """The ledger, whose every method blocks until it is done. What they do and raise is said where they are written."""
+    """The ledger, whose every method blocks until it is done. `Ledger` documents what each does and raises."""
 
     def __init__(self, loop: Loop, inner: AsyncLedger) -> None:
         self._loop = loop
@@ -374,13 +374,13 @@ class Ledger:
     def balance(
         self, account: str | None = None, asset: str = "", *, prefix: str | None = None, at: datetime | None = None
     ) -> Money:
-        """What an account (or a prefix) has of an asset, now or then."""
+        """The balance of an account (or a prefix) in an asset, now or at a past time."""
         return self._loop.call(self._inner.balance(account, asset, prefix=prefix, at=at))
 
     def balances(
         self, account: str | None = None, *, prefix: str | None = None, at: datetime | None = None
     ) -> dict[str, Money]:
-        """What an account (or a prefix) has, now or then, by asset code."""
+        """The balances of an account (or a prefix), now or at a past time, by asset code."""
         return self._loop.call(self._inner.balances(account, prefix=prefix, at=at))
 
     def history(
@@ -434,7 +434,7 @@ class Ledger:
         return self._loop.call(self._inner.compact(account, most=most))
 
     def rebuild(self) -> int:
-        """Make the disposable tables anew."""
+        """Make the disposable tables again."""
         return self._loop.call(self._inner.rebuild())
 
 

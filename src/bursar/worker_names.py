@@ -1,10 +1,10 @@
 """The name under which a process drives records: kept across restarts, and never shared by two.
 
-A record's lease names its worker. A process that comes back under the same name goes on at once with what it held;
-under a random one it would wait for its own lease. Two processes under one name would take each other's records, and
-share a row of the high-water marks (T33). So the name is made of the host, of an identity of the data folder that is
-made once, and of the role; and a lock in that folder belongs to it as long as the process lives. A second worker on the
-same folder gets the next name.
+A record's lease names its worker. A process that restarts under the same name resumes its records at once; under a
+random one it would wait for its own lease. Two processes under one name would take each other's records, and share a
+row of the high-water marks (T33). So the name is made of the host, of an identity of the data folder that is made once,
+and of the role; and a lock in that folder belongs to it as long as the process lives. A second worker on the same
+folder gets the next name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _lock(files: Files, path: str) -> Callable[[], None] | None:
 
 
 def _identity(files: Files, folder: str, ports: Ports) -> str:
-    """Who the folder is: a few random characters, made once. Of two that make it at once, one wins."""
+    """The folder's identity: a few random characters, made once. Of two processes that make it at once, one wins."""
     path = f"{folder}/{IDENTITY}"
     if IDENTITY not in files.names(folder):
         aside = f"{path}.{ports.token()}"

@@ -1,7 +1,7 @@
 """Somebody holds rows in a transaction of his own and takes his time: whoever needs them is told before long, or waits
 and goes through; whoever does not need them hardly notices. Only PostgreSQL: a SQLite file has one writer at a time.
 
-How the waiting is organised is tried in virtual time (unit/test_siding.py); here the locks are real.
+How the waiting is organised is tried in virtual time (unit/test_blocked_lane.py); here the locks are real.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ An `Actor` is one caller: a ledger of its own on one connection. Its operation i
 is ours is the connection, which stops before every statement named in `gates` (and before COMMIT) until the director
 lets it go on. The director enumerates: it runs the scene once, always taking the first actor that can go on, then goes
 back to the last place where it had a choice and takes the other one, until there is none left. A step that waits for a
-lock hands over to the others, and goes on by itself when the lock is let go.
+lock yields to the others, and goes on by itself when the lock is released.
 
-A group's write and its COMMIT are one statement in production, as are a worker's claim and its COMMIT; here they are
-two steps, so that the time in which locks are held can be looked into. Reads of what can't change meanwhile are not
-gated: their order makes no difference.
+A batch's write and its COMMIT are one statement in production, as are a worker's claim and its COMMIT; here they are
+two steps, so that other steps can run while locks are held. Reads of what can't change meanwhile are not gated: their
+order makes no difference.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SteppedConnection:
         return await self._in_two_steps(self.real.fetch, sql, *args)
 
     async def execute(self, sql: str, *args: Any) -> Any:
-        if "SAVEPOINT" not in sql:  # that is no step: nobody else can tell
+        if "SAVEPOINT" not in sql:  # that is no step: no other transaction can see it
             await self.actor.gate(NAMES.get(sql, sql))
         return await self._watched(self.real.execute(sql, *args))
 
@@ -199,7 +199,7 @@ class Actor:
         self._open.set()
 
     async def settled(self) -> bool:
-        """True at a gate or at its end, False if it waits for a lock."""
+        """True at a gate or when it has ended, False if it waits for a lock."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(TimeoutError):

@@ -61,7 +61,7 @@ async def versions(world: World, kind: Body, name: str) -> list[Document]:
 
 
 def test_put_against_put(empty_postgres: str) -> None:
-    """Two changes of one version: one is written, the other is told that it was overtaken."""
+    """Two changes of one version: one is written, the other is refused because the version has moved."""
 
     async def prepare(world: World) -> list[Act]:
         name = f"d{world.stage.scenes}"

@@ -1,4 +1,5 @@
-"""Entry against entry, in every order: one posting, one key, one floor, and groups that meet in opposite order."""
+"""Entry against entry, in every order: one posting, one key, one floor, and batches that take the same locks in
+opposite order."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from bursar.model.entries import Intent, Leg
 from bursar.model.errors import FloorExceeded, InsufficientFunds, KeyReused
 from bursar.writer import Change, ChangeResult
 
-ORDERS_OF_TWO_COMMITS = 20  # read, write, COMMIT of each, if nobody waits or loses
+ORDERS_OF_TWO_COMMITS = 20  # read, write, COMMIT of each, if none waits or conflicts
 
 
 class RolledBackError(Exception):
@@ -135,7 +136,7 @@ def test_two_floors_in_opposite_order(empty_postgres: str) -> None:
 
 
 def test_different_floors_do_not_meet(empty_postgres: str) -> None:
-    """Two different credit accounts pay one target: nobody waits, nobody tries twice."""
+    """Two different credit accounts pay one target: neither waits, neither tries twice."""
 
     async def prepare(world: World) -> list[Operation]:
         a = await world.account("a", policy=CappedOverdraft("-10", ASSET))
@@ -201,7 +202,7 @@ def intent(key: str, source: str, target: str, minor: int) -> Intent:
     return Intent(scope="user", key=key, legs=(Leg(source, target, ASSET, minor),))
 
 
-def test_two_groups_with_the_same_keys_and_postings_in_opposite_order(empty_postgres: str) -> None:
+def test_two_batches_with_the_same_keys_and_postings_in_opposite_order(empty_postgres: str) -> None:
     """A deadlock attempt: same keys, same postings, opposite order. Sorted locks make it a queue."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -222,7 +223,7 @@ def test_two_groups_with_the_same_keys_and_postings_in_opposite_order(empty_post
     assert asyncio.run(every_order(empty_postgres, prepare, check)) >= 10
 
 
-def test_two_groups_that_meet_in_postings_but_not_in_keys(empty_postgres: str) -> None:
+def test_two_batches_that_share_postings_but_no_keys(empty_postgres: str) -> None:
     """A deadlock attempt without keys in common: each needs what the other is spending, in opposite order."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -243,10 +244,10 @@ def test_two_groups_that_meet_in_postings_but_not_in_keys(empty_postgres: str) -
 
 
 @pytest.mark.parametrize("locks", ["keys", "postings", "floors"])
-def test_two_groups_stopped_between_their_locks(empty_postgres: str, locks: str) -> None:
+def test_two_batches_stopped_between_their_locks(empty_postgres: str, locks: str) -> None:
     """A third holds what both need in the middle. Taken in sorted order, that comes first, and the rest is free.
 
-    A group takes its locks within one statement, so this is the only way to stop it between two of them.
+    A batch takes its locks within one statement, so this is the only way to stop it between two of them.
     """
 
     async def prepare(world: World) -> list[Operation]:
@@ -281,14 +282,14 @@ def test_two_groups_stopped_between_their_locks(empty_postgres: str, locks: str)
     asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=20))
 
 
-def test_a_group_is_recomputed_with_its_refusals(empty_postgres: str) -> None:
-    """A refusal decided in a group that loses its race is decided again: money that came in meanwhile counts (L17)."""
+def test_a_batch_is_decided_again_with_its_refusals(empty_postgres: str) -> None:
+    """A refusal decided in a batch that conflicts is decided again: money that came in meanwhile counts (L17)."""
 
     async def prepare(world: World) -> list[Operation]:
         a, b = await world.account("a", "10"), await world.account("b")
 
         async def two(actor: Actor) -> list[Any]:
-            await actor.ledger.known_assets(ASSET)  # so that both reach the writer at once and share a group
+            await actor.ledger.known_assets(ASSET)  # so that both reach the writer at once and share a batch
             first = actor.ledger.commit(pay(a, b, ASSET, "4", key=world.key("one")))
             second = actor.ledger.commit(pay(b, a, ASSET, "9", key=world.key("two")))
             return list(await asyncio.gather(first, second, return_exceptions=True))

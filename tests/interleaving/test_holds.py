@@ -28,7 +28,7 @@ def confirming(world: World, hold: Hold, amount: str | None = None, key: str = "
 
 
 def expiring(hold: Hold) -> Operation:
-    """The hold's time is up, and the reaper comes."""
+    """The hold has expired, and the expiry job runs."""
 
     async def reap(actor: Actor) -> Any:
         await actor.gate(TIME_IS_UP)
@@ -84,7 +84,7 @@ def test_confirm_against_void_against_expiry(empty_postgres: str) -> None:
 
 
 def test_void_against_void_against_expiry(empty_postgres: str) -> None:
-    """Given back once; whoever asked for what has happened gets its receipt."""
+    """Given back once; the caller who asked for what has happened gets its receipt."""
     holds: list[Hold] = []
 
     async def prepare(world: World) -> list[Operation]:

@@ -21,7 +21,7 @@ from bursar.writer import Change, ChangeResult, Limit, Move, NewTransition, Oper
 
 CLAIMS = frozenset({"claim_due"})
 HOUR_US = 3_600_000_000
-ORDERS_OF_TWO_WRITES = 6  # write and COMMIT of each, if nobody waits or loses
+ORDERS_OF_TWO_WRITES = 6  # write and COMMIT of each, if none waits or conflicts
 ORDERS_OF_RIVALS = 4  # if the second to write waits for the first one's COMMIT
 
 
@@ -85,7 +85,7 @@ def kinds(outcomes: list[Any]) -> list[str]:
 
 
 def test_move_against_move_of_one_record(empty_postgres: str) -> None:
-    """One wins, the other is told so; the record has one row of history more."""
+    """One wins, the other gets `RecordMoved`; the record has one row of history more."""
     numbers: list[int] = []
 
     async def prepare(world: World) -> list[Act]:
@@ -149,7 +149,7 @@ def test_a_record_made_by_two_at_once(empty_postgres: str) -> None:
 
 
 def test_two_movers_with_the_same_entry(empty_postgres: str) -> None:
-    """Two workers heard the same: one transition, one booking, and the record owns the posting that it made."""
+    """Two workers got the same answer: one transition, one booking, and the record owns the posting that it made."""
     numbers: list[int] = []
 
     async def prepare(world: World) -> list[Act]:
@@ -175,7 +175,7 @@ def test_two_movers_with_the_same_entry(empty_postgres: str) -> None:
 
 @pytest.mark.parametrize("enough", [True, False])
 def test_a_move_with_its_entry_against_a_payment_of_the_same_posting(empty_postgres: str, enough: bool) -> None:
-    """Move and entry happen together or not at all, whoever spends the posting first."""
+    """Move and entry happen together or not at all, whichever spends the posting first."""
     numbers: list[int] = []
 
     async def prepare(world: World) -> list[Act]:
@@ -228,7 +228,8 @@ def test_the_same_operation_from_two_is_answered_once(empty_postgres: str) -> No
 
 
 def test_an_operation_that_one_finds_refused_and_the_other_not(empty_postgres: str) -> None:
-    """Refusal against success, with the money coming in between: both are told the same, and that is what happened."""
+    """Refusal against success, with the money coming in between: both get the same answer, and that is what
+    happened."""
 
     async def prepare(world: World) -> list[Act]:
         a, b = await world.account("a", "3"), await world.account("b")
@@ -254,7 +255,7 @@ def test_an_operation_that_one_finds_refused_and_the_other_not(empty_postgres: s
 
 
 def test_one_name_for_two_requests(empty_postgres: str) -> None:
-    """One is answered, the other is a mistake, whoever comes first."""
+    """One is answered, the other is a mistake, whichever comes first."""
 
     async def prepare(world: World) -> list[Act]:
         a, b, c = await world.account("a", "10"), await world.account("b"), await world.account("c")
@@ -320,7 +321,7 @@ def claiming(world: World, limit: int = 10) -> Act:
 
 
 def test_claim_against_claim(empty_postgres: str) -> None:
-    """No record goes to both, and all are taken: in one round, or by whoever looks again."""
+    """No record goes to both, and all are taken: in one round, or by the next claim."""
     numbers: list[list[int]] = []
 
     async def prepare(world: World) -> list[Act]:

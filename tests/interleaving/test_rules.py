@@ -88,7 +88,7 @@ CLOSING = RULES | {"balances", "holds_of_account"}
 
 
 async def close_against_deposit(url: str, *, reads: bool) -> None:
-    """Whoever only receives reads nothing, unless it is wary."""
+    """An account that only receives is not read, unless the writer is pessimistic."""
 
     async def prepare(world: World) -> list[Operation]:
         a = await world.account("a")
@@ -173,7 +173,7 @@ def test_new_floor_against_commit(empty_postgres: str) -> None:
 
 
 def test_overdraft_taken_away_against_commit(empty_postgres: str) -> None:
-    """No account without overdraft ever owns a negative posting, whoever comes first."""
+    """No account without overdraft ever owns a negative posting, whichever comes first."""
 
     async def prepare(world: World) -> list[Operation]:
         a, b = await world.account("a", policy=CappedOverdraft("-10", ASSET)), await world.account("b")
@@ -228,7 +228,7 @@ def test_an_account_is_created_twice(empty_postgres: str) -> None:
 
 
 def test_an_account_is_created_twice_with_different_policies(empty_postgres: str) -> None:
-    """The second one is told."""
+    """The second one gets `AlreadyExists`."""
 
     async def prepare(world: World) -> list[Operation]:
         path = world.path("new")

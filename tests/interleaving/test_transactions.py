@@ -1,4 +1,4 @@
-"""Entries in the user's own transaction, in every order with everybody else's: together or not at all, and an event
+"""Entries in the user's own transaction, in every order with other transactions: together or not at all, and an event
 is never skipped, however long its transaction stays open."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_own_transaction_against_spend(empty_postgres: str, commit: bool, isolat
             assert isinstance(other, InsufficientFunds), repr(other)
             assert balances == ["0.00", "10.00", "0.00"]
         else:
-            # Under a fixed snapshot a lost race can't be tried again inside the same transaction.
+            # Under a fixed snapshot a conflict can't be retried inside the same transaction.
             assert isinstance(mine, RolledBackError | InsufficientFunds | Conflict), repr(mine)
             assert isinstance(other, Receipt), repr(other)
             assert balances == ["0.00", "0.00", "10.00"]
@@ -139,7 +139,8 @@ def test_entries_in_one_transaction_build_on_each_other(empty_postgres: str) -> 
 
 
 def test_two_transactions_in_opposite_order(empty_postgres: str) -> None:
-    """Whoever takes several locks in transactions of their own may deadlock: one is told, nothing is half done."""
+    """Two users who take several locks in their own transactions may deadlock: one gets `Conflict`, nothing is half
+    done."""
 
     async def prepare(world: World) -> list[Operation]:
         a, b, c = await world.account("a", "10"), await world.account("b", "10"), await world.account("c")

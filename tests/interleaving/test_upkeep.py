@@ -1,4 +1,4 @@
-"""Upkeep against entries, in every order: compact, rebuild, the balance cache. Money never notices."""
+"""Upkeep against entries, in every order: compact, rebuild, the balance cache. No balance changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def fee_parts(world: World) -> str:
 
 
 def test_compact_against_pay(empty_postgres: str) -> None:
-    """Whoever pays is never refused because somebody tidies up."""
+    """A payer is never refused because of a compaction."""
 
     async def prepare(world: World) -> list[Operation]:
         a, b = await world.account("a", "5", "3", "2", "1"), await world.account("b")
@@ -80,8 +80,8 @@ def test_rebuild_against_commit(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | REBUILDING, at_least=20))
 
 
-def test_fold_against_fold(empty_postgres: str) -> None:
-    """Two folders take different parts: nothing is added twice."""
+def test_consolidation_against_consolidation(empty_postgres: str) -> None:
+    """Two consolidations take different parts: nothing is added twice."""
 
     async def prepare(world: World) -> list[Operation]:
         await fee_parts(world)
@@ -93,8 +93,8 @@ def test_fold_against_fold(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, gates=FOLDING, at_least=5))
 
 
-def test_fold_against_commit(empty_postgres: str) -> None:
-    """A change written while the cache is folded is in it exactly once."""
+def test_consolidation_against_commit(empty_postgres: str) -> None:
+    """A change written while the cache is consolidated is in it exactly once."""
 
     async def prepare(world: World) -> list[Operation]:
         fees = await fee_parts(world)
@@ -107,7 +107,7 @@ def test_fold_against_commit(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | FOLDING, at_least=20))
 
 
-def test_fold_against_commit_against_fold(empty_postgres: str) -> None:
+def test_consolidation_against_commit_against_consolidation(empty_postgres: str) -> None:
     """Three at once."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -123,7 +123,7 @@ def test_fold_against_commit_against_fold(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, actors=3, gates=gates, at_least=50))
 
 
-def test_widen_against_commit(empty_postgres: str) -> None:
+def test_enabling_the_balance_cache_against_commit(empty_postgres: str) -> None:
     """A cache begins with the sum, and every commit after that is in it."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -138,8 +138,8 @@ def test_widen_against_commit(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP | WIDENING, at_least=20))
 
 
-def test_widen_against_fold(empty_postgres: str) -> None:
-    """The cache is started over while it is folded: neither waits for the other for ever."""
+def test_enabling_the_balance_cache_against_consolidation(empty_postgres: str) -> None:
+    """The cache is started over while it is consolidated: neither waits for the other for ever."""
 
     async def prepare(world: World) -> list[Operation]:
         a = await world.account("a", "10")
@@ -157,8 +157,8 @@ def test_widen_against_fold(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, gates=WIDENING | FOLDING, at_least=4))
 
 
-def test_rebuild_against_fold(empty_postgres: str) -> None:
-    """The whole cache is made anew while it is folded."""
+def test_rebuild_against_consolidation(empty_postgres: str) -> None:
+    """The whole cache is rebuilt while it is consolidated."""
 
     async def prepare(world: World) -> list[Operation]:
         await fee_parts(world)
@@ -172,8 +172,8 @@ def test_rebuild_against_fold(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, gates=gates, at_least=4))
 
 
-def test_new_kind_of_account_against_fold(empty_postgres: str) -> None:
-    """An account becomes a system account (its cache starts) while the cache is folded."""
+def test_new_kind_of_account_against_consolidation(empty_postgres: str) -> None:
+    """An account becomes a system account (its cache starts) while the cache is consolidated."""
 
     async def prepare(world: World) -> list[Operation]:
         fees = await fee_parts(world)

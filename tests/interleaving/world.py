@@ -1,8 +1,8 @@
 """The world of a scene: accounts and money of its own, a follower of the events, and the books.
 
 `every_order(url, prepare, check)` plays one scene in every order of its steps. Each has fresh accounts in the same
-database, and nothing that is wrong there is ever put right: so the books, which tell all that has ever happened, are
-looked at after every few scenes and after the last.
+database, and nothing wrong is ever repaired: so the books, which hold all that has ever happened, are checked after
+every few scenes and after the last.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class World:
         self.ledger = ledger
         self.cursor = ""
         self.seen: list[str] = []
-        self.unchecked: list[list[str]] = []  # scripts of the scenes since the books were looked at
+        self.unchecked: list[list[str]] = []  # scripts of the scenes since the books were checked
 
     def path(self, name: str) -> str:
         """An account of this scene."""

@@ -324,6 +324,6 @@ def test_a_broken_promise_is_not_well(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(demo, "audited", audited)
     story._judge()
     report: Report = story.report
-    wanted = {"forgotten": "accepted and is lost", "invented": "nobody was told", "spared": "not killed with money"}
+    wanted = {"forgotten": "accepted and is lost", "invented": "never acknowledged", "spared": "not killed with money"}
     assert any(wanted[lie] in text for text in report.wrong), report.wrong
     assert not report.ok

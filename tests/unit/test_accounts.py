@@ -142,7 +142,7 @@ def test_a_book_admits_what_it_lists_and_what_is_below() -> None:
 
 def test_an_empty_book_admits_all() -> None:
     assert Book(name="b").admits_asset("USDT")
-    assert Book(name="b").admits_account("anybody")
+    assert Book(name="b").admits_account("alice")
 
 
 # --- whose freeze it is --------------------------------------------------------------------------------------------
@@ -237,15 +237,16 @@ def test_a_malformed_short_name_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["held", "transit", "transit:orders"])
-def test_what_is_held_or_on_its_way_belongs_to_holds_and_flows(path: str) -> None:
-    """No entry from outside moves it, and nobody merges its postings: each is consumed by its number (T36)."""
+def test_held_and_transit_accounts_belong_to_holds_and_flows(path: str) -> None:
+    """No entry from outside moves it, and `compact` does not merge its postings: each is consumed by its number
+    (T36)."""
     assert by_number(path)
     with pytest.raises(InvalidEntry):
         check_open_path(path)
 
 
 @pytest.mark.parametrize("path", ["held:x", "transits", "transit-x", "my:transit", "alice"])
-def test_what_only_sounds_like_it_is_an_account_like_any_other(path: str) -> None:
+def test_a_path_that_only_resembles_them_is_an_account_like_any_other(path: str) -> None:
     assert not by_number(path)
     assert check_open_path(path) == path
 

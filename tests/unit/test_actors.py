@@ -1,4 +1,4 @@
-"""Names of operators: one way to write each, and nobody passes for two people by a look-alike letter."""
+"""Names of operators: one way to write each, and no person passes for two by a look-alike letter."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ REFUSED = {
 def test_a_name_that_could_look_like_another_is_refused(name: object) -> None:
     with pytest.raises(InvalidName) as refusal:
         check_actor(name)
-    assert str(refusal.value).isascii()  # a message that shows what nobody could tell apart
+    assert str(refusal.value).isascii()  # a message that shows letters that look alike
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
-def test_nobody_takes_the_name_of_a_program(name: str) -> None:
+def test_a_person_cannot_take_the_name_of_a_program(name: str) -> None:
     with pytest.raises(InvalidName):
         check_actor(name.upper())
 

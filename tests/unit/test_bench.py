@@ -63,7 +63,7 @@ def test_the_baseline_writes_as_many_rows_into_every_table_as_the_ledger(tmp_pat
 
 
 def counts_of_base(folder: Path) -> dict[str, int]:
-    """What a loaded database holds before anybody writes to it."""
+    """What a loaded database holds before the first write."""
     asyncio.run(SqlitePlace(folder).make("untouched", BASE))
     return counts(folder / "untouched.db")
 
@@ -92,7 +92,7 @@ def test_a_loaded_past_conserves_value_and_knows_what_is_live(tmp_path: Path, po
     connection.close()
 
 
-def test_callers_share_groups_and_every_commit_is_counted(tmp_path: Path) -> None:
+def test_callers_share_batches_and_every_commit_is_counted(tmp_path: Path) -> None:
     async def measure() -> None:
         address = await SqlitePlace(tmp_path).make("past", BASE)
         before = counts(tmp_path / "past.db")["envelopes"]
@@ -166,6 +166,6 @@ def test_no_figure_is_cut_off_in_a_terminal_of_eighty_columns(name: str) -> None
     rows = msgspec.json.decode(kept.read_bytes(), type=list[Row])
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(report.as_table(rows, name))
-    told = console.export_text()
-    assert "…" not in told
-    assert f"{rows[0].ratio:.2f}" in told
+    text = console.export_text()
+    assert "…" not in text
+    assert f"{rows[0].ratio:.2f}" in text

@@ -89,7 +89,11 @@ REPLICA = member("n3", "replica", "streaming")
     ("members", "view", "whole"),
     [
         ([LEADER, SYNC, REPLICA], View("n1", ("n2",), NODES), True),
-        ([LEADER, member("n2", "replica", "streaming"), REPLICA], View("n1", (), NODES), False),  # nobody is waited for
+        (
+            [LEADER, member("n2", "replica", "streaming"), REPLICA],
+            View("n1", (), NODES),
+            False,
+        ),  # no standby
         ([LEADER, SYNC, member("n3", "replica", "stopped")], View("n1", ("n2",), 2), False),
         (
             [LEADER, member("n2", "sync_standby", "streaming", 2), REPLICA],
@@ -98,7 +102,7 @@ REPLICA = member("n3", "replica", "streaming")
         ),  # old timeline
     ],
 )
-def test_cluster_is_whole_when_everybody_follows_and_one_is_waited_for(
+def test_cluster_is_whole_when_all_nodes_stream_and_one_is_synchronous(
     members: list[dict[str, Any]], view: View, whole: bool
 ) -> None:
     assert view_of(members) == view

@@ -124,7 +124,7 @@ def test_many_hosts_and_further_cores() -> None:
     assert not config.is_embedded
 
 
-def test_a_secret_that_everybody_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_secret_that_other_users_can_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(b"x" * 40 + b"\n")
     file.chmod(0o600)

@@ -11,8 +11,8 @@ from bursar.deadlines import PARTS, Deadlines
 LENGTH = 0.2
 
 
-def test_many_share_a_timer_and_none_is_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a thousand of one length and one of another, then they are told in time by a handful of timers."""
+def test_deadlines_share_timers_and_none_is_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a thousand of one length and one of another, then they expire in time by a handful of timers."""
 
     async def play() -> tuple[list[float], int]:
         loop = asyncio.get_running_loop()
@@ -41,21 +41,21 @@ def test_many_share_a_timer_and_none_is_early(monkeypatch: pytest.MonkeyPatch) -
     assert timers < 10
 
 
-def test_who_is_done_is_not_told() -> None:
-    """Given three of one moment, when one is done and the second ends the third, then only the second is told."""
+def test_deadline_that_is_removed_does_not_expire() -> None:
+    """Given three of one moment, when one is done and the second ends the third, then only the second expires."""
 
     async def play() -> list[str]:
         deadlines = Deadlines()
-        told: list[str] = []
+        expired: list[str] = []
 
         def first() -> None:
-            told.append("first")
+            expired.append("first")
 
         def third() -> None:
-            told.append("third")
+            expired.append("third")
 
         def second() -> None:
-            told.append("second")
+            expired.append("second")
             pending.pop(third)
 
         part = LENGTH / PARTS
@@ -65,38 +65,38 @@ def test_who_is_done_is_not_told() -> None:
         assert deadlines.add(LENGTH, third) is pending
         del pending[first]
         await asyncio.sleep(1.5 * LENGTH)
-        return told
+        return expired
 
     assert asyncio.run(play()) == ["second"]
 
 
-def test_one_that_fails_does_not_keep_the_others_waiting() -> None:
-    """Somebody waits for each of them."""
+def test_failing_callback_does_not_keep_the_others_waiting() -> None:
+    """A caller waits for each of them."""
 
     async def play() -> tuple[list[str], list[str]]:
         failed: list[str] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(repr(context["exception"])))
-        told: list[str] = []
+        expired: list[str] = []
         part = LENGTH / PARTS
         await asyncio.sleep(part - asyncio.get_running_loop().time() % part)
         deadlines = Deadlines()
-        deadlines.add(LENGTH, lambda: told.append("first"))
-        deadlines.add(LENGTH, lambda: told.remove("nobody"))
-        deadlines.add(LENGTH, lambda: told.append("third"))
+        deadlines.add(LENGTH, lambda: expired.append("first"))
+        deadlines.add(LENGTH, lambda: expired.remove("unknown"))
+        deadlines.add(LENGTH, lambda: expired.append("third"))
         await asyncio.sleep(1.5 * LENGTH)
-        return told, failed
+        return expired, failed
 
-    told, failed = asyncio.run(play())
-    assert told == ["first", "third"]
+    expired, failed = asyncio.run(play())
+    assert expired == ["first", "third"]
     assert [error.split("(")[0] for error in failed] == ["ValueError"]
 
 
 @pytest.mark.parametrize("length", [0.0, -1.0])
-def test_no_time_at_all_is_over_at_once(length: float) -> None:
+def test_timeout_of_zero_expires_at_once(length: float) -> None:
     async def play() -> bool:
         over = asyncio.Event()
         Deadlines().add(length, over.set)
-        assert not over.is_set()  # not before whoever asked has gone on
+        assert not over.is_set()  # not before the caller has gone on
         await asyncio.wait_for(over.wait(), 1)
         return over.is_set()
 
@@ -113,7 +113,7 @@ def test_work_is_ended_when_its_time_is_up_and_left_alone_when_not() -> None:
             seen.append("too late")
         task = asyncio.create_task(deadlines.keep(60, asyncio.sleep(60)))
         await asyncio.sleep(0)
-        task.cancel()  # by somebody else: that is no deadline
+        task.cancel()  # by another task: that is no deadline
         try:
             await task
         except asyncio.CancelledError:

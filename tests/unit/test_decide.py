@@ -1,4 +1,4 @@
-"""Deciding a group with plain values and no store: what each change comes to, and which rows all of them make."""
+"""Deciding a batch with plain values and no store: what each change comes to, and which rows all of them make."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def only(outcome: Result) -> Receipt:
 # --- one after the other ---------------------------------------------------------------------------------------------
 
 
-def test_a_chain_inside_a_group_spends_what_it_has_just_got() -> None:
+def test_a_chain_inside_a_batch_spends_what_it_has_just_received() -> None:
     outcomes, rows = Group(pay("alice", "bob", 100), pay("bob", "carol", 100), pay("carol", "alice", 100)).decide()
 
     assert refusals(outcomes) == [None, None, None]
@@ -98,7 +98,7 @@ def test_the_order_of_callers_decides() -> None:
     assert refusals(outcomes) == [InsufficientFunds, None]
 
 
-def test_two_who_want_the_same_posting_get_what_they_would_have_got_alone() -> None:
+def test_two_spenders_of_one_posting_get_what_they_would_have_got_alone() -> None:
     outcomes, rows = Group(pay("alice", "bob", 60), pay("alice", "carol", 60), pay("alice", "carol", 40)).decide()
 
     assert refusals(outcomes) == [None, InsufficientFunds, None]
@@ -107,7 +107,7 @@ def test_two_who_want_the_same_posting_get_what_they_would_have_got_alone() -> N
 
 def test_a_refusal_leaves_no_trace() -> None:
     _, alone = Group(pay("alice", "bob", 30)).decide()
-    _, beside = Group(pay("alice", "nobody", 1), pay("alice", "bob", 30), pay("alice", "carol", 500)).decide()
+    _, beside = Group(pay("alice", "unknown", 1), pay("alice", "bob", 30), pay("alice", "carol", 500)).decide()
 
     assert [row[3] for row in beside.envelopes] == [row[3] for row in alone.envelopes]
     assert [(p.account, p.amount, live) for p, live in beside.postings] == [
@@ -116,8 +116,8 @@ def test_a_refusal_leaves_no_trace() -> None:
     assert (beside.spent_live, beside.guarded, beside.holds) == (alone.spent_live, alone.guarded, alone.holds)
 
 
-def test_a_group_of_refusals_writes_nothing() -> None:
-    outcomes, rows = Group(pay("bob", "alice", 1), pay("alice", "nobody", 1)).decide()
+def test_a_batch_of_refusals_writes_nothing() -> None:
+    outcomes, rows = Group(pay("bob", "alice", 1), pay("alice", "unknown", 1)).decide()
 
     assert refusals(outcomes) == [InsufficientFunds, UnknownAccount]
     assert rows == WriteSet()
@@ -174,7 +174,7 @@ def test_the_parts_of_a_change_see_each_other() -> None:
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_key_twice_in_a_group_is_one_entry() -> None:
+def test_the_same_key_twice_in_a_batch_is_one_entry() -> None:
     outcomes, rows = Group(*[pay("alice", "bob", 30, key="k")] * 3).decide()
 
     assert [only(found).replayed for found in outcomes] == [False, True, True]
@@ -182,7 +182,7 @@ def test_the_same_key_twice_in_a_group_is_one_entry() -> None:
     assert len(rows.envelopes) == 1
 
 
-def test_the_same_key_with_another_intent_in_a_group_is_refused() -> None:
+def test_the_same_key_with_another_intent_in_a_batch_is_refused() -> None:
     outcomes, rows = Group(pay("alice", "bob", 30, key="k"), pay("alice", "bob", 31, key="k")).decide()
 
     assert refusals(outcomes) == [None, KeyReused]
@@ -206,8 +206,8 @@ def test_a_key_that_is_taken_is_replayed_without_looking_at_the_money() -> None:
     assert rows.envelopes == []
 
 
-def test_keys_are_written_in_one_order_by_everybody() -> None:
-    """Two groups with the same keys must not wait for each other."""
+def test_keys_are_always_written_in_one_order() -> None:
+    """Two batches with the same keys must not wait for each other."""
     _, rows = Group(*[pay("bank", "alice", 1, key=key) for key in ("b", "c", "a")], live=()).decide()
 
     assert [row[3] for row in rows.envelopes] == ["a", "b", "c"]
@@ -216,7 +216,7 @@ def test_keys_are_written_in_one_order_by_everybody() -> None:
 # --- floors, pools, named postings -----------------------------------------------------------------------------------
 
 
-def test_a_floor_is_counted_through_the_group() -> None:
+def test_a_floor_is_counted_through_the_batch() -> None:
     group = Group(*[pay("credit", "bob", 2, key=f"{i}") for i in range(4)], live=())
     group.ledger.guarded[ID["credit"], USDT.id] = (1, 9)
     outcomes, rows = group.decide()
@@ -271,8 +271,8 @@ def test_how_many_postings_are_read_at_first_changes_nothing(data: st.DataObject
     amounts = data.draw(st.lists(st.integers(1, 9), max_size=12))
     live = tuple(Posting(posting_id(50 + i, 0), ID["alice"], USDT.id, amount) for i, amount in enumerate(amounts))
     ways = st.tuples(st.sampled_from(["alice", "bob"]), st.integers(1, 30))
-    wishes = data.draw(st.lists(ways, min_size=1, max_size=8))
-    changes = [pay(who, "carol", amount, key=f"{i}") for i, (who, amount) in enumerate(wishes)]
+    payments = data.draw(st.lists(ways, min_size=1, max_size=8))
+    changes = [pay(who, "carol", amount, key=f"{i}") for i, (who, amount) in enumerate(payments)]
     changes += [pay("carol", "alice", 2, key="back")]
     one, all_of_them = Group(*changes, live=live, first_read=1), Group(*changes, live=live, first_read=READ_MAX)
 
@@ -307,7 +307,7 @@ def test_a_posting_named_by_one_does_not_pay_for_another() -> None:
     assert refusals(outcomes) == [None, InsufficientFunds]
 
 
-def test_an_overdraft_pays_off_what_an_earlier_one_in_the_group_owes() -> None:
+def test_an_overdraft_pays_off_what_an_earlier_entry_in_the_batch_owes() -> None:
     _, rows = Group(pay("loose", "bob", 5), pay("bank", "loose", 7), live=()).decide()
 
     assert [(p.account, p.amount) for p, live in rows.postings if live and p.account == ID["loose"]] == [(16, 2)]
@@ -316,13 +316,13 @@ def test_an_overdraft_pays_off_what_an_earlier_one_in_the_group_owes() -> None:
 # --- what goes with it -----------------------------------------------------------------------------------------------
 
 
-def test_cached_balances_change_by_one_row_per_group() -> None:
+def test_cached_balances_change_by_one_row_per_batch() -> None:
     _, rows = Group(pay("bank", "alice", 3), pay("bank", "bob", 4), pay("alice", "bank", 1), live=()).decide()
 
     assert rows.cached_balances == [(ID["bank"], USDT.id, 102, -6)]
 
 
-def test_an_account_that_was_made_wide_is_cached_too() -> None:
+def test_cached_balance_of_an_ordinary_account_changes_too() -> None:
     group = Group(pay("alice", "bob", 30))
     group.cache.cached_accounts.add(ID["alice"])
     _, rows = group.decide()
@@ -330,7 +330,7 @@ def test_an_account_that_was_made_wide_is_cached_too() -> None:
     assert rows.cached_balances == [(ID["alice"], USDT.id, 100, -30)]
 
 
-def test_everybody_who_took_part_is_involved() -> None:
+def test_every_account_that_took_part_is_in_the_history() -> None:
     _, rows = Group(pay("alice", "bob", 30), pay("bob", "carol", 1)).decide()
 
     assert sorted(rows.account_history) == [(11, 100), (12, 100), (12, 101), (13, 101)]

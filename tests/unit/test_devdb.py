@@ -41,7 +41,7 @@ def query(url: str, *statements: str) -> object:
 
 
 def process_exists(pid: int) -> bool:
-    # A process that has ended but whom nobody has asked about yet (state Z) is gone for our purposes.
+    # A process that has ended and was not waited for yet (state Z) is gone for our purposes.
     state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     return state.strip() not in ("", "Z")
 
@@ -193,7 +193,7 @@ def test_else_the_wheel_is_found_without_being_imported(tmp_path: Path, monkeypa
     assert devdb.wheel_binaries() == newest
 
 
-def test_a_machine_without_postgresql_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_postgresql_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devdb, "SYSTEM_ROOT", tmp_path)
     monkeypatch.setattr(devdb, "WHEEL_PACKAGE", "no_such_package")
     monkeypatch.setenv("PATH", str(tmp_path))

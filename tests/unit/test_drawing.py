@@ -22,15 +22,16 @@ GOLDEN = Path(__file__).parent / "golden" / "picture.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBER = re.compile(r"(?<![#\w])-?\d+(?:\.\d+)?")
 
-# Every look; lines that pass rows, rise, share two boxes' rows and would cross if nobody put the boxes in order; loops.
+# Every look; lines that pass rows, rise, share two boxes' rows and would cross if the boxes were not put in order;
+# loops.
 EVERYTHING = Picture(
     title="every thing",
     start="BEGUN",
     boxes=(
         Box("BEGUN", "rest", "moves on", False),
         Box("ASKING_FOR_IT", "wait", "waits for an approver", False),
-        Box("CALLING", "call", "10 · calls somebody", True),
-        Box("SENDING", "call", "20 · calls somebody else", True),
+        Box("CALLING", "call", "10 · calls the bank", True),
+        Box("SENDING", "call", "20 · calls another chain", True),
         Box("RETURNING", "call", "calls", True),
         Box("OK", "end", "end", False),
         Box("RETURNED", "back", "end", False),
@@ -178,7 +179,7 @@ def test_a_box_is_as_wide_as_what_is_written_in_it(box: Box, width: float) -> No
 some = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=4)
 
 
-def test_what_has_room_gets_what_it_wishes() -> None:
+def test_what_has_room_gets_the_place_it_wants() -> None:
     assert drawing._spread([0, 10, 30], [5, 20], [1, 1, 1]) == [0, 10, 30]
 
 
@@ -188,14 +189,14 @@ def test_what_is_crowded_meets_in_the_middle_by_weight() -> None:
 
 
 @given(some)
-def test_places_are_in_order_and_none_is_nearer_to_the_wishes(wanted: list[tuple[int, int, int]]) -> None:
-    """Given any wishes, then the places keep their gaps, and no other places that do are less far off in sum."""
-    wishes, gaps, weights = [w for w, _, _ in wanted], [g for _, g, _ in wanted[1:]], [h for _, _, h in wanted]
-    places = drawing._spread(wishes, gaps, weights)
+def test_places_are_in_order_and_none_is_nearer_to_the_wanted_ones(spots: list[tuple[int, int, int]]) -> None:
+    """Given any wanted places, then the places keep their gaps, and no other places that do are less far off in sum."""
+    wanted, gaps, weights = [w for w, _, _ in spots], [g for _, g, _ in spots[1:]], [h for _, _, h in spots]
+    places = drawing._spread(wanted, gaps, weights)
     assert all(b - a >= gap - 1e-9 for (a, b), gap in zip(itertools.pairwise(places), gaps, strict=True))
 
     def off(xs: list[float]) -> float:
-        return sum(weight * (x - wish) ** 2 for x, wish, weight in zip(xs, wishes, weights, strict=True))
+        return sum(weight * (x - want) ** 2 for x, want, weight in zip(xs, wanted, weights, strict=True))
 
     for first in range(len(places)):
         for step in (-0.01, 0.01):

@@ -1,4 +1,4 @@
-"""Entries: what is refused before anybody looks at the ledger, and what an intent says in sum."""
+"""Entries: what is refused before the ledger is read, and what an intent says in sum."""
 
 from __future__ import annotations
 

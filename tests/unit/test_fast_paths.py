@@ -55,15 +55,15 @@ def grounds(draw: st.DrawFn) -> LedgerState:
     }
     status = draw(st.sampled_from([AssetStatus.ACTIVE, AssetStatus.ACTIVE, AssetStatus.SUSPENDED]))
     asset = Asset(id=1, code="USD", precision=2, status=status)
-    ground = LedgerState(accounts, {"USD": asset}, books)
+    state = LedgerState(accounts, {"USD": asset}, books)
     for account in accounts.values():
         plus = [
             Posting(account.id << 20 | n, account.id, 1, x) for n, x in enumerate(draw(st.lists(amounts, max_size=4)))
         ]
-        ground.add_postings(plus, key=(account.id, 1, PLUS))
-        ground.add_postings([], key=(account.id, 1, MINUS))
-        ground.balances[account.id, 1] = sum(p.amount for p in plus)
-    return ground
+        state.add_postings(plus, key=(account.id, 1, PLUS))
+        state.add_postings([], key=(account.id, 1, MINUS))
+        state.balances[account.id, 1] = sum(p.amount for p in plus)
+    return state
 
 
 @st.composite
@@ -82,29 +82,29 @@ def intents(draw: st.DrawFn) -> Intent:
     )
 
 
-def outcome(intent: Intent, ground: LedgerState) -> Any:
+def outcome(intent: Intent, state: LedgerState) -> Any:
     """The envelope and its plan, or the refusal with its facts."""
     try:
-        envelope = resolving.resolve(intent, ground, 7)
-        plan = planning.validate_and_plan(envelope, ground)
+        envelope = resolving.resolve(intent, state, 7)
+        plan = planning.validate_and_plan(envelope, state)
     except Refusal as refusal:
         return type(refusal), refusal.facts
     return plan
 
 
-def without_short_cuts(intent: Intent, ground: LedgerState) -> Any:
+def without_short_cuts(intent: Intent, state: LedgerState) -> Any:
     """The same, the long way."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolving, "_payment", lambda *_: None)
-        patch.setattr(planning, "_plainly_right", lambda *_: False)
-        return outcome(intent, ground)
+        patch.setattr(planning, "_fast_path_valid", lambda *_: False)
+        return outcome(intent, state)
 
 
 @settings(max_examples=600)
 @given(grounds(), intents())
-def test_the_short_way_and_the_long_way_lead_to_the_same_place(ground: LedgerState, intent: Intent) -> None:
-    """Given any small ground and any payment, then both ways give the same plan or the same refusal."""
-    assert outcome(intent, ground) == without_short_cuts(intent, ground)
+def test_fast_path_resolves_as_the_general_one_does(state: LedgerState, intent: Intent) -> None:
+    """Given any small state and any payment, then both ways give the same plan or the same refusal."""
+    assert outcome(intent, state) == without_short_cuts(intent, state)
 
 
 def small_envelopes() -> Iterator[tuple[Envelope, LedgerState]]:
@@ -117,9 +117,9 @@ def small_envelopes() -> Iterator[tuple[Envelope, LedgerState]]:
     book = Book(id=1, name="main")
     for policies_ in itertools.product(some, repeat=2):
         accounts = tuple(Account(id=n, path=f"a{n}", policy=policy) for n, policy in enumerate(policies_, start=1))
-        ground = LedgerState({a.path: a for a in accounts}, {"USD": USD}, {"main": book})
-        ground.add_postings(live, key=None)
-        ground.balances = {(1, 1): 4, (2, 1): 3}
+        state = LedgerState({a.path: a for a in accounts}, {"USD": USD}, {"main": book})
+        state.add_postings(live, key=None)
+        state.balances = {(1, 1): 4, (2, 1): 3}
         for minor, consumes, created in itertools.product((2, 0), consumed, creates):
             envelope = Envelope(
                 seq=7,
@@ -135,59 +135,59 @@ def small_envelopes() -> Iterator[tuple[Envelope, LedgerState]]:
                 creates=created,
                 metadata="",
             )
-            yield envelope, ground
+            yield envelope, state
 
 
-def test_what_takes_the_short_cut_would_have_passed_every_check() -> None:
+def test_what_takes_the_fast_path_would_have_passed_every_check() -> None:
     """Given every small envelope, then the short cut is taken only by those that the long way lets through as well."""
-    short = [made for made in small_envelopes() if planning._plainly_right(*made)]
+    short = [made for made in small_envelopes() if planning._fast_path_valid(*made)]
     assert len(short) > 10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "_plainly_right", lambda *_: False)
-        for envelope, ground in short:
-            assert planning.validate_and_plan(envelope, ground).floors == ()
+        patch.setattr(planning, "_fast_path_valid", lambda *_: False)
+        for envelope, state in short:
+            assert planning.validate_and_plan(envelope, state).floors == ()
 
 
 def moved_on() -> tuple[Envelope, LedgerState]:
     """What is in transit goes to an account of ours: the very posting, and nothing is left."""
     system = [Account(id=n, path=path, policy=SystemAccount()) for n, path in enumerate(("a", "b"), start=1)]
-    ground = LedgerState({a.path: a for a in system}, {"USD": USD}, {"main": Book(id=1, name="main")})
-    ground.add_postings([Posting(9, 1, 1, 30)], key=None)
+    state = LedgerState({a.path: a for a in system}, {"USD": USD}, {"main": Book(id=1, name="main")})
+    state.add_postings([Posting(9, 1, 1, 30)], key=None)
     intent = Intent(scope="user", key="k", legs=(Leg("a", "b", "USD", 30),), consume=(9,))
-    return resolving.resolve(intent, ground, 7), ground
+    return resolving.resolve(intent, state, 7), state
 
 
 def come_in() -> tuple[Envelope, LedgerState]:
     """The outside pays a user, out of nothing."""
     accounts = {"out": Account(id=1, path="out", policy=ExternalAccount()), "u": Account(id=2, path="u")}
-    ground = LedgerState(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
+    state = LedgerState(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
     intent = Intent(scope="user", key="k", legs=(Leg("out", "u", "USD", 30),))
-    return resolving.resolve(intent, ground, 7), ground
+    return resolving.resolve(intent, state, 7), state
 
 
 def plain() -> tuple[Envelope, LedgerState]:
     """A payment of 30 out of a posting of 100: what the short cut is for."""
     accounts = {path: Account(id=n, path=path) for n, path in enumerate(("a", "b"), start=1)}
-    ground = LedgerState(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
-    ground.add_postings([Posting(9, 1, 1, 100)], key=(1, 1, PLUS))
+    state = LedgerState(accounts, {"USD": USD}, {"main": Book(id=1, name="main")})
+    state.add_postings([Posting(9, 1, 1, 100)], key=(1, 1, PLUS))
     intent = Intent(scope="user", key="k", legs=(Leg("a", "b", "USD", 30),))
-    return resolving.resolve(intent, ground, 7), ground
+    return resolving.resolve(intent, state, 7), state
 
 
 def to_the_last() -> tuple[Envelope, LedgerState]:
     """A payment of a whole posting: nothing is left."""
-    _, ground = plain()
+    _, state = plain()
     intent = Intent(scope="user", key="k", legs=(Leg("a", "b", "USD", 100),))
-    return resolving.resolve(intent, ground, 7), ground
+    return resolving.resolve(intent, state, 7), state
 
 
 @pytest.mark.parametrize("made", [plain, to_the_last, moved_on, come_in])
-def test_the_short_cuts_are_taken_for_what_is_usual(made: Callable[[], tuple[Envelope, LedgerState]]) -> None:
+def test_the_fast_paths_are_taken_for_usual_payments(made: Callable[[], tuple[Envelope, LedgerState]]) -> None:
     """Otherwise the comparisons above would prove nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(resolving, "_deltas")  # the long way goes by it
-        envelope, ground = made()
-    assert planning._plainly_right(envelope, ground)
+        envelope, state = made()
+    assert planning._fast_path_valid(envelope, state)
 
 
 forgeries: dict[str, dict[str, Any]] = {
@@ -199,7 +199,7 @@ forgeries: dict[str, dict[str, Any]] = {
     "gives the change away": {"creates": (Posting(7 << 16, 2, 1, 70), Posting(7 << 16 | 1, 2, 1, 30))},
     "another asset": {"creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 2, 2, 30))},
     "a third account": {"accounts": (Account(id=1, path="a"), Account(id=3, path="x"))},
-    "pays somebody who takes no part": {
+    "pays an account that takes no part": {
         "legs": (BookedLeg(1, 3, 1, 30),),
         "creates": (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 3, 1, 30)),
     },
@@ -213,34 +213,34 @@ forgeries: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", forgeries)
-def test_a_forged_envelope_never_takes_the_short_cut(what: str) -> None:
+def test_a_forged_envelope_never_takes_the_fast_path(what: str) -> None:
     """Given a plain payment with one thing changed, then it is refused the long way."""
-    envelope, ground = plain()
+    envelope, state = plain()
     fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__} | forgeries[what]
     forged = Envelope(**fields)
-    assert not planning._plainly_right(forged, ground)
+    assert not planning._fast_path_valid(forged, state)
     with pytest.raises(Refusal):
-        planning.validate_and_plan(forged, ground)
+        planning.validate_and_plan(forged, state)
 
 
 def test_an_account_that_is_listed_twice_does_not_pay_itself() -> None:
     """Otherwise payer and payee would both be found."""
-    envelope, ground = plain()
-    alice = ground.accounts["a"]
+    envelope, state = plain()
+    alice = state.accounts["a"]
     creates = (Posting(7 << 16, 1, 1, 70), Posting(7 << 16 | 1, 1, 1, 30))
     forged = msgspec.structs.replace(envelope, accounts=(alice, alice), legs=(BookedLeg(1, 1, 1, 30),), creates=creates)
-    assert not planning._plainly_right(forged, ground)
+    assert not planning._fast_path_valid(forged, state)
     with pytest.raises(Refusal):
-        planning.validate_and_plan(forged, ground)
+        planning.validate_and_plan(forged, state)
 
 
 def test_an_account_that_is_listed_and_does_not_move_is_checked_like_the_others() -> None:
     """Given a third account in a plain payment, then the long way looks at it too."""
-    envelope, ground = plain()
+    envelope, state = plain()
     frozen = Account(id=3, path="c", status=AccountStatus.FROZEN)
-    ground.accounts["c"] = frozen
+    state.accounts["c"] = frozen
     with pytest.raises(Refusal):
-        planning.validate_and_plan(msgspec.structs.replace(envelope, accounts=(*envelope.accounts, frozen)), ground)
+        planning.validate_and_plan(msgspec.structs.replace(envelope, accounts=(*envelope.accounts, frozen)), state)
 
 
 @pytest.mark.parametrize(
@@ -256,11 +256,11 @@ def test_an_account_that_is_listed_and_does_not_move_is_checked_like_the_others(
         (30, 30, False),  # nothing is left, and it makes a posting of that
     ],
 )
-def test_the_short_cut_takes_what_fits(spent: int, minor: int, taken: bool) -> None:
+def test_the_fast_path_takes_what_fits(spent: int, minor: int, taken: bool) -> None:
     """Given the outside as the payer, with one posting or none, then the largest amounts are still plain."""
-    _, ground = come_in()
+    _, state = come_in()
     debt = Posting(9, 1, 1, spent)
-    ground.add_postings([debt], key=None)
+    state.add_postings([debt], key=None)
     envelope = Envelope(
         seq=7,
         scope="user",
@@ -269,18 +269,18 @@ def test_the_short_cut_takes_what_fits(spent: int, minor: int, taken: bool) -> N
         kind=EntryKind.ENTRY,
         reverses=0,
         legs=(BookedLeg(1, 2, 1, minor),),
-        accounts=(ground.accounts["out"], ground.accounts["u"]),
+        accounts=(state.accounts["out"], state.accounts["u"]),
         assets=(USD,),
         consumes=(debt,) if spent else (),
         creates=(Posting(7 << 16, 1, 1, spent - minor), Posting(7 << 16 | 1, 2, 1, minor)),
         metadata="{}",
     )
-    assert planning._plainly_right(envelope, ground) is taken
+    assert planning._fast_path_valid(envelope, state) is taken
 
 
 @pytest.mark.parametrize(("made", "taken"), [(plain, True), (moved_on, False), (come_in, False)])
 def test_what_must_be_covered_is_plain_only_where_postings_cover_it(
     made: Callable[[], tuple[Envelope, LedgerState]], taken: bool
 ) -> None:
-    envelope, ground = made()
-    assert planning._plainly_right(envelope, ground, no_overdraft=True) is taken
+    envelope, state = made()
+    assert planning._fast_path_valid(envelope, state, no_overdraft=True) is taken

@@ -27,8 +27,8 @@ def names(found: Any) -> list[str]:
     return [one.name for one in found]
 
 
-def test_the_oldest_of_whoever_has_the_most_goes_first() -> None:
-    """Somebody with one connection does not lose it to somebody with many, however long he has been silent."""
+def test_the_oldest_connection_of_the_network_with_the_most_is_closed_first() -> None:
+    """A client with one connection does not lose it to a client with many, however long it has been silent."""
     open_now = [
         connection("alone", 0, "10.0.0.1", 1),
         connection("newer", 0, "10.0.0.2", 5),
@@ -40,7 +40,7 @@ def test_the_oldest_of_whoever_has_the_most_goes_first() -> None:
     assert names(evictable(open_now)) == ["older", "newer", "alone"]
 
 
-def test_users_go_only_where_no_stranger_is_left() -> None:
+def test_users_connections_are_closed_only_when_no_anonymous_one_is_left() -> None:
     known = [connection("first", 1, "a", 1), connection("body", 3, "a", 0), connection("second", 1, "a", 2)]
     assert names(evictable(known)) == ["first", "second"]
     assert evictable([connection("busy", None, "a", 0)]) == []
@@ -69,7 +69,7 @@ def test_connections_never_get_the_last_files(files: int, connections: int) -> N
 
 
 class NoDescriptor(socket.socket):
-    """A socket at which somebody waits, and which can't accept him for the first few times."""
+    """A socket with a waiting client, which can't accept it for the first few times."""
 
     tries = 0
 
@@ -81,7 +81,7 @@ class NoDescriptor(socket.socket):
 
 
 def test_accepting_backs_off_and_an_outage_is_two_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """The system says at once that somebody waits, and refuses again: without a pause that is a loop without end."""
+    """The system reports the waiting client at once, and refuses again: without a pause that is an endless loop."""
 
     async def scene() -> tuple[int, float]:
         loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ def test_accepting_backs_off_and_an_outage_is_two_lines(caplog: pytest.LogCaptur
 
     with caplog.at_level(logging.WARNING, "bursar.http"):
         tries, took_s = asyncio.run(scene())
-    assert tries <= 5  # three that failed, one that did not, and one that found nobody else
+    assert tries <= 5  # three that failed, one that did not, and one that found no other client
     assert took_s > 0.6  # 0.1, 0.2 and 0.4 s
     assert [record.getMessage().partition(",")[0].partition(":")[0] for record in caplog.records] == [
         "no connection can be accepted",

@@ -1,4 +1,4 @@
-"""The ground: the next entry sees what the accepted one has left; of one that is withdrawn no trace is left."""
+"""The state: the next entry sees what the accepted one has left; of one that is withdrawn no trace is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def coin(number: int, amount: int) -> Posting:
 FIFTY, TWENTY, OWED, OWED_MORE = coin(1, 50), coin(2, 20), coin(3, -5), coin(4, -30)
 
 
-def ground(*, pools: bool = True) -> LedgerState:
+def state(*, pools: bool = True) -> LedgerState:
     """Alice has 50 and 20 and owes 5 and 30."""
     found = LedgerState({"alice": ALICE}, {"USDT": USDT}, {"main": MAIN})
     found.add_postings([FIFTY, TWENTY], key=PAYS if pools else None)
@@ -61,28 +61,28 @@ def content(of: LedgerState) -> Any:
 
 
 def test_what_is_not_there_is_refused_by_its_name() -> None:
-    assert (ground().account("alice"), ground().asset("USDT"), ground().book("main")) == (ALICE, USDT, MAIN)
+    assert (state().account("alice"), state().asset("USDT"), state().book("main")) == (ALICE, USDT, MAIN)
     with pytest.raises(UnknownAccount, match="bob"):
-        ground().account("bob")
+        state().account("bob")
     with pytest.raises(UnknownAsset, match="BTC"):
-        ground().asset("BTC")
+        state().asset("BTC")
     with pytest.raises(UnknownBook, match="retail"):
-        ground().book("retail")
+        state().book("retail")
 
 
 def test_a_pool_knows_magnitudes_whatever_the_sign() -> None:
-    assert ground().pools[PAYS].pick(60) == ([FIFTY.id, TWENTY.id], 70)
-    assert ground().pools[DEBT].pick(30) == ([OWED_MORE.id], 30)
+    assert state().pools[PAYS].pick(60) == ([FIFTY.id, TWENTY.id], 70)
+    assert state().pools[DEBT].pick(30) == ([OWED_MORE.id], 30)
 
 
 def test_postings_learnt_without_a_pool_are_live_and_in_none() -> None:
-    bare = ground(pools=False)
+    bare = state(pools=False)
 
     assert (set(bare.live), bare.pools) == ({1, 2, 3, 4}, {})
 
 
 def test_a_deeper_pool_has_what_it_had_and_more() -> None:
-    deep = ground()
+    deep = state()
     deep.extend_pool(DEBT, [coin(5, -7)], complete=True)
 
     assert deep.pools[DEBT].pick(42) == ([OWED_MORE.id, 5, OWED.id], 42)
@@ -91,14 +91,14 @@ def test_a_deeper_pool_has_what_it_had_and_more() -> None:
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_whether_the_store_has_more_is_what_it_said_last(complete: bool) -> None:
-    deep = ground()
+    deep = state()
     deep.extend_pool(PAYS, [], complete=complete)
 
     assert deep.pools[PAYS].complete is complete
 
 
 def test_what_is_consumed_pays_no_more_and_what_is_created_does() -> None:
-    after = ground()
+    after = state()
     after.apply(plan((FIFTY, OWED), (coin(8, 40), coin(9, -1)), ((ALICE.id, USDT.id, 35, 24),)))
 
     assert set(after.live) == {TWENTY.id, OWED_MORE.id, 8, 9}
@@ -109,13 +109,13 @@ def test_what_is_consumed_pays_no_more_and_what_is_created_does() -> None:
 
 @pytest.mark.parametrize("pools", [True, False], ids=["with pools", "without pools"])
 def test_an_entry_that_is_withdrawn_leaves_no_trace(pools: bool) -> None:
-    after = ground(pools=pools)
+    after = state(pools=pools)
     withdrawn = plan((FIFTY, OWED), (coin(8, 40), coin(9, -1)), ((ALICE.id, USDT.id, 35, 24),))
     after.apply(withdrawn)
-    assert content(after) != content(ground(pools=pools))
+    assert content(after) != content(state(pools=pools))
     after.undo(withdrawn)
 
-    assert content(after) == content(ground(pools=pools))
+    assert content(after) == content(state(pools=pools))
 
 
 # --- the numbers of postings -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A listener where the machine has no descriptor left: told once per try, tried again, and there when one is free."""
+"""A listener where the machine has no descriptor left: reported once per try, retried, and working when one is free."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ asyncio.run(main())
 """
 
 
-def test_without_a_descriptor_accepting_backs_off_and_goes_on_later(tmp_path: Path) -> None:
+def test_without_a_descriptor_accepting_backs_off_and_resumes(tmp_path: Path) -> None:
     path = tmp_path / "s"
     command = [sys.executable, "-c", PROGRAM, f"unix:{path}"]
     pipe = subprocess.PIPE

@@ -146,13 +146,13 @@ def test_states_are_found_by_name_by_code_and_by_kind() -> None:
 
 
 def test_states_are_never_ordered() -> None:
-    """Given two states with codes, when somebody asks which is further, then there is no answer (T4)."""
+    """Given two states with codes, when code asks which is further, then there is no answer (T4)."""
     with pytest.raises(TypeError):
         sorted(TRANSFERS.states)  # type: ignore[type-var]
 
 
 def test_a_machine_never_changes() -> None:
-    """Given a machine, when somebody adds a state or an arrow, then it is refused; a changed copy is checked anew."""
+    """Given a machine, when code adds a state or an arrow, then it is refused; a changed copy is checked again."""
     with pytest.raises(FrozenInstanceError):
         TRANSFERS.arrows = ()  # type: ignore[misc]
     assert replace(TRANSFERS, name="copy").arrows == TRANSFERS.arrows
@@ -305,7 +305,7 @@ def test_every_flaw_has_its_refusal() -> None:
 
 
 def test_a_person_in_the_circle_makes_it_an_end() -> None:
-    """Given a call that leads nowhere but to a person who can only ask again, then somebody decides: allowed."""
+    """Given a call that leads nowhere but to a person who can only retry it, then a person decides: allowed."""
     person = State("PONG", WAIT, awaits="operator")
     build(**add(PING, person, Arrow("BEGUN", "MORE", "PING"), *CIRCLE[:2], Arrow("PONG", "MORE", "PING")))
 
@@ -386,7 +386,7 @@ def test_codes_that_are_the_same_are_both_named_and_states_without_a_code_are_no
     assert refusal(states=states) == ["DUPLICATE_CODE DONE", "DUPLICATE_CODE RETURNED"]
 
 
-def test_whoever_is_awaited_has_a_name_too() -> None:
+def test_the_party_that_is_awaited_has_a_name_too() -> None:
     assert refusal(**put("BEGUN", kind=WAIT, awaits="a.b")) == ["BAD_NAME BEGUN"]
 
 
@@ -603,7 +603,7 @@ def test_counts_are_shown_and_move_nothing() -> None:
     assert rectangles(svg, "box") == rectangles(TRANSFERS.svg(), "box")
 
 
-def test_records_in_a_state_that_nobody_knows_are_not_left_out() -> None:
+def test_records_in_an_unknown_state_are_not_left_out() -> None:
     """Given a count for a state that the machine does not have, then drawing refuses instead of hiding it."""
     with pytest.raises(UnknownState):
         TRANSFERS.svg({"LOST": 1})

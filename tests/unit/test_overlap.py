@@ -1,6 +1,6 @@
-"""A group is decided while the one before it is written. If that one is not written, the decision is worth nothing.
+"""A batch is decided while the one before it is written. If that one is not written, the decision is worth nothing.
 
-Only PostgreSQL overlaps groups, so the simulator does not reach this; and there the write of a stale decision mostly
+Only PostgreSQL overlaps batches, so the simulator does not reach this; and there the write of a stale decision mostly
 fails by its own counts. What does not fail by itself is what writes nothing: receipts again, and refusals.
 """
 
@@ -69,20 +69,20 @@ def payment(key: str, target: str, minor: int) -> Change:
 
 
 @pytest.mark.parametrize("second", [["again"], ["small"], ["again", "small"]], ids=" and ".join)
-def test_what_was_decided_on_a_group_that_failed_is_decided_again(second: list[str]) -> None:
+def test_batch_decided_on_a_failed_one_is_decided_again(second: list[str]) -> None:
     """Given a payment in flight, when it is lost, then those decided on top of it are answered by what is there."""
     asyncio.run(lose_the_first(second))
 
 
 async def lose_the_first(second: list[str]) -> None:
     store = OverlappingStore()
-    writer = Writer(store)  # type: ignore[arg-type]  # as much of a store as a group needs
+    writer = Writer(store)  # type: ignore[arg-type]  # as much of a store as a batch needs
     writer.gather_min = 1
     first = asyncio.ensure_future(writer.apply(payment("one", "b", 80)))
     await store.arrive.wait()
     changes = {"again": payment("one", "b", 80), "small": payment("two", "c", 50)}
     others = {name: asyncio.ensure_future(writer.apply(changes[name])) for name in second}
-    await store.ahead.wait()  # the second group is decided, on the 20 that the first would leave
+    await store.ahead.wait()  # the second batch is decided, on the 20 that the first would leave
     store.lost.set()
     await asyncio.wait([first, *others.values()])
 
@@ -93,8 +93,8 @@ async def lose_the_first(second: list[str]) -> None:
         assert others["small"].result().receipts[0].envelope in {entry.seq for entry in store.entries.values()}
 
 
-def test_a_refusal_of_records_is_not_decided_beside_another_group() -> None:
-    """Nothing it writes would notice that the group before has answered the operation: it must wait for that one."""
+def test_a_refusal_of_records_is_not_decided_beside_another_batch() -> None:
+    """Nothing it writes would notice that the batch before has answered the operation: it must wait for that one."""
     store = OverlappingStore()
     refused = Change(
         (Intent(scope="s", key="k:pay", legs=(Leg("a", "b", "USD", 500),)),),

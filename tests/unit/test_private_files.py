@@ -17,7 +17,7 @@ import bursar
 
 @pytest.fixture(autouse=True)
 def careless() -> Iterator[None]:
-    """A umask that keeps nothing from anybody."""
+    """A umask that takes no rights away."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -40,7 +40,7 @@ def test_a_new_database_is_private_from_the_first_moment(tmp_path: Path) -> None
 
 
 def test_one_that_others_can_read_is_closed_to_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With what a crash has left beside it; and it is told, once."""
+    """With what a crash has left beside it; and it is logged, once."""
     path = tmp_path / "funds.db"
     asyncio.run(use(path))
     left = sqlite3.connect(path)  # keeps the log from being removed
@@ -71,6 +71,6 @@ def test_a_lock_of_this_very_process_survives(tmp_path: Path) -> None:
     mine.execute("ROLLBACK")
 
 
-def test_a_folder_that_is_missing_is_told_as_before(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_as_before(tmp_path: Path) -> None:
     with pytest.raises(bursar.BursarError, match="check the path"):
         asyncio.run(use(tmp_path / "none" / "funds.db"))

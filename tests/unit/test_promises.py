@@ -39,7 +39,7 @@ def fair() -> tuple[list[Ask], Found]:
 DEPOSITS = {(USER, "FUNDING", "USDT"): 100}
 
 
-def test_what_is_right_is_not_complained_about() -> None:
+def test_a_right_result_has_no_complaints() -> None:
     assert judge(*order_of(fair())) == []
 
 
@@ -55,15 +55,18 @@ Spoil = Callable[[list[Ask], Found], object]
     [
         (lambda _, f: f.rows.pop(0), "moved was accepted and is lost"),
         (lambda _, f: f.rows.append(row("moved", "sr-9")), "moved is 2 transfers"),
-        (lambda _, f: f.rows.append(row("refused", "sr-9")), "refused is there and nobody was told"),
-        (lambda _, f: f.rows.append(row("", "sr-9", "FAILED")), "is there and nobody was told"),
-        (lambda _, f: f.rows.__setitem__(0, row("moved", "sr-1", "FAILED")), "to be COMMITTED and is FAILED"),
-        (lambda _, f: f.rows.__setitem__(1, row("back", "sr-2", "COMPENSATING")), "has not come to its end"),
-        (lambda _, f: f.rows.__setitem__(0, row("moved", "sr-8")), "was told to be sr-1 and is sr-8"),
-        (lambda _, f: f.rows.__setitem__(0, row("moved", "sr-1", minor=11)), "another transfer than was asked for"),
-        (lambda _, f: f.rows.__setitem__(0, row("moved", "sr-1", target="FUTURE")), "another transfer than was asked"),
+        (lambda _, f: f.rows.append(row("refused", "sr-9")), "refused exists and was never acknowledged"),
+        (lambda _, f: f.rows.append(row("", "sr-9", "FAILED")), "exists and was never acknowledged"),
+        (lambda _, f: f.rows.__setitem__(0, row("moved", "sr-1", "FAILED")), "as COMMITTED and is FAILED"),
+        (lambda _, f: f.rows.__setitem__(1, row("back", "sr-2", "COMPENSATING")), "has not ended"),
+        (lambda _, f: f.rows.__setitem__(0, row("moved", "sr-8")), "was answered as sr-1 and is sr-8"),
+        (lambda _, f: f.rows.__setitem__(0, row("moved", "sr-1", minor=11)), "not the transfer that was requested"),
+        (
+            lambda _, f: f.rows.__setitem__(0, row("moved", "sr-1", target="FUTURE")),
+            "not the transfer that was requested",
+        ),
         (lambda a, _: a[0].said.append(accepted(req_id="sr-7")), "several transfers: sr-1, sr-7"),
-        (lambda a, _: a[0].said.append(accepted("FAILED")), "ended in several ways: COMMITTED, FAILED"),
+        (lambda a, _: a[0].said.append(accepted("FAILED")), "several terminal states: COMMITTED, FAILED"),
         (lambda a, _: a[2].said.append(Said(Kind.LOST)), "refused never got a definite answer"),
         (lambda a, _: a[2].said.clear(), "refused never got a definite answer"),
         (lambda _, f: f.balances.update({(USER, "SPOT", "USDT"): 25}), "should have 15 USDT in SPOT and has 25"),
@@ -73,7 +76,7 @@ Spoil = Callable[[list[Ask], Found], object]
         (lambda _, f: f.alarms.append("contradiction"), "a critical alert: contradiction"),
     ],
 )
-def test_what_is_wrong_is_said(spoil: Spoil, said: str) -> None:
+def test_every_wrong_result_is_reported(spoil: Spoil, said: str) -> None:
     asks, found = fair()
     spoil(asks, found)
     wrong = judge(asks, DEPOSITS, found)

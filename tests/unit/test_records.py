@@ -1,4 +1,4 @@
-"""Moves, operations and limits decided in a group, with plain values; what makes a flow wrong."""
+"""Moves, operations and limits decided in a batch, with plain values; what makes a flow wrong."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def nothing(rows: WriteSet) -> bool:
 
 
 @BOTH
-def test_a_move_writes_the_record_and_its_passages(pessimistic: bool) -> None:
+def test_a_move_writes_the_record_and_its_transitions(pessimistic: bool) -> None:
     database = Database(pessimistic=pessimistic)
     steps = (NewTransition("A", "GO", "B"), NewTransition("B", "NEXT", "C", '{"x":1}'))
     sent: dict[str, Any] = {"timer": -9, "inbox": -1, "signal": Signal(7, "s", "GO", "ann", "{}", 2, 3)}
@@ -125,8 +125,8 @@ def test_a_move_writes_the_record_and_its_passages(pessimistic: bool) -> None:
 
 
 @BOTH
-def test_two_movers_of_one_record_in_one_group(pessimistic: bool) -> None:
-    """One wins; the other is told so, alone; a third record beside them moves."""
+def test_two_movers_of_one_record_in_one_batch(pessimistic: bool) -> None:
+    """One wins; the other alone gets `RecordMoved`; a third record beside them moves."""
     database = Database(pessimistic=pessimistic)
     one, two, other = database.decide(
         Change(moves=(move(7),)), Change((pays("k"),), moves=(move(7),)), Change(moves=(move(8, 5),))
@@ -139,12 +139,12 @@ def test_two_movers_of_one_record_in_one_group(pessimistic: bool) -> None:
     assert [row[0] for row in database.rows.records.moves] == [7, 8]
 
 
-def test_a_stale_mover_is_refused_when_looked_up_and_hoped_for_otherwise() -> None:
+def test_a_stale_mover_is_refused_when_read_and_accepted_when_optimistic() -> None:
     stale = Change(moves=(move(7, 1),))
     (found,) = Database(pessimistic=PESSIMISTIC).decide(stale)
     assert isinstance(found, RecordMoved)
-    (hoped,) = Database(pessimistic=OPTIMISTIC).decide(stale)
-    assert isinstance(hoped, ChangeResult)  # the write notices
+    (optimistic,) = Database(pessimistic=OPTIMISTIC).decide(stale)
+    assert isinstance(optimistic, ChangeResult)  # the write notices
 
 
 def test_a_record_that_is_nowhere_does_not_move() -> None:
@@ -160,7 +160,7 @@ def test_records_are_made_once(pessimistic: bool) -> None:
     assert isinstance(two, RecordMoved)
 
 
-def test_a_record_that_is_there_already_is_refused_when_looked_up() -> None:
+def test_an_existing_record_is_refused_when_read() -> None:
     (found,) = Database(pessimistic=PESSIMISTIC).decide(Change(moves=(made("old"),)))
     assert isinstance(found, RecordMoved)
 
@@ -203,7 +203,7 @@ def test_what_is_kept_must_be_made(pessimistic: bool, account: str) -> None:
 
 @BOTH
 def test_a_record_does_not_move_on_an_entry_made_by_another(pessimistic: bool) -> None:
-    """Given a key that was used before, or by another in the group, then the record stays: its money never moved."""
+    """Given a key that was used before, or by another in the batch, then the record stays: its money never moved."""
     database = Database(pessimistic=pessimistic)
     first = Change((pays("k", 10, "transit"),), moves=(move(7, in_flight_account="transit"),))
     second = Change((pays("k", 10, "transit"),), moves=(move(8, 5, in_flight_account="transit"),))
@@ -221,7 +221,7 @@ def test_a_record_does_not_move_on_an_entry_made_by_another(pessimistic: bool) -
 
 
 @BOTH
-def test_an_operation_twice_in_a_group_is_answered_once(pessimistic: bool) -> None:
+def test_an_operation_twice_in_a_batch_is_answered_once(pessimistic: bool) -> None:
     database = Database(pessimistic=pessimistic)
     wanted = Change((pays("k"),), operation=remember(in_flight_account="bob", detail='{"a":1}'))
     one, two = database.decide(wanted, wanted)
@@ -266,7 +266,7 @@ def test_a_refusal_off_the_list_is_not_remembered(pessimistic: bool) -> None:
 
 @BOTH
 def test_an_answer_of_long_ago_counts_for_more_than_any_refusal_now(pessimistic: bool) -> None:
-    """Also for a hopeful group: a refusal is never written, so the write can't notice; it is looked up instead."""
+    """Also in an optimistic batch: a refusal is never written, so the write can't notice; it is read instead."""
     database = Database(pessimistic=pessimistic, money=5)
     database.found.operations["s", "r", "pay"] = OperationResult(fingerprint="x", outcome=Outcome.SUCCESS, detail="{}")
     poor = Change((pays("k"),), operation=remember())
@@ -283,7 +283,7 @@ def test_an_answer_of_long_ago_counts_for_more_than_any_refusal_now(pessimistic:
 
 
 @BOTH
-def test_a_limit_is_met_exactly_and_then_exceeded_within_a_group(pessimistic: bool) -> None:
+def test_a_limit_is_met_exactly_and_then_exceeded_within_a_batch(pessimistic: bool) -> None:
     database = Database(pessimistic=pessimistic)
     found = database.decide(*[Change(limits=(limit(3),)) for _ in range(4)])
     assert [type(f) for f in found] == [ChangeResult, ChangeResult, ChangeResult, LimitExceeded]
@@ -299,7 +299,7 @@ def test_amounts_are_limited_like_counts(pessimistic: bool) -> None:
     assert [type(f) for f in found] == [ChangeResult, LimitExceeded, ChangeResult, LimitExceeded]
 
 
-def test_what_is_used_up_already_counts_when_looked_up() -> None:
+def test_what_is_used_up_already_counts_when_read() -> None:
     database = Database(pessimistic=PESSIMISTIC)
     database.found.counters["day"] = (2, 990)
     found = database.decide(*[Change(limits=(limit(3, amount=part),)) for part in (11, 10, 0)])
@@ -369,7 +369,7 @@ def test_a_flow_that_does_not_fit_its_machine_is_refused(wrong: dict[str, Any], 
         Flow(machine=MACHINE, body=Order, **(right | wrong))
 
 
-def test_a_rest_state_with_one_way_on_needs_no_choice() -> None:
+def test_an_automatic_state_with_one_way_on_needs_no_choice() -> None:
     machine = Machine(
         name="m",
         initial="A",

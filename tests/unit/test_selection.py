@@ -54,7 +54,7 @@ def test_what_is_skipped_does_not_pay() -> None:
     assert pool(5, 100, 20).pick(20, skip={2}) == ([3], 20)
 
 
-def test_what_has_come_to_life_pays() -> None:
+def test_what_has_become_live_pays() -> None:
     after = pool(5)
     after.put(50, 9)
 

@@ -1,4 +1,4 @@
-"""Webhooks against a real server, commands with real programs: what counts as told, and what does not."""
+"""Webhooks against a real server, commands with real programs: what counts as delivered, and what does not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SOON_S, LONG_S = 0.3, 30.0
 
 
 class Server:
-    """Takes requests, keeps them, and says what it is told to say."""
+    """Takes requests, keeps them, and answers as it is set to."""
 
     def __init__(self, says: bytes | None, *, slowly: bool = False) -> None:
         self.says = says
@@ -94,7 +94,7 @@ async def failure(work: Awaitable[None]) -> Exception:
         await work
     except Exception as error:
         return error
-    raise AssertionError("it counts as told")
+    raise AssertionError("it counts as delivered")
 
 
 # --- webhook ---------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_a_webhook_gets_the_alert_signed() -> None:
         }
         assert headers["content-type"] == "application/json"
         assert headers["bursar-timestamp"] == "1700000000"
-        # As docs/how-to/operate.md tells receivers to check it.
+        # As docs/how-to/operate.md asks receivers to check it.
         expected = hmac.new(SECRET, b"1700000000." + sent, hashlib.sha256).hexdigest()
         assert headers["bursar-signature"] == f"sha256={expected}"
 
@@ -126,7 +126,7 @@ def test_a_webhook_gets_the_alert_signed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "delivered"),
     [
         ("200 OK", True),
         ("202 Accepted", True),
@@ -137,10 +137,10 @@ def test_a_webhook_gets_the_alert_signed() -> None:
         ("503 Not Now", False),
     ],
 )
-def test_only_a_success_counts_as_told(status: str, told: bool) -> None:
+def test_only_a_success_status_counts_as_delivered(status: str, delivered: bool) -> None:
     async def body() -> None:
         async with serving(answer(status, "Location: /elsewhere")) as server:
-            if told:
+            if delivered:
                 await webhook(server.url)(NOTICE)
             else:
                 error = await failure(webhook(server.url)(NOTICE))
@@ -163,7 +163,7 @@ def test_only_a_success_counts_as_told(status: str, told: bool) -> None:
     ],
     ids=["garbage", "nothing", "half", "bytes", "silent", "drip"],
 )
-def test_what_is_no_answer_is_not_told(says: bytes | None, slowly: bool) -> None:
+def test_no_http_answer_is_not_delivered(says: bytes | None, slowly: bool) -> None:
     async def body() -> None:
         async with serving(says, slowly=slowly) as server:
             started = time.monotonic()
@@ -175,7 +175,7 @@ def test_what_is_no_answer_is_not_told(says: bytes | None, slowly: bool) -> None
     asyncio.run(body())
 
 
-def test_nobody_there() -> None:
+def test_webhook_without_a_listener_is_not_delivered() -> None:
     async def body() -> None:
         async with serving(b"") as server:
             url = server.url
@@ -210,17 +210,17 @@ def test_a_program_gets_the_alert_on_its_stdin_and_its_words_unsplit(tmp_path: P
     ["sys.exit(3)", "raise ValueError('no')", "os.kill(os.getpid(), signal.SIGTERM)"],
     ids=["code", "exception", "signal"],
 )
-def test_a_program_that_fails_has_told_nobody(tmp_path: Path, text: str) -> None:
+def test_a_failing_command_has_not_delivered(tmp_path: Path, text: str) -> None:
     error = asyncio.run(failure(program(tmp_path, text)(NOTICE)))
     assert isinstance(error, DeliveryFailed)
     assert "ended with" in str(error)
 
 
-def test_a_program_need_not_read_and_may_talk(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One that ends without reading a large alert, or writes more than a pipe holds, has told somebody."""
+def test_a_command_need_not_read_its_stdin_and_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One that ends without reading a large alert, or writes more than a pipe holds, has delivered it."""
     large = Notice(**{name: getattr(NOTICE, name) for name in NOTICE.__struct_fields__} | {"message": "x" * 1_000_000})
     asyncio.run(program(tmp_path, "print('y' * 1_000_000)")(large))
-    assert capfd.readouterr().out == ""  # the first line of `bursar serve` is for whoever started it
+    assert capfd.readouterr().out == ""  # the first line of `bursar serve` is for the process that started it
 
 
 @pytest.mark.parametrize("text", ["time.sleep(600)", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"])

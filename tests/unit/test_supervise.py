@@ -1,4 +1,4 @@
-"""A supervised background task never ends in silence: it is logged, alerted and run again; it stops when told."""
+"""A supervised background task never fails silently: it is logged, alerted and run again; it stops when asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bursar.supervise import BACKOFF_S, BACKOFF_S_MAX, STEADY_S, supervise
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """Time that passes only while a task sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ class Clock:
 
 
 class Work:
-    """Fails as often as it is told to, then ends."""
+    """Fails as often as it is set to, then ends."""
 
     def __init__(self, clock: Clock, *failures: BaseException, lasts_s: float = 0.0) -> None:
         self.clock = clock

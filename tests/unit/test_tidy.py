@@ -1,4 +1,4 @@
-"""House rules that no linter knows, as tests (CONTRIBUTING.md says them in words).
+"""House rules that no linter knows, as tests (CONTRIBUTING.md states them).
 
 Each test collects every offence and shows them all, as `file:line what`, so that one run is enough to put them right.
 Nothing here imports the code it looks at.
@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "bursar"
 MODULE_LINES_MAX = 500
 HEADER_WORDS_MIN = 4
 
-# Programs around the library. They own their process, so they may speak to a terminal and open files.
+# Programs around the library. They own their process, so they may print and open files.
 PROGRAMS = ("bench", "cli", "demo", "testbed", "chaos")
 MAY_PRINT = PROGRAMS
 MAY_OPEN = (*PROGRAMS, "ports")
@@ -33,6 +33,24 @@ PLACE = re.compile(r"`((?:src|tests|docs)/[^`\s:*]+)(?:::(\w+))?`")
 # Written in two halves, or this file would break the rules it keeps.
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
 REGISTRY_HOSTS = ("pypi" + ".org", "npm" + "js", "files.python" + "hosted")
+
+# Words that hide who acts. In quotes or backticks they are names: PostgreSQL may run as the user `nobody`.
+VAGUE = re.compile(r"(?<![\w`\"])(?:some|no|any|every)body(?![\w`\"])|\bwhoever\b", re.IGNORECASE)
+# Files and folders in which these words still are. The list only gets shorter.
+STILL_VAGUE = (
+    "docs/how-to/own-flow.md",
+    "docs/reference/api.md",
+    "docs/reference/openapi.json",
+    "docs/status.md",
+    "src/bursar/api",
+    "src/bursar/cli",
+    "src/bursar/engine",
+    "src/bursar/flows",
+    "src/bursar/ledger",
+    "src/bursar/model/machine.py",
+    "src/bursar/sim",
+    "src/bursar/store",
+)
 
 NOT_OURS = {".git", ".venv", "__pycache__", "build", "dist"}
 
@@ -326,7 +344,7 @@ def test_every_place_in_the_code_that_prose_names_exists() -> None:
 @pytest.mark.parametrize(
     ("text", "cited"),
     [
-        ("kept in one unit (T36).", ["T36"]),
+        ("kept in one transaction (T36).", ["T36"]),
         ("decisions T6 to T9, I4", ["T6", "T9", "I4"]),
         ("W34: hold 7 was settled", ["W34"]),
         ("TypeVar('T'), t1, T100, L0, XT1, T1_MAX, sha256", []),
@@ -378,3 +396,52 @@ def missing_places(lines: Iterable[str], root: Path) -> Iterator[tuple[int, str]
                 yield number, f"{path} does not exist"
             elif name and not re.search(rf"\b{name}\b", (root / path).read_text(encoding="utf-8")):
                 yield number, f"`{name}` is not in {path}"
+
+
+# --------------------------------------------------------------------------------------------------------- the words
+
+
+def test_text_says_who_acts() -> None:
+    """ "The worker", "the caller", "another transaction": a reader must not have to guess."""
+    found = [
+        at(path, number, f"{word!r}: say who")
+        for path, number, word in vague_words()
+        if not any(covers(place, path) for place in STILL_VAGUE)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_list_of_vague_places_gets_shorter() -> None:
+    """A place that says who acts leaves the list, so that the words can't come back there."""
+    paths = {path for path, _, _ in vague_words()}
+    done = [
+        f"{place} is done: take it off the list" for place in STILL_VAGUE if not any(covers(place, p) for p in paths)
+    ]
+    assert not done, "\n".join(done)
+
+
+@pytest.mark.parametrize(
+    ("text", "vague"),
+    [
+        ("Somebody waits, nobody's turn, whoever comes", ["Somebody", "nobody", "whoever"]),
+        ("runs as `postgres` or `nobody`", []),
+        ('for name in ("postgres", "nobody"):', []),
+        ("NOBODY_AWAITED, antibody", []),
+    ],
+)
+def test_that_rule_knows_a_vague_word(text: str, vague: list[str]) -> None:
+    assert VAGUE.findall(text) == vague
+
+
+def vague_words() -> Iterator[tuple[Path, int, str]]:
+    """In the documentation and the source."""
+    for path in our_files():
+        is_text = path.is_relative_to(ROOT / "docs") or path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+        if is_text or path.is_relative_to(SOURCE):
+            for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+                for word in VAGUE.findall(line):
+                    yield path, number, word
+
+
+def covers(place: str, path: Path) -> bool:
+    return path.is_relative_to(ROOT / place)

@@ -13,7 +13,7 @@ from msgspec import Meta
 from bursar.api.answers import BODY, also, problems
 from bursar.api.gate import allow
 from bursar.api.problems import Problem
-from bursar.api.tokens import EVERYBODY, STAFF, Role
+from bursar.api.tokens import ALL_ROLES, STAFF, Role
 from bursar.api.transfers import AmountText, Asked, In, Out, answered, runtime_of
 from bursar.flows.deposits import DepositView
 from bursar.flows.transfers import MACHINE, AccountType, Code
@@ -113,7 +113,7 @@ class DepositAnswer(Out, frozen=True):
 
 @get(
     "/api/v1/assets",
-    guards=[allow(*EVERYBODY)],
+    guards=[allow(*ALL_ROLES)],
     summary="All assets, with what bounds their transfers",
     responses=problems(),
     tags=["money"],
@@ -126,7 +126,7 @@ async def list_assets(request: Asked) -> list[AssetAnswer]:
 
 @get(
     "/api/v1/balances",
-    guards=[allow(*EVERYBODY)],
+    guards=[allow(*ALL_ROLES)],
     summary="What a user has, per account",
     responses=problems(),
     tags=["money"],

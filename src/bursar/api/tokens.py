@@ -39,7 +39,7 @@ class Role(StrEnum):
 
 
 STAFF = (Role.VIEWER, Role.OPERATOR, Role.APPROVER, Role.ADMIN)
-EVERYBODY = (Role.USER, *STAFF)
+ALL_ROLES = (Role.USER, *STAFF)
 ROLES = frozenset(role.value for role in Role)
 
 

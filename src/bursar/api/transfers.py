@@ -19,7 +19,7 @@ from msgspec import Meta, field
 from bursar.api.answers import BODY, also, problems
 from bursar.api.gate import TURN, Turn, allow
 from bursar.api.problems import Problem
-from bursar.api.tokens import EVERYBODY, Identity, Role
+from bursar.api.tokens import ALL_ROLES, Identity, Role
 from bursar.flows.transfers import MACHINE, AccountType, Code, Filter, TransferRefused, Transfers, View
 from bursar.flows.transfers import Request as TransferRequest
 from bursar.flows.transfers.checks import USER_MAX
@@ -125,7 +125,7 @@ async def create_transfer(
 
 @get(
     "/api/v1/internal_transfer/{req_id:str}",
-    guards=[allow(*EVERYBODY)],
+    guards=[allow(*ALL_ROLES)],
     summary="One transfer",
     responses=problems(404),
     tags=["transfers"],
@@ -137,7 +137,7 @@ async def show_transfer(request: Asked, req_id: FromPath[str]) -> TransferDetail
 
 @get(
     "/api/v1/internal_transfer",
-    guards=[allow(*EVERYBODY)],
+    guards=[allow(*ALL_ROLES)],
     summary="Transfers, newest first",
     responses=problems(),
     tags=["transfers"],
@@ -234,7 +234,7 @@ async def create_transfer_1(
 
 @get(
     "/api/v1/transfer/{req_id:str}",
-    guards=[allow(*EVERYBODY)],
+    guards=[allow(*ALL_ROLES)],
     summary="One transfer, in the words of specification 001",
     responses=problems(404),
     tags=["transfers (001)"],

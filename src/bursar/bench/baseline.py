@@ -4,7 +4,7 @@ What it is: the same tables with the same indexes and triggers (the schema comes
 every payment the same rows in them: an envelope, the spend of the posting that pays, two postings, their live rows and
 the deletion of the one consumed, two rows of history and an event. As many payments in one transaction as the ledger
 itself reached on average with that number of callers, one durable commit per transaction, on one connection, in the
-same run on the same machine. A posting that is created and spent within one group never gets a live row, as in ours.
+same run on the same machine. A posting that is created and spent within one batch never gets a live row, as in ours.
 
 What it is not: it checks nothing. It does not look for an existing key, for funds, for a freeze or for who else
 writes; it reads nothing at all, since which posting pays is worked out before the clock starts. It hashes nothing:
@@ -52,7 +52,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     change: int  # amount of what comes back
 
 
-Group = tuple[list[Step], frozenset[int]]  # payments, and which of their postings are spent within the group
+Group = tuple[list[Step], frozenset[int]]  # payments, and which of their postings are spent within the batch
 
 
 class Picture:
@@ -63,7 +63,7 @@ class Picture:
         self._largest = largest  # account → posting, amount
 
     def plan(self, workload: Workload, groups: int, size: int) -> list[Group]:
-        """So many groups of so many payments, one after the other. Nothing has happened until they are accepted."""
+        """So many batches of so many payments, one after the other. Nothing has happened until they are accepted."""
         planned = []
         seq, largest = self._seq, dict(self._largest)
         for _ in range(groups):
@@ -81,7 +81,7 @@ class Picture:
         return planned
 
     def accept(self, groups: list[Group]) -> None:
-        """The first of the planned groups have been written."""
+        """The first of the planned batches have been written."""
         for steps, _ in groups:
             for step in steps:
                 self._seq = step.seq
@@ -89,7 +89,7 @@ class Picture:
 
 
 class Rows:
-    """What one group writes, table by table. Made on the clock, and only once per row."""
+    """What one batch writes, table by table. Made on the clock, and only once per row."""
 
     __slots__ = ("dead", "envelopes", "events", "involved", "live", "postings", "spends")
 
@@ -120,11 +120,11 @@ class Baseline(Protocol):
     picture: Picture
 
     async def write(self, groups: list[Group], deadline: float) -> int:
-        """Write groups, each in one durable transaction, until the time is up; returns how many."""
+        """Write batches, each in one durable transaction, until the time is up; returns how many."""
         ...
 
     async def settle(self, groups: list[Group]) -> None:
-        """Find the fastest way for groups of this size, by writing all of these."""
+        """Find the fastest way for batches of this size, by writing all of these."""
         ...
 
 
@@ -139,7 +139,7 @@ async def window(baseline: Baseline, workload: Workload, size: int, seconds: flo
 
 
 async def settle(baseline: Baseline, workload: Workload, size: int, groups: int) -> None:
-    """Before measuring at a group size: let the baseline find its fastest way."""
+    """Before measuring at a batch size: let the baseline find its fastest way."""
     planned = baseline.picture.plan(workload, groups, size)
     await baseline.settle(planned)
     baseline.picture.accept(planned)
@@ -164,7 +164,7 @@ class SqliteBaseline:
         await self.write(groups, FOREVER)
 
     async def write(self, groups: list[Group], deadline: float) -> int:
-        """Write groups, each in one durable transaction, until the time is up; returns how many."""
+        """Write batches, each in one durable transaction, until the time is up; returns how many."""
         many, run = self._connection.executemany, self._connection.execute
         for place, group in enumerate(groups):
             if place and time.perf_counter() > deadline:
@@ -185,7 +185,7 @@ class SqliteBaseline:
         return len(groups)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
 
@@ -222,7 +222,7 @@ class PostgresBaseline:
     """Bare asyncpg with one array per column.
 
     Two ways, each under the plans that suit it: one statement for all tables, or a transaction of one statement per
-    table. `settle` times both and keeps the faster, which depends on the size of the group.
+    table. `settle` times both and keeps the faster, which depends on the size of the batch.
     """
 
     def __init__(self, connection: asyncpg.Connection, picture: Picture) -> None:
@@ -233,7 +233,7 @@ class PostgresBaseline:
         self._way = self._at_once
 
     async def settle(self, groups: list[Group]) -> None:
-        """Time the ways on these groups, in turn, and keep the fastest."""
+        """Time the ways on these batches, in turn, and keep the fastest."""
         spent = [0.0] * len(self._ways)
         for place, group in enumerate(groups):
             which = place % len(self._ways)
@@ -249,7 +249,7 @@ class PostgresBaseline:
         await self._connection.execute(f"SET plan_cache_mode = {plans}")
 
     async def write(self, groups: list[Group], deadline: float) -> int:
-        """Write groups, each in one durable transaction, until the time is up; returns how many."""
+        """Write batches, each in one durable transaction, until the time is up; returns how many."""
         for place, group in enumerate(groups):
             if place and time.perf_counter() > deadline:
                 return place

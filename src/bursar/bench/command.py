@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from bursar import garbage
 from bursar.bench import ledger, report, trading, transfers
 from bursar.bench.measure import FULL, QUICK, Row
-from bursar.cli.place import EVERYBODY, make_folder
+from bursar.cli.place import ALL_USERS, make_folder
 from bursar.testbed.devdb import PostgresFailedError, PostgresNotFoundError
 
 STORES = ("sqlite", "postgres")
@@ -30,7 +30,7 @@ Examples:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[ledger.Say]:
-    """A bar on standard error, where it disturbs nobody who reads the output; none if that is no terminal."""
+    """A progress bar on standard error, apart from the output; none if that is no terminal."""
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -70,19 +70,19 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     Both are measured in the same run, in turn, on throw-away databases that are durable while they last. Read the
     ratios, not the rates: those are this machine's.
 
-    The baseline of uniform and hot cases writes the same rows by bare SQL, in groups of the same size, without checks.
+    The baseline of uniform and hot cases writes the same rows by bare SQL, in batches of the same size, without checks.
     plain: beside a table of balances, one transaction per payment. growth: beside the same at 10^4 postings.
     memory: resident bytes half-way, over those at the end.
 
     The trading core's baseline decodes the same frames, makes one look-up and one store per operation, appends, syncs
     and answers. restart: beside what is allowed for 10^6 remembered operations. snapshot: beside the same without any.
 
-    Transfers stand beside plain (by hand, one statement per transaction) and dbos (the same as a DBOS workflow), in
-    process and over HTTP. half-rate: beside the p99 allowed. overload-http: settled beside accepted. recovery: of
+    Transfers are measured beside plain (by hand, one statement per transaction) and dbos (the same as a DBOS workflow),
+    in process and over HTTP. half-rate: beside the p99 allowed. overload-http: settled beside accepted. recovery: of
     transfers left in flight by a crash, beside what is allowed.
     """
     if out is not None:
-        make_folder(out, "--out", EVERYBODY)  # before the minutes that it takes
+        make_folder(out, "--out", ALL_USERS)  # before the minutes that it takes
     garbage.relax_gc()  # as in `bursar serve`
     if name == "trading":
         with _progress(trading.steps()) as say:

@@ -1,7 +1,7 @@
 """The ledger's cases.
 
 - `uniform`, `hot-source`, `hot-target` at 1, 16 and 256 callers: the ledger beside its `baseline`, which writes
-  the same rows in groups of the size that the ledger itself reached. One database for each, on the same server.
+  the same rows in batches of the size that the ledger itself reached. One database for each, on the same server.
 - `plain-uniform`: the ledger beside a table of balances (`plain`), one transaction per payment.
 - `growth-uniform-N`, `growth-hot-N`: the ledger on a database of N postings beside the same on 10^4, with the
   write-ahead bytes of a commit. One database per size, all open at once, window by window in turn.
@@ -31,7 +31,7 @@ SHAPES = ("uniform", "hot-source", "hot-target")
 MANY = CALLERS[-1]
 GROWTH = ("uniform", "hot")
 PAGE = 4096
-SETTLE_GROUPS = 9  # to find the baseline's fastest way at a group size
+SETTLE_GROUPS = 9  # to find the baseline's fastest way at a batch size
 SETTLE_PAYMENTS = 60
 
 Say = Callable[[str], None]
@@ -76,8 +76,8 @@ async def _on(place: Place, pace: Pace, say: Say) -> list[Row]:
 async def _warm_up(ledger: Ledger, baseline: Baseline, lines: tuple[Workload, Workload], pace: Pace) -> None:
     """Load on both, until both have their caches full and have been round their write-ahead log.
 
-    A log that is still growing makes every sync dearer. Whoever is faster is through with that sooner, and would be
-    measured without it beside one who is not.
+    A log that is still growing makes every sync dearer. The faster side is done with that sooner, and would be measured
+    without it beside a side that is not.
     """
     ours_line, baseline_line = lines
     rate = (await ours(ledger, ours_line, MANY, pace.first_seconds)).rate

@@ -1,7 +1,7 @@
 """Windows, medians and rows: how anything is measured here.
 
-A window is a stretch of work with its own start and end; what is compared takes turns, window by window. The figure
-is the median of the windows, which forgives a machine that was busy with something else for a while.
+A window is a stretch of work with its own start and end; what is compared takes turns, window by window. The figure is
+the median of the windows, which tolerates a machine that was busy with something else for a while.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Row(msgspec.Struct, kw_only=True):
     baseline_per_s: float
     ratio: float
     against: str  # what baseline_per_s is the rate of
-    group: float = 0.0  # commits in one unit, on average
+    group: float = 0.0  # commits in one transaction, on average
     wal_bytes: int | None = None  # write-ahead bytes per commit
     p50_ms: float | None = None  # how long ours took, where that was measured
     p99_ms: float | None = None
@@ -66,7 +66,7 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def group(self) -> float:
-        """Commits in one unit, on average."""
+        """Commits in one transaction, on average."""
         return self.done / max(1, self.groups)
 
 

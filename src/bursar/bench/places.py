@@ -24,8 +24,8 @@ from bursar.bench.plain import Plain, PostgresPlain, SqlitePlain
 from bursar.bench.workload import ASSET, PRECISION
 from bursar.testbed.devdb import ThrowawayPostgres, throwaway_postgres
 
-# A server of some size, as anybody would run it: the defaults are for the smallest machine PostgreSQL knows.
-# Durability is what it is by default: fsync, synchronous_commit and full_page_writes are on.
+# A server of usual size: the defaults are for the smallest machine PostgreSQL knows. Durability is what it is by
+# default: fsync, synchronous_commit and full_page_writes are on.
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
 DISKS = (Path("/var/tmp"), Path.cwd())  # /tmp is often memory, which would make a commit cheap
 

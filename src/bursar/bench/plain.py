@@ -1,4 +1,4 @@
-"""The peer: what somebody would write who does not use a ledger. A balances table, and a transaction per payment.
+"""The peer: what an engineer writes without a ledger. A balances table, and a transaction per payment.
 
 Lock both rows in order, check the funds, update both balances, insert one row that says what happened. No postings, no
 content hashes, no events, no history beyond that row; a key is unique, which is all the idempotency there is. On
@@ -98,7 +98,7 @@ class PostgresPlain:
             )
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._pool.close()
 
 
@@ -137,6 +137,6 @@ class SqlitePlain:
         run("COMMIT")
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         await asyncio.get_running_loop().run_in_executor(self._lane, self._connection.close)
         self._lane.shutdown()

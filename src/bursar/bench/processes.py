@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def started(command: list[str], **more: object) -> Iterator[str]:
-    """A process, and the first line that it said. It is killed at the end: nothing here needs a polite one."""
+    """A process, and its first line of output. It is killed at the end: nothing here needs a graceful stop."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload]
     try:
         line: str = process.stdout.readline()

@@ -16,41 +16,42 @@ from bursar.bench.measure import Row
 from bursar.bench.plot import plot
 
 HEADINGS = ("case", "store", "callers", "ours/s", "base/s", "ratio")
-MORE = ("group", "log B")
+MORE = ("batch", "log B")
 WAITS = ("p50 ms", "p99 ms")
 LEFT = 2  # columns of text; the others are numbers
 
 TITLES = {
     "ledger": "The ledger beside its baseline; plain, growth and memory: see `bursar bench --help`",
-    "transfers": "Internal transfers beside what one would use instead; cases: see `bursar bench --help`",
+    "transfers": "Internal transfers beside what a team would use instead; cases: see `bursar bench --help`",
     "trading": "The trading core beside its baseline; restart and snapshot: see `bursar bench --help`",
 }
 PROSE = {
     "ledger": (
         "![ratio to the baseline, by callers, and to 10^4 postings, by size](ledger.svg)",
         "",
-        "The baseline writes the same durable rows into the same tables by hand-written SQL, in groups of the same",
-        "size, and checks nothing. It hands them to the driver in the usual way (`executemany`, an array per column);",
-        "the ledger's own way is faster, which is part of the ratio. The collector looks rarely, as in `bursar serve`.",
-        "A row's two rates were measured in turn, window by window, after some seconds of load on both; each is the",
-        "median. In `plain` rows the other is a table of balances with one transaction per payment; in `growth` rows",
-        "it is the ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes, half-way and at",
-        "the end.",
+        "The baseline writes the same durable rows into the same tables by hand-written SQL, in batches of the same",
+        "size, and checks nothing. It passes them to the driver in the usual way (`executemany`, an array per",
+        "column); the ledger's own way is faster, which is part of the ratio. The garbage collector runs rarely, as",
+        "in `bursar serve`. A row's two rates were measured in turn, window by window, after some seconds of load on",
+        "both; each is the median. In `plain` rows the other is a table of balances with one transaction per payment;",
+        "in `growth` rows it is the ledger itself at 10^4 postings; in `memory` rows the ratio is of resident bytes,",
+        "half-way and at the end.",
     ),
     "transfers": (
         "Settled transfers per second, every second one back, durable on both sides. `plain`: the version written in",
-        "an afternoon, one statement per transaction, idempotent, no batching, no checks, no history. `dbos`: the same",
-        "two steps as a DBOS workflow. Both use the same PostgreSQL server, the same core and the same client, and",
-        "take turns with ours. `http`: `bursar serve` beside the library; `http-dbos`: beside DBOS behind the same web",
-        "server. `half-rate`: arrivals by the clock at half of the highest rate, beside the p99 that is allowed.",
-        "`overload-http`: settled beside accepted, when twice as many ask as are let in. `recovery`: transfers left",
-        "in flight by a killed process, ended per second, beside what is allowed.",
+        "an afternoon, one statement per transaction, idempotent, no batching, no checks, no history. `dbos`: the",
+        "same two steps as a DBOS workflow. Both use the same PostgreSQL server, the same core and the same client,",
+        "and take turns with ours. `http`: `bursar serve` beside the library; `http-dbos`: beside DBOS behind the",
+        "same web server. `half-rate`: arrivals by the clock at half of the highest rate, beside the p99 that is",
+        "allowed. `overload-http`: settled beside accepted, with twice as many clients as are admitted. `recovery`:",
+        "transfers left in flight by a killed process, ended per second, beside what is allowed.",
     ),
     "trading": (
         "Operations per second of one core process over its Unix socket, durable; `frames-N` has N operations in a",
-        "frame, and every client waits for its answer. The baseline decodes the same frames, makes one look-up and one",
-        "store per operation, appends, syncs once for all that wait, and answers; it checks and remembers nothing. In",
-        "`restart` rows the other is what is allowed; in the `snapshot` row it is the same without snapshots.",
+        "frame, and every client waits for its answer. The baseline decodes the same frames, makes one look-up and",
+        "one store per operation, appends, syncs once for all that wait, and answers; it checks nothing and keeps no",
+        "answers. In `restart` rows the other is what is allowed; in the `snapshot` row it is the same without",
+        "snapshots.",
     ),
 }
 

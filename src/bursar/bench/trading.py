@@ -139,7 +139,7 @@ async def _beside_baseline(core: str, baseline: str, size: int, clients: int, pa
     ports = SystemPorts()
     count = max(clients * 4, min(pace.operations // size, pace.operations // 64))
     mine, least = Load(), Load()
-    mine._next += size * clients * 10**12  # ids of this case's own, in a core that remembers
+    mine._next += size * clients * 10**12  # ids of this case alone, since the core remembers all
     least._next = mine._next
     ours = [await _log_in(ports, core) for _ in range(clients)]
     bare = [await ports.connect(baseline) for _ in range(clients)]

@@ -7,7 +7,7 @@
   `http-dbos`: beside DBOS behind the same web server.
 - `half-rate`: transfers arrive at half of the highest rate, whether or not earlier ones have settled. The ratio is the
   allowed p99 (500 ms) over the measured.
-- `overload-http`: twice as many clients as the server takes requests. What was accepted over what of it settled.
+- `overload-http`: twice as many clients as the server takes requests. How many of the accepted transfers settled.
 - `recovery`: a process that has started many transfers and finished none is killed; how long until all have ended, with
   60 s allowed for 100,000.
 """
@@ -166,7 +166,7 @@ async def _fund(transfers: Transfers) -> None:
     )
     cores, client = transfers.ledger.store.single().cores, transfers.cores[AccountType.SPOT]
     await cores.bind(CORE, client.core_id)
-    await cores.compared_to(CORE, client.sequence)  # no transfer has put it there, and a watch would say so
+    await cores.compared_to(CORE, client.sequence)  # no transfer has put it there, and the audit would report it
     for first in range(1, USERS + 1, CHUNK):
         users = range(first, first + CHUNK)
         await asyncio.gather(*[transfers.fund(u, ASSET, str(amount), reference=f"bench:{u}") for u in users])
@@ -207,7 +207,7 @@ _ids = itertools.count(1)
 
 
 def _load() -> Load:
-    """Transfers of nobody else's ids."""
+    """Transfers with ids of their own."""
     return Load(next(_ids) * PEER_IDS)
 
 
@@ -254,7 +254,7 @@ def _row(case: str, store: str, callers: int, mine: list[Window], other: list[Wi
 
 
 async def _half_rate(store: str, ours: Transfer, rate: float, pace: TransfersPace) -> Row:
-    """Arrivals by the clock, each a task of its own: whoever is late does not hold back the next."""
+    """Arrivals by the clock, each a task of its own: a late one does not hold back the next."""
     load, clock = _load(), time.perf_counter
     waits: list[float] = []
 

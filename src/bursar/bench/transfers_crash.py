@@ -1,4 +1,4 @@
-"""Starts transfers, drives none, says so and waits to be killed: what a crash in the middle of everything leaves.
+"""Starts transfers, drives none, prints so and waits to be killed: what a crash in the middle leaves.
 
 python -m bursar.bench.transfers_crash DATABASE CORE HOW-MANY
 """

@@ -1,4 +1,4 @@
-"""The peer that a team would take from the shelf: the same two steps as a DBOS workflow.
+"""The peer that a team would use instead: the same two steps as a DBOS workflow.
 
 A workflow of two steps: the ledger's end is the statement that `transfers_plain` uses (idempotent, one transaction),
 the core's end the same call by the same client. DBOS writes the workflow's status and each step's output into its own
@@ -102,7 +102,7 @@ def main() -> None:
 
     async def serve() -> None:
         task = asyncio.create_task(server.serve())
-        while not server.started and not task.done():  # uvicorn tells nobody when it is ready  # noqa: ASYNC110
+        while not server.started and not task.done():  # uvicorn sends no notice  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         if server.started:
             print(server.servers[0].sockets[0].getsockname()[1], flush=True)

@@ -1,6 +1,6 @@
 """`bursar serve` under load: a server process, and clients on plain connections that keep them.
 
-A client of an ordinary library would cost this machine more than the server that it asks.
+A client of an ordinary library would cost this machine more than the server under test.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Connection:
         return int(head[9:12]), body
 
     def close(self) -> None:
-        """Hang up."""
+        """Close it."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
@@ -123,7 +123,7 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def connections(port: int, count: int) -> AsyncIterator[list[Connection]]:
-    """Connections that nobody uses at the moment."""
+    """Connections that are idle at the moment."""
     all_of_them = [Connection(port) for _ in range(count)]
     try:
         yield list(all_of_them)
@@ -174,7 +174,8 @@ async def dbos_clients(port: int, count: int) -> AsyncIterator[Transfer]:
 
 
 async def overload(server: Serving, store: str, seconds: float) -> Row:
-    """Twice as many requests at once as are allowed: whoever gets 503 asks for another; who is accepted, settles."""
+    """Twice as many requests at once as are allowed: a client that gets 503 asks for another; an accepted one
+    settles."""
     load, orders = Load(0), itertools.count()
     busy, accepted, settled = 0, 0, 0
     async with connections(server._port, 2 * REQUESTS_MAX) as free:

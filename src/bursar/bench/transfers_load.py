@@ -17,7 +17,7 @@ Job = tuple[str, int, bool]  # request id, user, into the core
 
 
 class Load:
-    """Transfers nobody has made before: user after user, every second one back."""
+    """Transfers that were not made before: user after user, every second one back."""
 
     def __init__(self, first_id: int) -> None:
         self._numbers = itertools.count()

@@ -34,7 +34,8 @@ CREATE = (
     "INSERT INTO transfers (req_id, user_id, source, target, asset, amount, state) "
     "VALUES ($1, $2, $3, $4, $5, $6, 'SOURCE_PENDING') ON CONFLICT DO NOTHING"
 )
-# The operation's row and the balance together: the row's key decides who was first, the balance who is too poor.
+# The operation's row and the balance together: the row's key decides which call was first, the balance whether it
+# suffices.
 DEBIT = (
     "WITH op AS (INSERT INTO operations SELECT $1, 'withdraw', CASE WHEN available >= $4 THEN 'ok' ELSE 'refused' END "
     "FROM balances WHERE user_id = $2 AND asset = $3 ON CONFLICT DO NOTHING RETURNING outcome) "
@@ -55,7 +56,7 @@ class PlainTransfers(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         ...
 
 
@@ -97,7 +98,7 @@ class PostgresPlain:
         await run(MOVE, req_id, "TARGET_PENDING", "COMMITTED")
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._pool.close()
 
 
@@ -157,7 +158,7 @@ class SqlitePlain:
         )
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         await self._run(self._connection.close)
         self._lane.shutdown()
 

@@ -1,9 +1,9 @@
-"""The payments of the benchmark: who pays whom, how much, under which key. The same for everyone who is measured.
+"""The payments of the benchmark: who pays whom, how much, under which key. The same for every program that is measured.
 
-Three shapes: `uniform` (anyone pays anyone), `hot-source` (one account pays all) and `hot-target` (one account
-receives all); growth adds `hot`, where one account takes part in every payment, in turn as source and as target.
-Every account starts with one posting far larger than all that will be paid, so paying always means: consume the
-largest posting, create its change and the payment. That is what lets a baseline write the same rows without selecting.
+Three shapes: `uniform` (any account pays any other), `hot-source` (one account pays all) and `hot-target` (one account
+receives all); growth adds `hot`, where one account takes part in every payment, in turn as source and as target. Every
+account starts with one posting far larger than all that will be paid, so paying always means: consume the largest
+posting, create its change and the payment. That is what lets a baseline write the same rows without selecting.
 """
 
 from __future__ import annotations

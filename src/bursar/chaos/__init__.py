@@ -1,7 +1,7 @@
-"""Chaos tests: the whole system as real processes under load, killed at random, then healed and judged from outside.
+"""Chaos tests: the whole system as real processes under load, killed at random, then healed and checked from outside.
 
-The run keeps its own account of everything that it asked for and was told, and compares it in the end with what is
-in the database and in the cores. It believes nothing that the system under test says about itself.
+The run records all its requests and their answers, and compares them in the end with what is in the database and in the
+cores. It does not rely on what the system under test reports about itself.
 """
 
 from bursar.chaos.cluster import ClusterUnavailable

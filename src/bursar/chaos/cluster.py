@@ -102,7 +102,7 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everybody is there, and somebody is waited for."""
+        """Whether all nodes are up, and commits wait for a standby."""
         return bool(self.leader and self.sync) and self.healthy == NODES
 
 
@@ -162,14 +162,15 @@ class Node:
         if self._user is None:
             return []
         user = ["setpriv", f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}", "--clear-groups"]
-        # Through a shell: setpriv itself may still pass where what it starts no longer may.
+        # Through a shell: setpriv itself may still have access where the program it starts has not.
         tried = [*user, "/bin/sh", "-c", 'exec "$0" -c "import patroni"', sys.executable]
         reachable = subprocess.run(tried, cwd="/", capture_output=True, check=False)
-        # Our Python, or PostgreSQL's wheel, may lie in root's own home: then the rights to pass, and no root.
+        # Our Python, or PostgreSQL's wheel, may lie in root's own home: then keep the right to pass folders, and drop
+        # root.
         return user if not reachable.returncode else [*user, "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
 
     def tend(self) -> None:
-        """Tell the guard which processes there are: PostgreSQL is nobody's child."""
+        """Tell the guard which processes there are: PostgreSQL is no child of ours."""
         with self._lock:
             self._tell_guard(self._postgres())
 
@@ -190,7 +191,7 @@ class Node:
             self._kill_postgres()
 
     def pause(self) -> None:
-        """The machine goes silent: its connections stand, nobody answers."""
+        """The machine goes silent: its connections stay open, no process answers."""
         with self._lock:
             pids = [self._patroni.pid] if self._patroni is not None else []
             pids += self._postgres()
@@ -200,7 +201,7 @@ class Node:
             self._tell_guard(self._postgres())
 
     def resume(self) -> None:
-        """It goes on."""
+        """Resume it."""
         with self._lock:
             for pid in reversed(self._postgres()):
                 _signal(pid, signal.SIGCONT)
@@ -208,7 +209,7 @@ class Node:
                 _signal(self._patroni.pid, signal.SIGCONT)
 
     def ask(self, path: str, *, method: str = "GET", body: Any = None) -> tuple[int, Any]:
-        """A question to its Patroni: the status and what it says; (0, why) without an answer."""
+        """Ask its Patroni: the status and the body; (0, why) without an answer."""
         place, login = self.place, b64encode(f"patroni:{self._passwords.rest}".encode()).decode()
         connection = http.client.HTTPConnection(place.listen, place.rest_port, timeout=ASK_S)
         try:
@@ -232,7 +233,7 @@ class Node:
         """Its postmaster and every process of that, the postmaster first."""
         try:
             pid = int((self.data / "postmaster.pid").read_text(encoding="utf-8").split("\n")[0])
-            ours = Path(f"/proc/{pid}/cwd").samefile(self.data)  # the number may be somebody else's by now
+            ours = Path(f"/proc/{pid}/cwd").samefile(self.data)  # the id may be another process's by now
         except (OSError, ValueError):
             return []
         return [pid, *children_of(pid)] if ours else []
@@ -244,7 +245,7 @@ class Node:
             _signal(pid, signal.SIGKILL)
         deadline = time.monotonic() + END_S
         while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(POLL_S / 10)  # not our children: nobody tells us
+            time.sleep(POLL_S / 10)  # not our children: no signal when they end
         self._tell_guard([])
 
     def _tell_guard(self, pids: list[int]) -> None:
@@ -279,7 +280,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Up and whole inside; gone afterwards."""
+        """Up and complete inside; gone afterwards."""
         try:
             began = time.monotonic()
             self.start_etcd()
@@ -318,7 +319,7 @@ class Cluster:
         return [node for node in self.nodes if node.name != name]
 
     def view(self) -> View:
-        """What most of the nodes that answer agree on, or nothing."""
+        """The view that most of the answering nodes share, or None."""
         views = [view_of(body["members"]) for status, body in self._ask_all("/cluster") if status == 200]
         for view in views:
             if views.count(view) * 2 > NODES:
@@ -326,12 +327,12 @@ class Cluster:
         return View()
 
     def promotions(self) -> list[Promotion]:
-        """Patroni's history, the longest that any node tells."""
-        told = [body for status, body in self._ask_all("/history") if status == 200 and isinstance(body, list)]
-        return promotions_of(max(told, key=len, default=[]))
+        """Patroni's history, the longest that any node has."""
+        answers = [body for status, body in self._ask_all("/history") if status == 200 and isinstance(body, list)]
+        return promotions_of(max(answers, key=len, default=[]))
 
     def switch_over(self, leader: str, candidate: str) -> str:
-        """Ask for a planned switchover; what Patroni said if it refuses."""
+        """Ask for a planned switchover; Patroni's reason if it refuses."""
         wanted = {"leader": leader, "candidate": candidate}
         status, said = self.node(leader).ask("/switchover", method="POST", body=wanted)
         # It answers when the change is over; that takes longer than we wait, which is no refusal.
@@ -359,7 +360,7 @@ class Cluster:
         _signal(self._etcd.pid, signal.SIGSTOP)
 
     def resume_etcd(self) -> None:
-        """It goes on."""
+        """Resume it."""
         assert self._etcd is not None
         _signal(self._etcd.pid, signal.SIGCONT)
 
@@ -369,7 +370,7 @@ class Cluster:
         while not condition():
             if time.monotonic() > deadline:
                 return False
-            time.sleep(POLL_S)  # other people's processes: they tell nobody
+            time.sleep(POLL_S)  # not our processes: they send no notice
         return True
 
     def _ask_all(self, path: str) -> list[tuple[int, Any]]:

@@ -51,7 +51,7 @@ def chaos(state: State, seconds: float, store: str, seed: int | None) -> int:
     Any of them gets kill -9 or is held still, at any moment, several at once too. Cluster: the same programs on three
     nodes of PostgreSQL under Patroni (docs/how-to/cluster.md); nodes are killed, silenced, cut off, restarted and
     switched over, and transfers must be back within the failover plus two seconds. Clients repeat their requests until
-    they know. In the end: nothing lost, nothing twice, every transfer at its end, and what anybody was told is true.
+    they know. In the end: nothing lost, nothing twice, every transfer ended, and every answer is true.
 
     Exit code 0 only then. If not, the folder with all logs and files is kept.
     """

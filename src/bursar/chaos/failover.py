@@ -1,8 +1,8 @@
-"""Faults of a cluster under load: each is injected, seen through, healed and measured before the next one.
+"""Faults of a cluster under load: each is injected, healed and measured before the next one.
 
-A lost leader stays lost until the database takes writes elsewhere and every server of ours has acknowledged something
-since: coming back only because the old leader did would prove nothing. Now and then a program of ours dies at the same
-moment; then only the money is judged, not the time.
+A lost leader stays lost until the database takes writes elsewhere and every server of ours has acknowledged a transfer
+since: recovery only because the old leader came back would prove nothing. Now and then a program of ours dies at the
+same moment; then only the money is checked, not the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bursar.chaos.run import Report
     from bursar.chaos.scene import Hired
 
-WHOLE_S = 120.0  # for a node to come back: it may have to be copied anew
+WHOLE_S = 120.0  # for a node to come back: it may have to be copied again
 FAILOVER_S = 60.0
 BACK_S = 60.0
 QUIET_S = 1.0  # before a fault, so that its gap is its own
@@ -95,7 +95,7 @@ class Faults:
         )
 
     def _inject(self, fault: Fault, leader: Node, standby: Node) -> tuple[str, Callable[[], None]]:
-        """Make it happen; whom it hits, and how it is undone."""
+        """Inject it; which node it hits, and how it is undone."""
         network = self._cluster.network
         match fault:
             case Fault.KILL_LEADER | Fault.KILL_STANDBY:
@@ -169,7 +169,7 @@ class Faults:
             if time.monotonic() > deadline:
                 self._report.wrong.append(f"the cluster is not whole again after {WHOLE_S:g} s: {view}")
                 return None
-            time.sleep(POLL_S)  # Patroni tells nobody
+            time.sleep(POLL_S)  # Patroni sends no notice
         return view
 
     def _judge_strictness(self, began: float, healed: float) -> None:

@@ -1,13 +1,13 @@
 """The network between the nodes of a cluster under chaos tests, and how one node is cut off from it.
 
 With root's rights each node lives in a network namespace of its own, joined to the others and to us by a bridge in one
-more namespace. Cutting a node off takes its port from the bridge: packets vanish, nobody is told, and connections stand
-until somebody loses patience. The namespaces belong to processes that only sleep, so they go with them, however we end.
+more namespace. Cutting a node off takes its port from the bridge: packets vanish without an error, and connections stay
+open until a timeout. The namespaces belong to processes that only sleep, so they end with them, however we end.
 
 Without those rights all nodes listen on loopback, behind relays. A relay that is cut keeps its connections open and
 passes nothing on. That is weaker: a standby that is cut off still follows the leader, since its way out is the leader's
-way in. And no Patroni can be asked by another one meanwhile, or a leader that is cut off from etcd could still ask them
-whether it may stay (failsafe_mode), and would.
+way in. And no Patroni can reach another one meanwhile, or a leader that is cut off from etcd could still ask them
+whether it may stay (failsafe_mode), and would stay.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Namespaces:
             ends = dict(enumerate(nodes, 1)) | {US: 0}
             for number, pid in ends.items():
                 self._plug(subnet, number, pid)
-            # Neighbours by heart: a lost one must be silence, not "no route to host" after three unanswered questions.
+            # Static neighbours: a lost one must be silence, not "no route to host" after three unanswered ARP requests.
             for number, pid in ends.items():
                 for other in ends.keys() - {number}:
                     device = _device(subnet, number)
@@ -152,7 +152,7 @@ class Namespaces:
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{holder.pid}/ns/net").readlink() != ours:
                     return holder.pid
-            time.sleep(POLL_S)  # it tells nobody
+            time.sleep(POLL_S)  # it sends no notice
         raise NoNamespaces("unshare --net failed")
 
     def _plug(self, subnet: str, number: int, pid: int) -> None:
@@ -199,7 +199,7 @@ def _run(words: list[str]) -> str:
 
 
 class Relays:
-    """Everything on loopback, with a relay before every door of a node and one between it and etcd."""
+    """Everything on loopback, with a relay before every port of a node and one between it and etcd."""
 
     kind = "relays on loopback"
 
@@ -291,12 +291,12 @@ class Relay:
                 await self.passing.wait()
                 writer.write(chunk)
                 await writer.drain()
-        await self.passing.wait()  # that somebody has gone is news, too
+        await self.passing.wait()  # the end of a connection is held back, too
         writer.close()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has; held until all are known, so that none comes twice."""
+    """Free ports; held until all are known, so that none comes twice."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

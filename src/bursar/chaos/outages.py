@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-BACK_WITHIN_S = 2.0  # what we may need longer than the database itself
+BACK_WITHIN_S = 2.0  # how much longer than the database's own outage ours may be
 
 
 class Fault(StrEnum):
@@ -74,7 +74,7 @@ class Outage:
     """One fault, and what it cost."""
 
     fault: Fault
-    node: str  # whom it hit
+    node: str  # which it hit
     at_s: float  # since the run began
     promoted_s: float | None  # until a new leader was promoted, by Patroni's own history; None: there was none
     database_s: float  # the longest time in which no node of the database took a write

@@ -1,8 +1,8 @@
 """Two ways to see when a cluster takes writes: straight into the database, and through the API.
 
 `DatabaseProbe` writes a number into every node, ten times a second; only the leader takes it. It remembers what was
-acknowledged, so that what the database itself loses is not laid at our door. `Pulses` are users who ask each server for
-a small transfer just as often, once each; whatever becomes of those is judged in the end like every other wish.
+acknowledged, so that a loss by the database itself is not counted as ours. `Pulses` are users who ask each server for a
+small transfer just as often, once each; these are checked in the end like every other request.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DATABASE = "probe"
 
 
 class DatabaseProbe:
-    """Writes into whichever node takes it, until told to stop."""
+    """Writes into whichever node takes it, until stopped."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.successes: list[float] = []
         self.acknowledged: set[int] = set()
         self.tried = 0
-        self._leader = ""  # who took the last one
+        self._leader = ""  # which node took the last one
         self._cluster = cluster
         self._numbers = itertools.count()
         self._over = threading.Event()
@@ -53,7 +53,7 @@ class DatabaseProbe:
         self._thread.join()
 
     def last(self) -> tuple[str, float]:
-        """Who took the last write, and when."""
+        """Which node took the last write, and when."""
         return self._leader, self.successes[-1] if self.successes else 0.0
 
     def lost(self) -> int:
@@ -75,7 +75,7 @@ class DatabaseProbe:
             await connection.close()
 
     async def _work(self) -> None:
-        # asyncpg leaves a future behind when a connection dies under a statement that was given up: no news here.
+        # asyncpg leaves a future behind when a connection dies under a statement that was given up: expected here.
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
         await asyncio.gather(*[self._write_to(node) for node in self._cluster.nodes])
 
@@ -111,7 +111,7 @@ class Beat:
 
 
 class Pulses:
-    """A user per server, who does nothing but ask it for small transfers."""
+    """One user per server, who only asks it for small transfers."""
 
     def __init__(self, load: Load, addresses: list[Callable[[], str | None]], users: range) -> None:
         self.beats: list[list[Beat]] = [[] for _ in addresses]
@@ -134,7 +134,7 @@ class Pulses:
             thread.join()
 
     def last(self) -> float:
-        """When the server that has been silent longest last accepted something."""
+        """When the server that has been silent longest last accepted a transfer."""
         return min(beats[-1].answered if beats else 0.0 for beats in self.beats)
 
     def _beat(self, number: int, address: Callable[[], str | None], user: int) -> None:

@@ -1,4 +1,4 @@
-"""One chaos run from beginning to end: start, load, strike, heal, wait, judge."""
+"""One chaos run from beginning to end: start, load, kill, heal, wait, check."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from bursar.audit import Finding
 from bursar.chaos.cluster import Cluster
 from bursar.chaos.failover import Faults
+from bursar.chaos.operators import Operators
 from bursar.chaos.outages import Fault, Outage, plan
-from bursar.chaos.people import People
 from bursar.chaos.probe import DatabaseProbe, Pulses
 from bursar.chaos.scene import DATABASE_AWAY, Scene, Victim, until
 from bursar.testbed import Guard
@@ -31,8 +31,8 @@ PULSES = range(1_013, 1_015)  # users who are never frozen, one per server
 OPENING = 1_000_000  # smallest units, of each asset
 HEAL_S = 60.0
 SETTLE_S = 60.0
-HOPELESS_S = 5.0  # for each further wait, once something did not come true in time: it is only judged then
-REPEATED = 100  # accepted wishes that are sent once more in the end
+HOPELESS_S = 5.0  # for each further wait, once a wait has timed out: the run only checks then
+REPEATED = 100  # accepted requests that are sent once more in the end
 FOLDERS = (Path("/var/tmp"), Path("/tmp"))
 
 Say = Callable[["Report"], None]
@@ -77,7 +77,7 @@ def chaos(store: str, *, seconds: float, seed: int, say: Say, faults: Iterable[F
     A cluster gets `faults`, in this order; without them, those of the seed, each kind before any comes again.
     """
     report = Report(store, seed, seconds)
-    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)  # that the database is away is no news here
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)  # an unreachable database is expected here
     parent = next((path for path in FOLDERS if path.is_dir()), None)  # short: a socket lies in it
     folder = Path(tempfile.mkdtemp(prefix="bursar-chaos-", dir=parent))
     guard = Guard("")
@@ -115,14 +115,14 @@ class _Session:
             quiet=PULSES if scene.cluster else range(0),
         )
         self.load = Load(scene.config, habits, scene.addresses(), report.seed)
-        self.people = People(scene.config, USERS, report.seed)
+        self.operators = Operators(scene.config, USERS, report.seed)
 
     def run(self, faults: Iterable[Fault] | None) -> None:
         """All of it."""
         asyncio.run(create_assets(self.scene.config, ASSETS))
         self.load.open()
         self.load.start()
-        self.people.start()
+        self.operators.start()
         if self.scene.cluster is None:
             self._strike()
         else:
@@ -131,19 +131,19 @@ class _Session:
         self._judge()
 
     def say(self, phase: str, last: str = "") -> None:
-        """Tell whoever watches."""
+        """Report progress to the observer."""
         report, tally = self.report, self.load.tally
         report.phase, report.last = phase, last or report.last
         report.asked, report.requests = len(self.load.asks), tally.requests
         report.lost, report.refusals = tally.lost, tally.refusals
-        report.frozen = self.people.frozen
+        report.frozen = self.operators.frozen
         self._say(report)
 
     def _strike(self) -> None:
         began = time.monotonic()
         while (elapsed := time.monotonic() - began) < self.report.seconds:
             self.report.elapsed = elapsed
-            # Mostly when all of it works again; but what is just coming up must survive a blow, too.
+            # Mostly when all of it works again; but a program that is just starting must survive a kill, too.
             if self.rng.random() < 0.7:
                 until(lambda: all(v.is_ready for v in self.scene.victims), self.report.seconds - elapsed)
             self._wait(self.rng.uniform(0.2, 1.5), "striking")
@@ -190,17 +190,17 @@ class _Session:
 
     def _wait(self, seconds: float, phase: str, last: str = "") -> None:
         self.say(phase, last)
-        time.sleep(seconds)  # the time between two blows is part of the test
+        time.sleep(seconds)  # the time between two kills is part of the test
 
     def _heal(self) -> None:
         self.say("healing")
-        if thawed := self.people.stop():
+        if thawed := self.operators.stop():
             self.report.wrong.append(thawed)
         if not self.scene.until_ready(HEAL_S):
             down = [victim.name for victim in self.scene.victims if not victim.is_ready]
             self.report.wrong.append(f"does not come up again: {', '.join(down)}")
         patience_s = SETTLE_S if self.load.finish(HEAL_S) else HOPELESS_S
-        # In good order, once: whatever a server still had in hand is at its end, or parked, before we ask again.
+        # A graceful stop, once: what a server was still doing has ended, or is stored, before requests are repeated.
         for hired in self.scene.hired:
             code = hired.dismiss()
             if code != 0:
@@ -231,7 +231,7 @@ class _Session:
         except Exception as error:
             if not trouble(error):
                 raise
-            report.wrong.append(f"it can't be looked at, though everything should be up: {error!r}")
+            report.wrong.append(f"the result can't be read, though everything should be up: {error!r}")
         report.wrong += [f"unexpected: {text}" for text in self.load.tally.unexpected[:10]]
         for hired in self.scene.hired:
             report.restarts += hired.ended[DATABASE_AWAY]

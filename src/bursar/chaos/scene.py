@@ -2,7 +2,7 @@
 
 SQLite: one `bursar serve`, which has its core as a child. PostgreSQL: two `bursar serve`, a `bursar worker`, a core
 each for SPOT and FUTURE, and the database itself. Cluster: the same, and the database is three nodes, which
-`failover.py` hits. A supervisor starts again whatever has ended, as systemd would.
+`failover.py` hits. A supervisor restarts a program that has ended, as systemd would.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ KEY_BYTES = 32
 DATABASE_AWAY = 4  # exit code of a program that can't reach its database, or whose folder is still in use
 KILLED = -signal.SIGKILL
 
-# Short waits, so that all of it fits into a minute; no limits, since few users do a lot; and the product's own watch,
-# which must not cry wolf while everything dies around it.
+# Short waits, so that all of it fits into a minute; no limits, since few users do a lot; and the product's own audit,
+# which must raise no false alert while everything dies around it.
 SETTINGS = {
     "listen": "127.0.0.1:0",
     "limit_per_second": "0",
@@ -61,7 +61,7 @@ class Victim(Protocol):
         ...
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         ...
 
     def revive(self) -> None:
@@ -204,7 +204,7 @@ class Scene:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Everything is up inside, and looked after."""
+        """Everything is up inside, and supervised."""
         with contextlib.ExitStack() as stack:
             self._set_up(stack)
             stack.callback(self._kill_all)
@@ -228,11 +228,11 @@ class Scene:
         while not all(victim.is_ready for victim in self.victims):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(TEND_S)  # real processes, which tell nobody
+            time.sleep(TEND_S)  # real processes, which send no notice
         return True
 
     def traces(self) -> list[str]:
-        """Where something unexpected stands in a log: a program of ours has no business printing a traceback."""
+        """Where something unexpected stands in a log: a program of ours must not print a traceback."""
         found = []
         for log in [hired.program.log for hired in self.hired]:
             if not log.exists():
@@ -312,5 +312,5 @@ def until(condition: Callable[[], bool], timeout_s: float) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(TEND_S)  # real processes, which tell nobody
+        time.sleep(TEND_S)  # real processes, which send no notice
     return True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bursar.store.options import Options
 
 OWNER_ALONE = 0o700  # secrets and money are kept there
-EVERYBODY = 0o777  # as far as the umask allows
+ALL_USERS = 0o777  # as far as the umask allows
 CLOSE_S = 1.0  # for the server to take note that we go
 ASK_AGAIN_S = 1.0  # between two tries to reach a database that is away
 

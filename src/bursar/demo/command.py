@@ -29,7 +29,7 @@ SECONDS = 20.0
 SECONDS_MIN = 5
 LOOK_S = 0.2
 HALTS = {
-    "INIT": "written down, nobody asked yet",
+    "INIT": "written down, no call made yet",
     "SOURCE_PENDING": "the source is asked for it",
     "SOURCE_DONE": "taken from the source",
     "TARGET_PENDING": "taken, and offered to the target",

@@ -1,11 +1,11 @@
-"""The demo: all of it on this machine, killed while money is in flight; and every transfer comes to its end, once.
+"""The demo: the whole system on this machine, killed while money is in flight; and every transfer ends, once.
 
 A real `bursar serve` (API, worker, SQLite) with its trading core as a child. Users move money between their FUNDING
 account in the ledger and their SPOT account in the core, over HTTP, many at once. Then the core gets kill -9, and later
 the server, each at a moment when money has left one side and not arrived at the other. Callers repeat what was not
-answered, with the same client_order_id. In the end everything they were told is compared with what is there.
+answered, with the same client_order_id. In the end all answers are compared with what is there.
 
-Not here: how it is shown (command).
+Not here: what it prints (command).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bursar.testbed.promises import ENDS, Found, Kind, judge
 ASSET, PRECISION = "USDT", 6
 UNIT = 10**PRECISION
 USERS = range(1_001, 1_009)
-VISITOR = 1_000  # whoever reads this: no traffic of ours touches it
+VISITOR = 1_000  # the reader's own user: no traffic of ours touches it
 OPENING = 1_000 * UNIT
 CALLERS = 12
 SETTINGS = {
@@ -45,9 +45,9 @@ SETTINGS = {
     "retry_backoff_max_ms": "500",
 }
 LISTEN = "127.0.0.1:8080"
-ANYWHERE = ("127.0.0.1:0",) * 3  # somebody else may be faster
+ANYWHERE = ("127.0.0.1:0",) * 3  # another process may take a free port first
 TAKEN = "can't listen"
-STATIC_S = 7.0  # of the story: starting, coming back twice, and the audit
+STATIC_S = 7.0  # for starting, two restarts, and the audit
 TRAFFIC_S_MIN = 0.5  # before each kill
 IN_FLIGHT_MIN = 3  # transfers with money between the two sides, before something is killed
 BLINK_S = 0.02
@@ -69,10 +69,10 @@ class Blow:
     victim: str
     pid: int
     at_s: float
-    open: dict[str, tuple[str, int]]  # transfers on their way: id → state, amount
-    unanswered: int = 0  # wishes that had to be sent again
+    open: dict[str, tuple[str, int]]  # open transfers: id → state, amount
+    unanswered: int = 0  # requests that had to be sent again
     back_s: float = 0.0  # until it worked again
-    ended_s: float = 0.0  # until all of those transfers were at their end
+    ended_s: float = 0.0  # until all of those transfers had ended
     ends: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -90,7 +90,7 @@ class Report:
     token: str = ""  # the visitor's
     seconds: float = 0.0
     phase: str = "starting"
-    done: int = 0  # transfers at their end
+    done: int = 0  # transfers that have ended
     blows: list[Blow] = field(default_factory=list)
     asked: int = 0
     ends: Counter[str] = field(default_factory=Counter)
@@ -137,7 +137,7 @@ class Story:
                 _signal(pid, signal.SIGKILL)
 
     def play(self, watch: Watch) -> Report:
-        """The whole story, inside `running`."""
+        """The whole demo, inside `running`."""
         report, self._watch = self.report, watch
         asyncio.run(create_assets(self._config, {ASSET: PRECISION}))
         habits = Habits(
@@ -169,8 +169,8 @@ class Story:
     # --- the server
 
     def _first(self, settings: dict[str, str], log: Path, guard: Guard) -> Program:
-        """Start it where it was asked to listen; if nobody asked and the usual place is taken, anywhere. Always at one
-        port, so that whoever was told the address finds it again after a crash."""
+        """Start it at the given address; without one, if the usual port is taken, at any. The port stays the same, so
+        that clients find it again after a crash."""
         why = ""
         for listen in [self._listen] if self._listen else [LISTEN, *ANYWHERE]:
             server = Program("serve", ["serve", "--listen", _with_port(listen)], settings, log, guard)
@@ -192,7 +192,7 @@ class Story:
         except NoAnswer:
             return False
 
-    # --- blows
+    # --- kills
 
     def _strike(self, victim: str) -> None:
         for _ in range(BLOWS_MAX):  # a moment with nothing in flight proves nothing: then once more
@@ -230,7 +230,7 @@ class Story:
         return blow
 
     def _catch(self, core: int) -> None:
-        """Choose the moment: the core is held still for the blink of an eye, until that leaves money in flight."""
+        """Choose the moment: stop the core for an instant, again and again, until that leaves money in flight."""
 
         def is_caught() -> bool:
             _signal(core, signal.SIGSTOP)
@@ -261,7 +261,7 @@ class Story:
     # --- the end
 
     def _finish(self) -> None:
-        self.report.phase = "everybody gets an answer"
+        self.report.phase = "every request gets an answer"
         self._tick()
         self._load.finish(WAIT_S)
         self._load.settle(WAIT_S, 0)
@@ -279,7 +279,7 @@ class Story:
         report.wrong += load.tally.unexpected
         report.wrong += [f"the {v} was not killed with money in flight" for v in self._spared()]
         report.asked = len(load.asks)
-        # By wish, not by answer: one that was sent again is refused again, and the figures should add up.
+        # By request, not by answer: one that was sent again is refused again, and the figures should add up.
         report.refusals = Counter(ask.said[-1].code for ask in load.asks if ask.said and not ask.was(Kind.ACCEPTED))
         report.ends = Counter(row.state for row in ours)
         for (user, account, _), minor in found.balances.items():
@@ -291,7 +291,7 @@ class Story:
         return [victim for victim in ("core", "server") if victim not in hit]
 
     def _welcome(self) -> None:
-        """An account for whoever reads this, and a token for it."""
+        """An account for the reader, and a token for it."""
         operator = make_tokens(self._config, range(0))[OPERATOR]
         body = {"user_id": VISITOR, "asset": ASSET, "amount": "100.00", "reference": "welcome"}
         answer = Caller(self._address).send("POST", "/api/v1/deposits", operator, body)
@@ -319,7 +319,7 @@ class Story:
             if time.monotonic() > deadline:
                 return False
             self._tick()
-            time.sleep(0.005)  # real processes, which tell nobody
+            time.sleep(0.005)  # real processes, which send no notice
         return True
 
     def _tick(self) -> None:
@@ -351,10 +351,10 @@ def _with_port(listen: str) -> str:
 def curl_lines(listen: str, token: str) -> list[str]:
     """Lines to copy and paste while it is up."""
     who = '-H "Authorization: Bearer $TOKEN"'
-    wish = f'{{"from": "FUNDING", "to": "SPOT", "asset": "{ASSET}", "amount": "25.00", "client_order_id": "mine-1"}}'
+    request = f'{{"from": "FUNDING", "to": "SPOT", "asset": "{ASSET}", "amount": "25.00", "client_order_id": "mine-1"}}'
     return [
         f"TOKEN={token}",
         f"curl -s {listen}/api/v1/balances {who}",
-        f"curl -s {listen}/api/v1/internal_transfer {who} -H 'Content-Type: application/json' -d '{wish}'",
+        f"curl -s {listen}/api/v1/internal_transfer {who} -H 'Content-Type: application/json' -d '{request}'",
         f"curl -s '{listen}/api/v1/internal_transfer?limit=5' {who}",
     ]

@@ -1,4 +1,4 @@
-"""Versioned documents: what chains, wallets and policies say, with four eyes where a change could move money."""
+"""Versioned documents for chains, wallets and policies; two people where a change could move money."""
 
 from bursar.documents.cache import DOCUMENTS_S, Current
 from bursar.documents.documents import Documents

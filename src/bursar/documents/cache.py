@@ -1,8 +1,8 @@
-"""The current versions as one process knows them: at most `DOCUMENTS_S` seconds old, or the caller gets an error.
+"""A cache of the current versions: at most `DOCUMENTS_S` seconds old, or the caller gets an error.
 
 A number in the database moves with every change of any document. The cache compares it, and reads what has changed
-since. If the database does not answer, what is known is not used past its age: a policy that was tightened meanwhile
-would be ignored.
+since. If the database does not answer, cached versions are not used past that age: a policy that was tightened
+meanwhile would be ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bursar.model.documents import Document, hash_of
 from bursar.model.errors import DatabaseCorrupt
 from bursar.store import Store
 
-DOCUMENTS_S = 2.0  # how old what a process knows may be when it is used
+DOCUMENTS_S = 2.0  # age at which a cached version is not used any more
 PAGE_MAX = 500  # documents read at once
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -40,7 +40,7 @@ class Cache:
         self._read_s = float("-inf")
 
     def expire(self) -> None:
-        """This process has changed something: look before the next use."""
+        """This process has changed a document: read before the next use."""
         self._read_s = float("-inf")
 
     async def names(self, kind: DocumentKind[T], *, fresh: bool) -> list[str]:

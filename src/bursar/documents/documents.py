@@ -2,8 +2,8 @@
 
 A change names the version that it is based on, and is refused if that is no longer the current one (compare-and-set).
 Changes of documents happen one after the other; the key (kind, name, version) of the table has the last word. Where a
-change needs two people, the first one's put is a proposal. Another person, for whom a look-alike name does not pass,
-approves exactly its hash. A put or an approval whose answer was lost is repeated, and returns what it has made.
+change needs two people, the first one's put is a proposal. Another person approves exactly its hash; a look-alike of
+the author's name is refused. A put or an approval whose answer was lost is repeated, and returns what it has made.
 
 What a kind is and what is hashed is in `bursar.model`. Not here: which kinds there are. The features that read
 documents declare those.
@@ -94,12 +94,12 @@ class Documents:
         """Put a body; None: retire what is there."""
         person, why, retired = check_actor(author), check_reason(reason), new is None
         try:
-            async with self._store.transaction() as unit:
-                number = await unit.documents.lock()
-                head = await _head(unit, kind.name, name)
+            async with self._store.transaction() as tx:
+                number = await tx.documents.lock()
+                head = await _head(tx, kind.name, name)
                 current = head.version if head else 0
                 if current != base:
-                    done = await unit.documents.version(kind.name, name, base + 1) if 0 <= base < current else None
+                    done = await tx.documents.version(kind.name, name, base + 1) if 0 <= base < current else None
                     if done is not None and repeats(done, body=text, retired=retired, author=person):
                         return intact(done)
                     raise DocumentMoved(kind.name, name, base, current)
@@ -107,7 +107,7 @@ class Documents:
                     raise InvalidDocument(kind.name, name, f"version {current} says the same")
                 made = draft(head, kind=kind.name, name=name, body=text, retired=retired, author=person, reason=why)
                 needs_two = kind.retiring_needs_two if new is None else kind.judge(name, head, new)
-                return await (_propose(unit, made) if needs_two else _insert(unit, number, made))
+                return await (_propose(tx, made) if needs_two else _insert(tx, number, made))
         finally:
             self._cache.expire()  # also if the answer to COMMIT was lost: it may be there
 
@@ -116,13 +116,13 @@ class Documents:
         self._declared(kind)
         person, why = check_actor(actor), check_reason(reason)
         try:
-            async with self._store.transaction() as unit:
-                number = await unit.documents.lock()
-                head = await _head(unit, kind.name, name)
+            async with self._store.transaction() as tx:
+                number = await tx.documents.lock()
+                head = await _head(tx, kind.name, name)
                 current = head.version if head else 0
-                made = await unit.documents.proposal(kind.name, name)
+                made = await tx.documents.proposal(kind.name, name)
                 if made is None or made.hash != hash_:
-                    done = await unit.documents.of_hash(kind.name, name, hash_)
+                    done = await tx.documents.of_hash(kind.name, name, hash_)
                     if done is None:
                         raise UnknownProposal(kind.name, name, hash_.hex(), made.hash.hex() if made else "none")
                     if done.approved_by == person:
@@ -137,9 +137,9 @@ class Documents:
                     raise DatabaseCorrupt(f"the proposal for {kind.name} {name}", "it is not what its hash says")
                 if not made.retired:
                     kind.judge(name, head, kind.read(made))  # the program may be another one than the author's
-                document = await _insert(unit, number, made, approved_by=person, approved_reason=why)
-                await unit.documents.drop_proposal(kind.name, name)
-                await _note(unit, APPROVED, made, actor=person, reason=why, proposed_by=made.author)
+                document = await _insert(tx, number, made, approved_by=person, approved_reason=why)
+                await tx.documents.drop_proposal(kind.name, name)
+                await _note(tx, APPROVED, made, actor=person, reason=why, proposed_by=made.author)
                 return document
         finally:
             self._cache.expire()
@@ -148,13 +148,13 @@ class Documents:
         """Drop the open proposal of this hash, any person's; whether there was one."""
         self._declared(kind)
         person, why = check_actor(actor), check_reason(reason)
-        async with self._store.transaction() as unit:
-            await unit.documents.lock()
-            made = await unit.documents.proposal(kind.name, check_name(name))
+        async with self._store.transaction() as tx:
+            await tx.documents.lock()
+            made = await tx.documents.proposal(kind.name, check_name(name))
             if made is None or made.hash != hash_:
                 return False
-            await unit.documents.drop_proposal(kind.name, name)
-            await _note(unit, WITHDRAWN, made, actor=person, reason=why, proposed_by=made.author)
+            await tx.documents.drop_proposal(kind.name, name)
+            await _note(tx, WITHDRAWN, made, actor=person, reason=why, proposed_by=made.author)
             return True
 
     # --- read from the database --------------------------------------------------------------------------------------
@@ -230,36 +230,36 @@ class Documents:
             raise ValueError(f"another kind is declared as {kind.name}")
 
 
-async def _head(unit: Tables, kind: str, name: str) -> Document | None:
-    head = await unit.documents.head(kind, check_name(name))
+async def _head(tx: Tables, kind: str, name: str) -> Document | None:
+    head = await tx.documents.head(kind, check_name(name))
     return None if head is None else intact(head)
 
 
-async def _propose(unit: Tables, made: Proposal) -> Proposal:
+async def _propose(tx: Tables, made: Proposal) -> Proposal:
     """Open a proposal. It replaces one of the same author, and one whose base is no longer current."""
-    before = await unit.documents.proposal(made.kind, made.name)
+    before = await tx.documents.proposal(made.kind, made.name)
     if before is not None and before.base == made.base:
         if before.author != made.author:
             raise ProposalOpen(made.kind, made.name, before.author, before.hash.hex())
         if before.hash == made.hash:
-            return before  # its author asks again, having lost the answer
-    at_us = await unit.documents.propose(made)
-    await _note(unit, PROPOSED, made, actor=made.author, reason=made.reason)
+            return before  # its author retries after a lost answer
+    at_us = await tx.documents.propose(made)
+    await _note(tx, PROPOSED, made, actor=made.author, reason=made.reason)
     return msgspec.structs.replace(made, at_us=at_us)
 
 
 async def _insert(
-    unit: Tables, number: int, made: Proposal, *, approved_by: str = "", approved_reason: str = ""
+    tx: Tables, number: int, made: Proposal, *, approved_by: str = "", approved_reason: str = ""
 ) -> Document:
     """Make a version of it. `number` is that of the newest version of all, which this transaction has locked."""
-    document = await unit.documents.insert(number + 1, made, approved_by=approved_by, approved_reason=approved_reason)
+    document = await tx.documents.insert(number + 1, made, approved_by=approved_by, approved_reason=approved_reason)
     if document is None:  # the table's key has the last word
-        head = await unit.documents.head(made.kind, made.name)
+        head = await tx.documents.head(made.kind, made.name)
         raise DocumentMoved(made.kind, made.name, made.base, head.version if head else 0)
     return document
 
 
-async def _note(unit: Tables, action: str, made: Proposal, *, actor: str, reason: str, proposed_by: str = "") -> None:
+async def _note(tx: Tables, action: str, made: Proposal, *, actor: str, reason: str, proposed_by: str = "") -> None:
     """Proposals come and go; what people did with them is kept."""
     name = f"{made.kind}/{made.name}"
-    await unit.actions.note(action, SUBJECT, name, actor=actor, reason=reason, proposed_by=proposed_by)
+    await tx.actions.note(action, SUBJECT, name, actor=actor, reason=reason, proposed_by=proposed_by)

@@ -1,1 +1,1 @@
-"""The pure model: what is right, decided with plain values. No IO, no clock, no randomness, no await."""
+"""The pure model: decisions about money, made with plain values. No IO, no clock, no randomness, no await."""

@@ -21,9 +21,7 @@ from bursar.model.money import Asset, _from_decimal, len16
 PATH_LENGTH_MAX = 128
 NAME_LENGTH_MAX = 64
 HELD = "held"  # the account where held money sits; only holds move it, each its own posting
-TRANSIT = (
-    "transit"  # and all below it: where flows keep what is on its way; only they move it, each its own posting (T36)
-)
+TRANSIT = "transit"  # and all below it: money in flight; only flows move it, each its own posting (T36)
 MAIN_BOOK = "main"
 
 FUNDING_ENDS = "user"  # `user:1001:funding` is the funding account of user 1001, whose other accounts are at cores
@@ -40,7 +38,7 @@ _FLOOR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")  # ASCII digits only
 
 
 class AccountStatus(StrEnum):
-    """Whether an account takes part."""
+    """Whether an account may pay and be paid."""
 
     ACTIVE = "active"
     FROZEN = "frozen"
@@ -48,7 +46,7 @@ class AccountStatus(StrEnum):
 
 
 class NoOverdraft(msgspec.Struct, frozen=True, tag="no_overdraft", tag_field="policy"):
-    """Pays only with what it has. Guarded by the postings themselves: one can only spend what is live."""
+    """Pays only with what it has. Guarded by the postings themselves: only a live one can be spent."""
 
 
 class CappedOverdraft(msgspec.Struct, frozen=True, tag="capped_overdraft", tag_field="policy"):
@@ -123,7 +121,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def capped(self) -> bool:
-        """Whether a guarded balance stands between it and its floor."""
+        """Whether a guarded balance enforces its floor."""
         return isinstance(self.policy, CappedOverdraft)
 
     @cached_property
@@ -178,8 +176,8 @@ def changed(
 
 
 def close_may_freeze(head: Account, closing: Closing | None) -> bool:
-    """Whether the freeze of this account would be a close's own, to be lifted by it: it is active, or only another
-    close has frozen it. The freeze of a person stays a person's."""
+    """Whether a close that freezes this account now may lift that freeze: it is active, or only another close has
+    frozen it. A close never lifts an operator's freeze."""
     return head.status is AccountStatus.ACTIVE or closing is not None
 
 
@@ -250,7 +248,7 @@ def check_path(path: str) -> str:
 
 
 def check_open_path(path: str) -> str:
-    """The same path, or a refusal: entries from outside leave alone what is held and what is on its way."""
+    """The same path, or a refusal: entries of callers can't touch held money or money in flight."""
     path = check_path(path)
     if path == HELD:
         raise InvalidEntry(f"account {HELD} belongs to holds; use authorize, confirm and void")
@@ -260,7 +258,7 @@ def check_open_path(path: str) -> str:
 
 
 def by_number(path: str) -> bool:
-    """Whether its postings are each consumed by number, so that nobody may merge them (T36)."""
+    """Whether its postings are each consumed by number, so that `compact` must not merge them (T36)."""
     return path == HELD or path.partition(":")[0] == TRANSIT
 
 
@@ -315,5 +313,6 @@ class Book(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return not self.assets or code in self.assets
 
     def admits_account(self, path: str) -> bool:
-        """Whether the account, or a parent of it, is listed. Held money belongs to whoever held it."""
+        """Whether the account, or a parent of it, is listed. `held` is in every book: its money belongs to the accounts
+        that set it aside."""
         return not self.accounts or path == HELD or any(path == p or path.startswith(p + ":") for p in self.accounts)

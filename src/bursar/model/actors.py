@@ -36,7 +36,7 @@ def check_actor(name: object) -> str:
 
 
 def check_reason(reason: str) -> str:
-    """Why somebody does something, as it is kept: text that any database can store."""
+    """An operator's reason, as it is stored: text that any database can store."""
     clean = reason.replace("\x00", "?").replace("\x1f", "?").encode("utf-8", "replace").decode()
     if not reason.strip() or len(reason) > REASON_LENGTH_MAX or reason != clean:
         raise InvalidName("reason", clean[:80], f"say why, in 1 to {REASON_LENGTH_MAX} characters")
@@ -44,11 +44,11 @@ def check_reason(reason: str) -> str:
 
 
 def same_person(one: str, other: str) -> bool:
-    """Whether two names are one person's, or look so much alike that nobody could tell."""
+    """Whether two names are one person's, or look so much alike that a reader could not tell."""
     return _skeleton(one) == _skeleton(other)
 
 
 def _skeleton(name: str) -> str:
-    """What is left of a name when everything that looks alike is written in one way."""
+    """The name with characters that look alike replaced by one of them."""
     plain = _ALIAS.sub("", name.strip().casefold())
     return plain.translate(_ALIKE).replace("rn", "m").replace("vv", "w")

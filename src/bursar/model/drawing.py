@@ -19,8 +19,8 @@ from xml.sax.saxutils import escape, quoteattr
 # look → what the legend says, and its colours. Two colours with a bar between them are one by day and one in the dark.
 LOOKS = {
     "rest": ("moves on by itself", "fill:#f1f5f9|#1e293b;stroke:#94a3b8|#64748b"),
-    "call": ("calls somebody outside", "fill:#dbeafe|#172a54;stroke:#3b82f6|#60a5fa"),
-    "wait": ("waits to be told", "fill:#fef3c7|#42290a;stroke:#d97706|#fbbf24"),
+    "call": ("calls another system", "fill:#dbeafe|#172a54;stroke:#3b82f6|#60a5fa"),
+    "wait": ("waits for an event", "fill:#fef3c7|#42290a;stroke:#d97706|#fbbf24"),
     "end": ("end", "fill:#dcfce7|#0b3320;stroke:#16a34a|#4ade80"),
     "back": ("end, money with its owner", "fill:#ede9fe|#2e1f57;stroke:#8b5cf6|#a78bfa"),
 }
@@ -66,7 +66,7 @@ class Line:
     source: str
     target: str
     labels: tuple[str, ...]  # one row each
-    events: tuple[str, ...]  # all of them, for whoever points at the line
+    events: tuple[str, ...]  # all of them, shown as the line's tooltip
 
     @property
     def width(self) -> float:
@@ -107,11 +107,11 @@ def _mermaid_id(name: str) -> str:
 
 @dataclass(eq=False)
 class _Spot:
-    """Something that takes a place in a row: a box, a label, or a bend of a line that passes through."""
+    """Anything that takes a place in a row: a box, a label, or a bend of a line that passes through."""
 
     left: float  # how far it reaches to either side of x
     right: float
-    gap: float  # how much air it wants
+    gap: float  # the least space beside it
     height: float = 0.0
     pull: float = 1.0  # how hard it pulls at its neighbours: what should be straight pulls hardest
     x: float = 0.0
@@ -123,7 +123,7 @@ class _Spot:
 
 @dataclass
 class Layout:
-    """Where everything is. To find that out takes longer than to draw it, and depends on the picture alone: keep it."""
+    """Where everything is. It takes longer to compute than to draw, and depends on the picture alone: cache it."""
 
     picture: Picture
     boxes: dict[str, _Spot]
@@ -224,21 +224,21 @@ def _place(rows: list[list[_Spot]]) -> None:
         for row in rows if sweep % 2 == 0 else reversed(rows):
             near = [[(other.x, spot.pull * other.pull) for other in spot.above + spot.below] for spot in row]
             weights = [sum(pull for _, pull in pulls) for pulls in near]
-            wishes = [sum(x * pull for x, pull in pulls) / sum(pull for _, pull in pulls) for pulls in near]
+            wanted = [sum(x * pull for x, pull in pulls) / sum(pull for _, pull in pulls) for pulls in near]
             gaps = [a.right + max(a.gap, b.gap) + b.left for a, b in pairwise(row)]
-            for spot, x in zip(row, _spread(wishes, gaps, weights), strict=True):
+            for spot, x in zip(row, _spread(wanted, gaps, weights), strict=True):
                 spot.x = x
     left = min(spot.x - spot.left for spot in chain.from_iterable(rows))
     for spot in chain.from_iterable(rows):
         spot.x += MARGIN - left
 
 
-def _spread(wishes: Sequence[float], gaps: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The places nearest to the wishes, in order and `gaps` apart (pooling adjacent violators)."""
-    offsets = list(accumulate(gaps, initial=0.0))[: len(wishes)]
+def _spread(wanted: Sequence[float], gaps: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The places nearest to the desired ones, in order and `gaps` apart (pooling adjacent violators)."""
+    offsets = list(accumulate(gaps, initial=0.0))[: len(wanted)]
     pools: list[tuple[float, float, int]] = []  # where, how heavy, how many
-    for wish, offset, weight in zip(wishes, offsets, weights, strict=True):
-        pool = (wish - offset, weight, 1)
+    for want, offset, weight in zip(wanted, offsets, weights, strict=True):
+        pool = (want - offset, weight, 1)
         while pools and pools[-1][0] > pool[0]:
             x, heavy, many = pools.pop()
             pool = ((x * heavy + pool[0] * pool[1]) / (heavy + pool[1]), heavy + pool[1], many + pool[2])
@@ -389,7 +389,7 @@ def _legend(picture: Picture, width: float, y: float) -> tuple[list[str], float]
 
 
 def _style() -> str:
-    """One sheet for both lights. Every rule is below our own class: a style in an inline SVG is the whole page's."""
+    """One sheet for light and dark. Every rule is below our own class: a style in an inline SVG is the whole page's."""
     sheet = STYLE + "".join(f".{look} .box{{{colours}}}\n" for look, (_, colours) in LOOKS.items())
     sheet = "".join(f".bursar-machine {rule}" for rule in sheet.splitlines())
     return f"{_lit(sheet, 1)}@media (prefers-color-scheme:dark){{{_lit(sheet, 2)}}}"

@@ -102,7 +102,7 @@ class HoldChange(msgspec.Struct, frozen=True, kw_only=True):
     state: HoldState
     owner: str = ""  # the record it belongs to: only a move of that one, in the same change, makes or settles it (W34)
     expires_us: int | None = None
-    lasts_us: int | None = None  # how long it was asked to last: what a repeated request is compared with
+    lasts_us: int | None = None  # its requested duration: what a repeated request is compared with
     posting: int = 0  # the posting held before; kept when the entry holds nothing any more
 
 
@@ -119,8 +119,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reverses: int = 0  # number of the envelope this one reverses
     consume: tuple[int, ...] = ()  # postings that must be consumed, by number (holds, transit, reversal)
     merge: str = ""  # COMPACT: the account whose postings are merged
-    hold: HoldChange | None = None  # how this entry changes a hold, in the same unit
-    no_overdraft: bool = False  # whoever pays must have it, whatever overdraft the account's policy allows (T42)
+    hold: HoldChange | None = None  # how this entry changes a hold, in the same transaction
+    no_overdraft: bool = False  # the payer's balance must cover it, whatever overdraft its policy allows (T42)
     outside: bool = False  # books what has happened outside: neither a freeze nor a suspended asset refuses it (T35)
 
     def deltas(self) -> dict[tuple[str, str], int]:
@@ -174,7 +174,7 @@ def check_key(key: str) -> str:
 
 
 def check_text(what: str, text: str) -> str:
-    """The same text of people or programs outside, or a refusal."""
+    """The same text, which comes from outside, or a refusal."""
     if type(text) is not str:
         text = plain_text(what, text)
     if not 0 < len(text) <= KEY_LENGTH_MAX or not text.isprintable():
@@ -197,7 +197,7 @@ def encode_metadata(metadata: Mapping[str, Any]) -> str:
 
 
 def _check_metadata(value: object, depth: int = 0) -> None:
-    """What JSON can't say, or would say differently, is refused; and what could be written, but not read again."""
+    """Refuse what JSON can't express exactly, and what could be written but not read again."""
     if depth > METADATA_DEPTH_MAX:
         raise InvalidEntry(f"its metadata is nested deeper than {METADATA_DEPTH_MAX}")
     if isinstance(value, float) and not isfinite(value):

@@ -69,7 +69,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         head = _head(self.kind, self.reverses, self.book.name_bytes, self.scope)
         counts = (len(self.accounts), len(self.assets), len(self.legs), len(self.consumes), len(self.creates))
         if counts == (2, 1, 1, 1, 2):
-            # Most envelopes: one posting becomes change and a payment. The same as below, in one go.
+            # Most envelopes: one posting becomes change and a payment. The same as below, in one expression.
             (leg,), (spent,), (left, paid) = self.legs, self.consumes, self.creates
             (first, second), (asset,) = self.accounts, self.assets
             if leg.asset == spent.asset == left.asset == paid.asset == asset.id:

@@ -1,9 +1,9 @@
-"""What can be refused, and why: every error a caller may meet, with its facts in fields.
+"""Errors: everything a caller may get, with its facts in fields.
 
 Three families, because callers do three different things with them:
 
 - `Refusal`: a definite no. Nothing was written; the same request will be refused again until something changes.
-- `Conflict`: somebody else was faster, too often. Nothing was written; the same request may be tried again.
+- `Conflict`: other transactions were faster, too often. Nothing was written; the same request may be tried again.
 - `StoreError`: the database is newer, older, read-only, locked, gone or full; `OutcomeUnknown` names the key to ask by.
 
 `code` is stable and machine-readable; `str(error)` is one line a person can act on; `facts` is what `--json` prints.
@@ -24,7 +24,7 @@ class BursarError(Exception):
 
     def __str__(self) -> str:
         said = self.text.format(**{f.name: getattr(self, f.name) for f in fields(self)})
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in said)  # or no log could take it
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in said)  # or no log could print it
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class InvalidState(Refusal):
 
 @dataclass(eq=False)
 class RecordMoved(Refusal):
-    """Somebody else has moved the record, or made it."""
+    """Another transaction has moved the record, or made it."""
 
     flow: str
     id: str
@@ -432,7 +432,7 @@ class HoldTooSmall(Refusal):
 
 @dataclass(eq=False)
 class Conflict(BursarError):
-    """Somebody else was faster, too often. Nothing was written; try again with the same key."""
+    """Other transactions were faster, too often. Nothing was written; try again with the same key."""
 
     what: str
     tries: int

@@ -59,7 +59,7 @@ class LedgerState:
             self.pools[key] = Pool([(abs(p.amount), -p.id) for p in postings], complete)
 
     def extend_pool(self, key: PoolKey, postings: list[Posting], *, complete: bool) -> None:
-        """More of a pool: postings that it had not known of."""
+        """More postings of a pool, which it did not know of."""
         for p in postings:
             self.live[p.id] = p
         pool = self.pools[key]
@@ -69,7 +69,7 @@ class LedgerState:
     def apply(self, plan: Plan) -> None:
         """An envelope is accepted: spend and create."""
         live, pools = self.live, self.pools
-        for p in plan.envelope.consumes:  # as `_die` and `_live` do, without calling them: every entry comes by here
+        for p in plan.envelope.consumes:  # `_die` and `_live` inlined: every entry runs this
             live.pop(p.id, None)
             pool = pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
             if pool is not None:

@@ -1,7 +1,7 @@
-"""Outcomes: what a call to somebody outside can have said, and what each answer allows.
+"""Outcomes: how a call to another system can end, and what each outcome allows.
 
-There are two answers that we know the meaning of, and four ways of not knowing. Not knowing is never a "no": the other
-side may have moved the money and the reply been lost, so giving it back would pay twice (specification 000 §2.3, T1).
+Two outcomes are definite, four are unknown. An unknown is never a refusal: the other side may have moved the money and
+the reply been lost, so giving it back would pay twice (specification 000 §2.3, T1).
 
 Not here: which reply of which rail is which outcome (rails/), and when to call again (retry).
 """
@@ -13,14 +13,14 @@ from typing import assert_never
 
 
 class Outcome(StrEnum):
-    """What a call said. Every exception that an adapter lets slip is `UNKNOWN`."""
+    """How a call ended. Every exception from an adapter is `UNKNOWN`."""
 
     SUCCESS = "SUCCESS"  # it happened, durably
     EXPLICIT_FAIL = (
         "EXPLICIT_FAIL"  # it did not and never will: a refusal on the rail's written list, or proof of death
     )
     TIMEOUT = "TIMEOUT"  # no reply in time
-    PENDING = "PENDING"  # the other side is still at it
+    PENDING = "PENDING"  # the other side is still working on it
     NETWORK_ERROR = "NETWORK_ERROR"  # the connection broke, before or after the effect
     UNKNOWN = "UNKNOWN"  # anything else at all
 

@@ -1,7 +1,7 @@
-"""validate_and_plan: the one place that says a commit is right.
+"""validate_and_plan: the one place that decides whether a commit is right.
 
-It trusts nobody, least of all `resolve`: a hand-made envelope gets the same treatment. The checks run in this order,
-and the first that fails names the refusal, so that an envelope is always refused for the same reason:
+It trusts no caller, not even `resolve`: a hand-made envelope gets the same checks. The checks run in this order, and
+the first that fails names the refusal, so that an envelope is always refused for the same reason:
 
  1. shape: something is consumed or created (InvalidEntry), within 65,535 each (TooManyPostings)
  2. no posting twice (DuplicateConsume)
@@ -47,38 +47,38 @@ from bursar.model.postings import POSTINGS_MAX
 
 def validate_and_plan(
     envelope: Envelope,
-    ground: LedgerState,
+    state: LedgerState,
     pins: tuple[tuple[str, bytes], ...] = (),
     *,
     no_overdraft: bool = False,
     outside: bool = False,
 ) -> Plan:
-    """Check an envelope against the ground; return what to write, or raise the refusal.
+    """Check an envelope against the ledger's state; return what to write, or raise the refusal.
 
-    With `no_overdraft`, whoever pays must have it, whatever the policy allows (T42). With `outside`, it books what has
-    happened outside: neither a freeze nor a suspended asset refuses it (T35).
+    With `no_overdraft`, the payer's balance must cover it, whatever the policy allows (T42). With `outside`, it books
+    what has happened outside: neither a freeze nor a suspended asset refuses it (T35).
     """
-    if not pins and _plainly_right(envelope, ground, no_overdraft):
+    if not pins and _fast_path_valid(envelope, state, no_overdraft):
         return Plan(envelope, envelope.id(), ())
     _check_shape(envelope)
     _check_book(envelope, outside)
     wanted = _wanted(envelope)
-    _check_accounts(envelope, ground, wanted, pins, outside)
+    _check_accounts(envelope, state, wanted, pins, outside)
     accounts = {a.id: a for a in envelope.accounts}
     assets = {a.id: a for a in envelope.assets}
-    got = _check_value(envelope, ground, accounts, assets)
+    got = _check_value(envelope, state, accounts, assets)
     if got != wanted:  # equal, value is conserved too: every movement takes what it gives
         _check_difference(envelope, assets, got, wanted)
     if no_overdraft:
         _check_guarded(accounts, assets, got)
     guarded = any(a.capped for a in envelope.accounts)
-    floors = _check_floors(ground, accounts, assets, got, no_overdraft) if guarded else ()
+    floors = _check_floors(state, accounts, assets, got, no_overdraft) if guarded else ()
     return Plan(envelope, envelope.id(), floors)
 
 
-def _plainly_right(envelope: Envelope, ground: LedgerState, no_overdraft: bool = False) -> bool:
+def _fast_path_valid(envelope: Envelope, state: LedgerState, no_overdraft: bool = False) -> bool:
     """All nine checks at once for most envelopes: one account pays another with one posting or none, neither has an
-    overdraft, the book has no limits. It only ever says yes; whatever it is not sure of gets the full treatment.
+    overdraft, the book has no limits. It only ever accepts; what it is not sure of gets the full checks.
     """
     legs, consumes, creates, accounts = envelope.legs, envelope.consumes, envelope.creates, envelope.accounts
     if len(legs) != 1 or len(consumes) > 1 or not 1 <= len(creates) <= 2 or len(accounts) != 2:
@@ -89,7 +89,7 @@ def _plainly_right(envelope: Envelope, ground: LedgerState, no_overdraft: bool =
     if book.assets or book.accounts or envelope.kind is EntryKind.COMPACT:
         return False
     for account in accounts:
-        if ground.accounts.get(account.path) is not account or account.book:
+        if state.accounts.get(account.path) is not account or account.book:
             return False
         if account.status is not AccountStatus.ACTIVE or (account.pays_from_postings and not account.no_overdraft):
             return False
@@ -107,7 +107,7 @@ def _plainly_right(envelope: Envelope, ground: LedgerState, no_overdraft: bool =
     rest = -minor
     if consumes:
         spent = consumes[0]
-        if ground.live.get(spent.id) != spent or spent.account != source or spent.asset != number:
+        if state.live.get(spent.id) != spent or spent.account != source or spent.asset != number:
             return False
         rest += spent.amount
     if len(creates) == 1:
@@ -161,16 +161,16 @@ def _wanted(envelope: Envelope) -> dict[tuple[int, int], int]:
 
 def _check_accounts(
     envelope: Envelope,
-    ground: LedgerState,
+    state: LedgerState,
     wanted: dict[tuple[int, int], int],
     pins: tuple[tuple[str, bytes], ...],
     outside: bool,
 ) -> None:
     for path, snapshot in pins:
-        if ground.account(path).snapshot != snapshot:
+        if state.account(path).snapshot != snapshot:
             raise StalePin(path)
     for account in envelope.accounts:
-        head = ground.accounts.get(account.path)
+        head = state.accounts.get(account.path)
         if head is None:
             raise UnknownAccount(account.path)
         if head is not account and head.snapshot != account.snapshot:
@@ -185,11 +185,11 @@ def _check_accounts(
 
 
 def _check_value(
-    envelope: Envelope, ground: LedgerState, accounts: dict[int, Account], assets: dict[int, Asset]
+    envelope: Envelope, state: LedgerState, accounts: dict[int, Account], assets: dict[int, Asset]
 ) -> dict[tuple[int, int], int]:
     """Checks 5 and 6; returns what each (account, asset) gains or loses by the postings."""
     got: dict[tuple[int, int], int] = {}
-    live = ground.live
+    live = state.live
     for p in envelope.consumes:
         if live.get(p.id) != p:
             raise PostingNotLive(p.id)
@@ -216,7 +216,7 @@ def _check_value(
 def _check_difference(
     envelope: Envelope, assets: dict[int, Asset], got: dict[tuple[int, int], int], wanted: dict[tuple[int, int], int]
 ) -> None:
-    """Checks 7 and 8, where the postings are not to the letter what the movements say."""
+    """Checks 7 and 8, where the postings are not exactly what the movements say."""
     for number, asset in assets.items():
         consumed = sum(p.amount for p in envelope.consumes if p.asset == number)
         created = sum(p.amount for p in envelope.creates if p.asset == number)
@@ -235,7 +235,7 @@ def _check_guarded(accounts: dict[int, Account], assets: dict[int, Asset], got: 
 
 
 def _check_floors(
-    ground: LedgerState,
+    state: LedgerState,
     accounts: dict[int, Account],
     assets: dict[int, Asset],
     got: dict[tuple[int, int], int],
@@ -247,11 +247,11 @@ def _check_floors(
         floor = account.floor(asset)
         if floor is None or change == 0:
             continue
-        before = ground.balances[account_id, asset_id]
+        before = state.balances[account_id, asset_id]
         if no_overdraft and change < 0 and before + change < 0:
             needed, there = (format_minor(minor, asset.precision) for minor in (-change, before))
             raise InsufficientFunds(account.path, asset.code, needed, there)
-        # Paying in is always welcome, even to an account that a stricter policy has left below its floor.
+        # Paying in is always allowed, even to an account that a stricter policy has left below its floor.
         if change < 0 and before + change < floor:
             raise FloorExceeded(
                 account.path,

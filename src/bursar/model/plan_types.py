@@ -8,7 +8,7 @@ from bursar.model.envelope import Envelope
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """A commit that is right on the ground it was checked on."""
+    """A commit that is right on the state it was checked on."""
 
     envelope: Envelope
     id: bytes

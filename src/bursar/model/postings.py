@@ -2,7 +2,7 @@
 
 A posting's number says where it came from: the number of its envelope shifted left by 16 bits, plus its place in it.
 Lifecycle: live → (reserved → live) → spent. *Live* is a row in a disposable table; *spent* is a row that names the
-spender. Reservations exist only where the store can't do several things in one unit (split mode).
+spender. Reservations exist only where the store can't do several statements in one transaction (split mode).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SEQ_MAX = 2 ** (63 - INDEX_BITS) - 1
 
 
 class PostingState(StrEnum):
-    """Where a posting is in its life."""
+    """Where a posting is in its lifecycle."""
 
     LIVE = "live"
     RESERVED = "reserved"

@@ -60,7 +60,7 @@ class ExistingEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredPosting(msgspec.Struct, frozen=True, kw_only=True):
-    """A posting with where it is in its life."""
+    """A posting with its place in the lifecycle."""
 
     posting: Posting
     state: PostingState
@@ -91,7 +91,7 @@ class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was answered to an operation."""
+    """The stored answer to an operation (an idempotency record)."""
 
     fingerprint: str
     outcome: Outcome
@@ -164,7 +164,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a person should look at."""
+    """An alert for operators."""
 
     record: int  # 0: the system as a whole
     reason: str
@@ -185,13 +185,13 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     at_us: int
     two_people: bool = False  # whether two people are needed to lift it (T47)
-    proposed_by: str = ""  # the first of them; "" for nobody yet
+    proposed_by: str = ""  # the first of them; "": no proposal yet
     proposed_reason: str = ""
     age_us: int = 0  # since it was set, by the database's clock
 
 
 class OperatorAction(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of what operators did."""
+    """One action of an operator."""
 
     number: int
     action: str
@@ -204,7 +204,7 @@ class OperatorAction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForcedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call whose end two people decided; its rail is asked until it says what happened (T34)."""
+    """A call whose outcome two operators forced; its rail is queried until it says what happened (T34)."""
 
     record: int
     version: int  # of the record while it was calling

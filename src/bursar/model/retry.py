@@ -1,6 +1,6 @@
-"""Retry: when to call again, and when to call a person. Pure; chance comes in as a number.
+"""Retry: when to call again, and when to raise an alert. Pure; chance comes in as a number.
 
-Back-off is exponential with jitter and a cap, and never gives up: only evidence ends a record, not impatience.
+Back-off is exponential with jitter and a cap, and never gives up: only evidence ends a record, never a number of tries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Retry:
     first_s: float = 0.2
     factor: float = 2.0
     cap_s: float = 60.0
-    jitter: float = 0.5  # part of the delay that is left to chance, so that a crowd does not come back together
+    jitter: float = 0.5  # random part of the delay, so that many records do not retry at the same moment
 
     def __post_init__(self) -> None:
         within = 0 < self.first_s <= self.cap_s <= CAP_MAX_S and 1 <= self.factor <= FACTOR_MAX
@@ -37,14 +37,14 @@ class Retry:
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """When a record is worth a person's time: after so many calls in a state or so long in it, whichever is earlier."""
+    """When a record raises an alert: after so many calls in a state or so long in it, whichever is earlier."""
 
     reason: str
     severity: str = "warning"  # or "critical"
-    state: str = ""  # "": any that is not terminal, also one in which nobody is called
+    state: str = ""  # "": any that is not terminal, also one without a call
     tries: int | None = None
     seconds: float | None = None
-    outcome: Outcome | None = None  # only if the last call said this
+    outcome: Outcome | None = None  # only if the last call ended so
     whole_life: bool = False  # whether the seconds count from the record's creation, not from its state's start
 
     def rings(self, state: str, attempt: int, age_us: int, outcome: Outcome | None, life_us: int = 0) -> bool:
@@ -58,12 +58,12 @@ class Alarm:
         return tried or (self.seconds is not None and abs(self.counts(age_us, life_us)) >= self.seconds * 1e6)
 
     def counts(self, age_us: int, life_us: int) -> int:
-        """The age that it looks at."""
+        """The age that counts for it."""
         return max(age_us, life_us) if self.whole_life else age_us
 
 
 def until_alarm_us(alarms: Iterable[Alarm], state: str, age_us: int, life_us: int = 0) -> int | None:
-    """How long until the next alarm rings for its age alone; None if no further one does."""
+    """How long until age alone raises the next alert; None if it raises no further one."""
     left_us = [
         int(a.seconds * 1e6) - a.counts(age_us, life_us)
         for a in alarms

@@ -48,7 +48,7 @@ class Pool:
         return chosen, total
 
     def put(self, magnitude: int, number: int) -> None:
-        """A posting has come to life."""
+        """A posting is live from now on."""
         insort(self.items, (magnitude, -number))
 
     def drop(self, magnitude: int, number: int) -> None:

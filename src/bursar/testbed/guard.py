@@ -43,10 +43,10 @@ class Guard:
         with self._lock:
             self._pids.add(pid)
             if not self._tell():
-                os.kill(pid, signal.SIGKILL)  # too late: nobody would end it
+                os.kill(pid, signal.SIGKILL)  # too late: the guard would not end it
 
     def gone(self, pid: int) -> None:
-        """It has ended: its number may be somebody else's by now."""
+        """It has ended: its id may be another process's by now."""
         with self._lock:
             self._pids.discard(pid)
             self._tell()

@@ -1,8 +1,8 @@
-"""The load: users who move their money in both directions, and ask again after every kind of trouble.
+"""The load: users who move their money in both directions, and repeat requests after every failure.
 
-Every wish has a client_order_id and is sent until there is a definite answer. What is wished for, and how badly behaved
-the callers are, is a `Habits`: some wishes may be sent by several callers at once, some again much later, some be for
-more than there is; and now and then money arrives from outside, under a reference that is repeated just as stubbornly.
+Every request has a client_order_id and is sent until there is a definite answer. `Habits` says what is requested and
+how callers misbehave: some requests are sent by several callers at once, some again much later, some are for more than
+there is. Now and then money arrives from outside, under a reference that is repeated in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAIR = frozenset({"INSUFFICIENT_BALANCE", "ACCOUNT_FROZEN", "SOURCE_ACCOUNT_NOT_
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """What users wish for, and how. Shares are probabilities; amounts are smallest units."""
+    """What users request, and how. Shares are probabilities; amounts are smallest units."""
 
     users: range
     accounts: tuple[str, ...]
@@ -48,7 +48,7 @@ class Habits:
     impossible: float = 0.0  # more than there ever is
     quiet: range = range(0)  # more users with the same opening, for whom only `Load.once` asks
 
-    def wish(self, rng: random.Random, order: str) -> Ask:
+    def next_request(self, rng: random.Random, order: str) -> Ask:
         """The next one."""
         source, target = rng.sample(self.accounts, 2)
         kind = rng.random()
@@ -88,7 +88,7 @@ class Load:
         self._seed = seed
         self._again: queue.SimpleQueue[Ask] = queue.SimpleQueue()  # asks for others to send as well
         self._lock = threading.Lock()
-        self._over = threading.Event()  # no new wishes
+        self._over = threading.Event()  # no new requests
         self._give_up = float("inf")
         self._tokens = make_tokens(config, [*habits.users, *habits.quiet])
         self._threads = [
@@ -107,12 +107,13 @@ class Load:
         self._give_up = float("inf")
 
     def start(self) -> None:
-        """Let them loose."""
+        """Start the callers."""
         for thread in self._threads:
             thread.start()
 
     def finish(self, timeout_s: float) -> bool:
-        """No new wishes; everybody asks until there is an answer, or the time is up. Whether everybody got one."""
+        """No new requests; each caller repeats its own until there is an answer, or the time is up. Whether all got
+        one."""
         self._give_up = time.monotonic() + timeout_s
         self._over.set()
         for thread in self._threads:
@@ -120,8 +121,8 @@ class Load:
         return time.monotonic() < self._give_up
 
     def settle(self, timeout_s: float, sample: int) -> None:
-        """When everything is up and nothing is on its way: ask again where a lost request might have been carried out
-        after all, and for some others, which must get the answer that they got before."""
+        """When everything is up and nothing is in flight: repeat each lost request, which might have been carried out
+        after all, and some others, which must get the answer that they got before."""
         self._give_up = time.monotonic() + timeout_s
         rng = random.Random(self._seed)
         caller = Caller(self._addresses[0], timeout_s=TIMEOUT_S)
@@ -129,14 +130,14 @@ class Load:
         known = [ask for ask in self.asks if ask.was(Kind.ACCEPTED)]
         for ask in unsure:
             while not ask.is_settled and time.monotonic() < self._give_up:
-                # What was said before is about requests that are all dead by now; only the next answer counts.
+                # Earlier answers are about requests that are all over by now; only the next answer counts.
                 ask.said = []
                 self._until_definite(caller, rng, ask)
         for ask in rng.sample(known, min(sample, len(known))):
             self._until_definite(caller, rng, ask)
 
     def once(self, caller: Caller, ask: Ask) -> Said:
-        """Send a wish of somebody else's a single time; if there is no answer, `settle` asks again."""
+        """Send a given request a single time; if there is no answer, `settle` repeats it."""
         with self._lock:
             self.asks.append(ask)
         said = self._said(caller, "POST", TRANSFERS, str(ask.user), self._body(ask))
@@ -147,7 +148,7 @@ class Load:
         try:
             self._ask_and_ask(number)
         except Exception as error:
-            self._odd(f"caller {number} fell over: {error!r}")  # a load that grew less would prove less
+            self._odd(f"caller {number} failed: {error!r}")  # a load that grew less would prove less
             raise
 
     def _ask_and_ask(self, number: int) -> None:
@@ -166,7 +167,7 @@ class Load:
                 user, asset = rng.choice(habits.users), rng.choice(list(habits.assets))
                 self._deposit(caller, rng, user, asset, rng.randint(1, habits.opening // 10), f"wire-{number}-{made}")
                 continue
-            ask = habits.wish(rng, f"{number}-{made}")
+            ask = habits.next_request(rng, f"{number}-{made}")
             with self._lock:
                 self.asks.append(ask)
             if rng.random() < habits.several_at_once:
@@ -185,7 +186,7 @@ class Load:
                 break
             if time.monotonic() > self._give_up:
                 return
-            time.sleep(rng.random() * AGAIN_S)  # a caller waits before it asks again, or it would do nothing else
+            time.sleep(rng.random() * AGAIN_S)  # a caller waits before it retries, or it would do nothing else
         if said.kind is Kind.ACCEPTED and said.state not in ENDS and rng.random() < 0.3:
             ask.said.append(self._said(caller, "GET", f"{TRANSFERS}/{said.req_id}", str(ask.user), None))
 

@@ -33,12 +33,12 @@ STATES = {
     -30: "ROLLED_BACK",
 }
 AMOUNT_OFFSET = 2**127  # a SQLite amount is 16 bytes that sort as the numbers do
-# Alerts that may never be raised here, whatever dies; others only say that something takes long.
+# Alerts that must never be raised here, whatever dies; others only say that something takes long.
 ALARMING = ("contradiction", "booking refused", "can't be driven")
 ASK_S = 30.0
 AGAIN_S = 0.05
 
-# Not through the store: what is judged does not get to say what is there.
+# Not through the store: the system under test does not report on itself.
 TRANSFERS = """SELECT client_order_id, user_id, req_id, source_type, target_type, code, amount, state
     FROM {schema}transfers_tb JOIN {schema}assets ON assets.id = asset_id"""
 UNSPENT = """SELECT path, code, amount FROM {schema}postings
@@ -69,13 +69,13 @@ async def _select(url: str, statements: tuple[str, ...]) -> list[list[tuple[Any,
 
 
 def open_transfers(config: Config) -> int:
-    """How many transfers are not at their end."""
+    """How many transfers have not ended."""
     [rows] = select(config, TRANSFERS)
     return sum(STATES[row[7]] not in ENDS for row in rows)
 
 
 def look(config: Config, users: range) -> Found:
-    """Everything that is judged."""
+    """Everything that is checked."""
     transfers, unspent, stopped, alerts = select(config, TRANSFERS, UNSPENT, STOPPED, ALERTS)
     balances: Counter[Place] = Counter()
     for path, code, amount in unspent:
@@ -135,5 +135,5 @@ async def create_assets(config: Config, assets: dict[str, int]) -> None:
 
 
 def trouble(error: BaseException) -> bool:
-    """Whether looking failed because what we look at is away."""
+    """Whether the read failed because the database or a core is away."""
     return isinstance(error, BursarError | OSError | asyncpg.PostgresError | sqlite3.Error | TimeoutError)

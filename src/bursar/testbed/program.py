@@ -1,4 +1,4 @@
-"""A command of this very program as a process: started, killed, held still, started again."""
+"""A command of this program as a process: started, killed, stopped, started again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from bursar.testbed.guard import Guard
 
-# -P: a file of the current folder that happens to be called json.py is none of our business.
+# -P: a file of the current folder that happens to be called json.py must not be imported.
 COMMAND = (sys.executable, "-P", "-c", "from bursar.cli import main; main()", "--json")
 READY_S = 60.0
 STOP_S = 60.0
@@ -24,7 +24,7 @@ TAIL_BYTES = 2_000
 
 
 def environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with these settings and no others: those of whoever runs us mean another system."""
+    """Our environment with these settings and no others: those of our own caller mean another system."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("BURSAR_")}
     return inherited | {f"BURSAR_{name.upper()}": value for name, value in settings.items()}
 
@@ -66,7 +66,7 @@ class Program:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it lives and has said so."""
+        """Whether it runs and has printed that it is ready."""
         return bool(self.pid and self.fact)
 
     @property
@@ -76,7 +76,7 @@ class Program:
 
     def start(self) -> None:
         """Start it, and don't wait until it is ready."""
-        # In a thread, which Ctrl-C does not interrupt: a process that was started and not noted would be nobody's.
+        # In a thread, which Ctrl-C does not interrupt: a process that was started and not noted would not be ended.
         with ThreadPoolExecutor(1) as apart:
             apart.submit(self._bear).result()
 
@@ -110,11 +110,11 @@ class Program:
         self._wait()
 
     def pause(self) -> None:
-        """Hold it still, as a machine that is out of memory would."""
+        """Stop it for a while, as a machine that is out of memory would."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         self._signal(signal.SIGCONT)
 
     def stop(self, timeout_s: float = STOP_S) -> int:

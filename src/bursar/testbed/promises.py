@@ -1,8 +1,8 @@
-"""What was asked and what was promised, and the judgement on it. Pure: no IO, no clock.
+"""Requests and their answers, and whether every answer is true. Pure: no IO, no clock.
 
 An ask is one `client_order_id`, sent as often as it takes. The rules: it becomes at most one transfer; it became one if
-and only if somebody was told so; a request id or an end, once told, is true for ever; money is exactly where the ends
-of all transfers put it.
+and only if an answer said so; a request id or a terminal state, once answered, is true for ever; money is exactly where
+the terminal states of all transfers put it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Place = tuple[int, str, str]  # user, account type, asset
 
 
 class Kind(StrEnum):
-    """What an answer says about an ask."""
+    """What an answer says about a request."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
@@ -40,7 +40,7 @@ class Said:
 
 @dataclass
 class Ask:
-    """One wish, and all that was said about it."""
+    """One request, and all its answers."""
 
     order: str
     user: int
@@ -56,8 +56,8 @@ class Ask:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known if there is a transfer. A refusal tells nothing while a lost request may still be on its
-        way: that one could be carried out later."""
+        """Whether it is known if there is a transfer. A refusal proves nothing while a lost request may still be in
+        flight: that one could be carried out later."""
         return self.was(Kind.ACCEPTED) or (self.was(Kind.REFUSED) and not self.was(Kind.LOST))
 
 
@@ -77,7 +77,7 @@ class Row:
 
 @dataclass
 class Found:
-    """What is there in the end, read past the program under test where that is possible."""
+    """What is there in the end, read without the program under test where that is possible."""
 
     rows: list[Row] = field(default_factory=list)
     balances: dict[Place, int] = field(default_factory=dict)
@@ -97,9 +97,9 @@ def judge(asks: Iterable[Ask], deposits: Mapping[Place, int], found: Found) -> l
 def _told(asks: Iterable[Ask]) -> Iterable[str]:
     for ask in asks:
         if len(ids := {said.req_id for said in ask.said if said.req_id}) > 1:
-            yield f"{ask.order} was told to be several transfers: {', '.join(sorted(ids))}"
+            yield f"{ask.order} was answered as several transfers: {', '.join(sorted(ids))}"
         if len(ends := {said.state for said in ask.said if said.state in ENDS}) > 1:
-            yield f"{ask.order} was told to have ended in several ways: {', '.join(sorted(ends))}"
+            yield f"{ask.order} was answered with several terminal states: {', '.join(sorted(ends))}"
         if not ask.is_settled:
             yield f"{ask.order} never got a definite answer: {ask.said[-1] if ask.said else 'none at all'}"
 
@@ -109,26 +109,26 @@ def _rows(asks: Mapping[tuple[int, str], Ask], rows: list[Row]) -> Iterable[str]
     yield from (f"{order} is {n} transfers" for (_, order), n in count.items() if n > 1)
     accepted = {key for key, ask in asks.items() if ask.was(Kind.ACCEPTED)}
     yield from (f"{order} was accepted and is lost" for _, order in sorted(accepted - count.keys()))
-    yield from (f"{order} is there and nobody was told" for _, order in sorted(count.keys() - accepted))
+    yield from (f"{order} exists and was never acknowledged" for _, order in sorted(count.keys() - accepted))
     for row in rows:
         if row.state not in ENDS:
-            yield f"{row.order} ({row.req_id}) has not come to its end: {row.state}"
+            yield f"{row.order} ({row.req_id}) has not ended: {row.state}"
         if (ask := asks.get((row.user, row.order))) is not None:
             yield from _row(ask, row)
 
 
 def _row(ask: Ask, row: Row) -> Iterable[str]:
     if (ask.source, ask.target, ask.asset, ask.minor) != (row.source, row.target, row.asset, row.minor):
-        yield f"{row.order} is another transfer than was asked for: {row}"
+        yield f"{row.order} is not the transfer that was requested: {row}"
     for said in dict.fromkeys(ask.said):
         if said.req_id and said.req_id != row.req_id:
-            yield f"{row.order} was told to be {said.req_id} and is {row.req_id}"
+            yield f"{row.order} was answered as {said.req_id} and is {row.req_id}"
         if said.state in ENDS and said.state != row.state:
-            yield f"{row.order} was told to be {said.state} and is {row.state}"
+            yield f"{row.order} was answered as {said.state} and is {row.state}"
 
 
 def _money(deposits: Mapping[Place, int], found: Found) -> Iterable[str]:
-    """COMMITTED moved it, every other end did not."""
+    """COMMITTED moved it, every other terminal state did not."""
     wanted = Counter(deposits)
     for row in found.rows:
         if row.state == COMMITTED:

@@ -73,7 +73,7 @@ class MemoryPorts(SystemPorts):
 
 
 def write_log(files: Files, groups: list[list[Named]], *, segment_bytes: int = 10**9) -> CoreState:
-    """A log in which each group is a frame; returns the state it makes."""
+    """A log in which each batch is a frame; returns the state it makes."""
     files.make_folder(FOLDER)
     log = Log(files, FOLDER, NAME, segment_bytes_max=segment_bytes)
     list(log.read_all())

@@ -1,4 +1,4 @@
-"""A core and the ledger it works for: bound both ways at first contact, and nothing is executed for anybody else."""
+"""A core and the ledger it works for: bound both ways at first contact, and nothing is executed for any other."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_another_ledger_is_refused_and_executes_nothing(tmp_path: Path) -> None:
     play(tmp_path, case)
 
 
-def test_another_core_is_refused_and_hears_nothing(tmp_path: Path) -> None:
+def test_another_core_is_refused_and_receives_nothing(tmp_path: Path) -> None:
     """A new, empty data folder beside an old database, or a core at the wrong address."""
 
     async def case(made: Desk) -> None:
@@ -131,7 +131,7 @@ def test_a_core_that_is_exchanged_under_a_running_client_is_noticed(tmp_path: Pa
     asyncio.run(work())
 
 
-def test_a_link_that_fails_is_asked_again_and_its_reason_is_told(tmp_path: Path) -> None:
+def test_a_failing_link_is_retried_and_its_reason_is_reported(tmp_path: Path) -> None:
     async def case(made: Desk) -> None:
         ledger = Ledger()
         ledger.down = True
@@ -216,7 +216,7 @@ def test_nothing_is_executed_for_a_named_ledger_before_the_core_is_bound(
 
 
 @pytest.mark.parametrize("ledger", ["two words", "\n", "l\u00e9dger"])
-def test_a_ledger_that_people_could_not_compare_is_refused(tmp_path: Path, ledger: str) -> None:
+def test_a_ledger_identity_that_is_not_readable_is_refused(tmp_path: Path, ledger: str) -> None:
     async def case(made: Desk) -> None:
         reply = await deposit(await made.client(link=Ledger(ledger)))
         assert (reply.outcome, reply.code) == (Outcome.UNKNOWN, "CORE_REFUSED")
@@ -236,8 +236,8 @@ def test_clients_that_name_no_ledger_are_served_by_a_core_that_is_bound(tmp_path
     play(tmp_path, case)
 
 
-def test_what_the_ledger_has_seen_is_told_at_every_login(tmp_path: Path) -> None:
-    """T33: another host has heard more than this client; a core behind it serves nobody."""
+def test_client_presents_the_high_water_mark_at_every_login(tmp_path: Path) -> None:
+    """T33: another host has seen a higher sequence than this client; a core behind it serves no client."""
 
     async def case(made: Desk) -> None:
         ledger = Ledger()
@@ -252,7 +252,7 @@ def test_what_the_ledger_has_seen_is_told_at_every_login(tmp_path: Path) -> None
     play(tmp_path, case)
 
 
-def test_another_ledgers_sequence_makes_no_core_believe_it_has_forgotten(tmp_path: Path) -> None:
+def test_sequence_of_another_ledger_does_not_make_a_core_refuse_its_own(tmp_path: Path) -> None:
     async def case(made: Desk) -> None:
         mine = await made.client(link=Ledger())
         assert (await deposit(mine)).outcome is Outcome.SUCCESS

@@ -391,7 +391,7 @@ class Trouble(SystemPorts):
 
 @pytest.mark.parametrize("what", ["write", "sync"])
 def test_a_disk_that_fails_ends_the_core_without_an_answer(tmp_path: Path, what: str) -> None:
-    """Disk full, fsync failing: `run` raises, nobody is answered, and nothing is tried again (T6)."""
+    """Disk full, fsync failing: `run` raises, no client is answered, and nothing is tried again (T6)."""
     counts = {"write": 0, "sync": 0}
 
     def fails(kind: str) -> None:
@@ -440,7 +440,7 @@ def test_nothing_is_answered_before_the_sync_that_covers_it(tmp_path: Path) -> N
     assert order == ["write", "sync", "answer"] * 3
 
 
-def test_everybody_who_waits_shares_one_sync(tmp_path: Path) -> None:
+def test_all_waiting_requests_share_one_sync(tmp_path: Path) -> None:
     """Group commit: what is decided while the disk is busy is one frame."""
     order: list[str] = []
 
@@ -525,13 +525,13 @@ def test_opening_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(3):
         asyncio.run(work_and_stop(ports, 1 + 400 * n, 400, segment_bytes=4_000))
     put(ports.disk, f"{FOLDER}/{snapshots.snapshot_name(1200)}", b"damaged")
-    told: list[Loading] = []
+    loadings: list[Loading] = []
 
     async def work() -> None:
-        (await open_core(ports, loading=told.append)).close()
+        (await open_core(ports, loading=loadings.append)).close()
 
     asyncio.run(work())
-    done = [loading.done for loading in told]
+    done = [loading.done for loading in loadings]
     assert done == sorted(done) and len(done) > 20
-    assert 0.95 * told[-1].total < done[-1] <= told[-1].total
-    assert {loading.file.rpartition("/")[2][:4] for loading in told} == {"snap", "wal-"}
+    assert 0.95 * loadings[-1].total < done[-1] <= loadings[-1].total
+    assert {loading.file.rpartition("/")[2][:4] for loading in loadings} == {"snap", "wal-"}

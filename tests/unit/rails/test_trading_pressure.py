@@ -1,5 +1,5 @@
 """What one client can make a core keep in memory: answers count as much as requests, while they wait for the disk and
-while nobody reads them."""
+while the client does not read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUND = 4 * BYTES  # far below what all answers take, far above what the sockets
 
 
 async def rich_client(made: Desk) -> Stream:
-    """Somebody who has logged in, where one user has so many assets that a short question has a long answer."""
+    """A client that has logged in, where one user has so many assets that a short question has a long answer."""
     made.core.state.execute(*indexed([deposit(n, asset=f"A{n}") for n in range(1, ASSETS + 1)]))
     stream, _ = await log_in(made)
     await next_frame(stream)

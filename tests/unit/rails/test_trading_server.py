@@ -1,4 +1,5 @@
-"""The core over real sockets: strangers and garbage are turned away, nobody is disturbed, trouble has an outcome."""
+"""The core over real sockets: unauthenticated clients and garbage are rejected, other clients are served, failures have
+an outcome."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def test_a_wrong_secret_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_core_that_does_not_know_the_secret_is_not_trusted(tmp_path: Path) -> None:
-    """Mutual: whoever sits at the address has to prove itself, before anything is sent."""
+    """Mutual: the server at the address has to prove itself before anything is sent."""
     heard: list[bytes] = []
 
     async def impostor(stream: Stream) -> None:
@@ -171,7 +172,7 @@ def test_silence_during_the_handshake_ends_it(tmp_path: Path) -> None:
 
 
 def test_a_client_that_has_to_make_way_in_its_handshake_comes_back(tmp_path: Path) -> None:
-    """It is told that there are too many, which is no reason for a person to look: the secret is right."""
+    """It is refused because there are too many, which needs no operator: the secret is right."""
 
     async def case(made: Desk) -> None:
         waits = await stranger(made)
@@ -214,7 +215,7 @@ def test_too_many_clients_are_refused_and_room_comes_back(tmp_path: Path) -> Non
     play(tmp_path, case, limits=ServerLimits(connections=3))
 
 
-def test_connections_that_never_log_in_keep_nobody_out(tmp_path: Path) -> None:
+def test_connections_that_never_log_in_keep_no_client_out(tmp_path: Path) -> None:
     """The oldest makes way for each new one; clients that know the secret are let in, and stay."""
 
     async def case(made: Desk) -> None:
@@ -248,13 +249,13 @@ GARBAGE = {
     "a negative amount": b"\x00\x00\x00\x10\x94\x0a\x01\x91\xa4USDT\x91\x96\x01\x01\x01\x00\xff\x00",
     "an asset out of its place": b"\x00\x00\x00\x0d\x94\x0a\x01\x90\x91\x96\x01\x01\x01\xcd\x01\x00\x05\x00",
     "an answer": protocol.frame(protocol.Noted(1, 1)),
-    "a status nobody knows": protocol.frame(protocol.SetStatus(1, 1, 9)),
+    "an unknown status": protocol.frame(protocol.SetStatus(1, 1, 9)),
 }
 
 
 @pytest.mark.parametrize("what", GARBAGE)
 @pytest.mark.parametrize("when", ["before the handshake", "after it"])
-def test_garbage_ends_that_connection_and_disturbs_nobody(tmp_path: Path, what: str, when: str) -> None:
+def test_garbage_ends_its_connection_and_no_other(tmp_path: Path, what: str, when: str) -> None:
     async def case(made: Desk) -> None:
         client = await made.client()
         assert (await client.deposit("sr-1", 1, "USDT", 5)).outcome is Outcome.SUCCESS
@@ -415,7 +416,7 @@ def test_execute_keeps_order_and_answers_each(tmp_path: Path) -> None:
     play(tmp_path, case)
 
 
-def test_nobody_there_is_a_network_error_at_once(tmp_path: Path) -> None:
+def test_an_address_without_a_listener_is_a_network_error_at_once(tmp_path: Path) -> None:
     async def work() -> None:
         async with TradingClient(SystemPorts(), f"unix:{tmp_path}/none", name=NAME, secret=SECRET) as client:
             for _ in range(3):
@@ -478,7 +479,7 @@ def test_the_client_comes_back_when_the_core_does(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_core_that_has_forgotten_serves_nobody(tmp_path: Path) -> None:
+def test_a_core_that_has_forgotten_serves_no_client(tmp_path: Path) -> None:
     """T33: a core restored from an old disk is found out by the sequence that a client has seen."""
 
     async def case(made: Desk) -> None:
@@ -520,7 +521,7 @@ def test_a_subscriber_gets_everything_in_order_from_where_it_says(tmp_path: Path
     play(tmp_path, case)
 
 
-def test_a_subscriber_is_told_when_what_it_wants_is_gone(tmp_path: Path) -> None:
+def test_a_subscriber_gets_events_gone_when_the_log_is_pruned(tmp_path: Path) -> None:
     async def work() -> None:
         for n in range(4):
             async with desk(tmp_path, segment_bytes=500) as made:
@@ -620,6 +621,6 @@ def test_a_window_full_of_frames_that_are_never_answered_is_a_silent_connection(
             assert (unsent.outcome, unsent.code) == (Outcome.NETWORK_ERROR, replies.NOT_SENT_IN_TIME)
             async with asyncio.timeout(10):
                 while (await client.deposit(2, 7, "USDT", 5)).outcome is not Outcome.SUCCESS:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)  # real processes, which tell nobody
+                    await asyncio.sleep(0.01)  # real processes, which send no notice
 
     asyncio.run(body())

@@ -103,7 +103,7 @@ def test_what_has_happened_outside_is_booked_whatever_the_status() -> None:
     assert (held(state, 1), held(state, 2)) == ((50, 0), (50, 0))
 
 
-def test_an_operation_nobody_knows_does_nothing() -> None:
+def test_an_unknown_operation_does_nothing() -> None:
     state = CoreState()
     codes = do(state, (0, 1, 1, "USDT", 1, 0), (99, 1, 1, "USDT", 1, 0), (int(Op.DEPOSIT), 2, 1, "USDT", 1, 7))
     assert codes == [Code.BAD_OPERATION] * 3
@@ -183,7 +183,7 @@ def test_a_refund_must_be_what_was_withdrawn(other: Named) -> None:
 
 
 def test_a_refund_always_fits() -> None:
-    """T31: room that a withdraw leaves is kept until nobody can refund it any more."""
+    """T31: room that a withdraw leaves is kept until it can't be refunded any more."""
     state = CoreState()
     do(state, deposit(10, amount=U64_MAX), withdraw(11, amount=U64_MAX))
     assert do(state, deposit(12, amount=1)) == [Code.OVERFLOW]
@@ -325,7 +325,7 @@ def test_the_room_floor_gives_room_back_and_answers_stay() -> None:
 
 
 def test_a_late_refund_is_executed_when_there_is_room_and_never_refused_for_good() -> None:
-    """A restored database may refund what nobody was expected to refund any more."""
+    """A restored database may refund what no refund was expected of any more."""
     state = CoreState()
     do(state, deposit(10, amount=U64_MAX), withdraw(11, amount=U64_MAX))
     prune(state, 12, 1)
@@ -514,7 +514,7 @@ items = st.tuples(
 def test_replaying_the_journal_gives_the_same_state(
     groups: list[list[Named]], floors: list[tuple[int, int, set[int]]]
 ) -> None:
-    """Whatever is decided, its frames alone make the same state again, and nobody holds what was not put in."""
+    """Whatever is decided, its frames alone make the same state again, and no account holds what was not put in."""
     state, again = CoreState(), CoreState()
     for number, group in enumerate(groups):
         first = state.sequence + 1

@@ -1,7 +1,7 @@
-"""Postings that a process has kept in mind, while another one spends them, brings more or freezes their owner.
+"""Postings cached by one process, while another one spends them, adds more or freezes their owner.
 
-Each first actor pays twice: the first time it reads, the second time it hopes that nobody else has written. Whatever
-the order: nobody is paid twice or refused for nothing.
+Each first actor pays twice: the first time it reads, the second time it relies on its cache. In every order, no payment
+is made twice or refused without a reason.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ async def outcome(commit: Awaitable[Receipt]) -> Receipt | Refusal:
         return refusal
 
 
-def test_another_spends_what_one_has_in_mind(empty_postgres: str) -> None:
-    """Payments of 3, 3 and 5 out of 10: two go through, in every order, and now and then one has hoped in vain."""
-    hopes, in_vain = [0], [0]
+def test_another_process_spends_cached_postings(empty_postgres: str) -> None:
+    """Payments of 3, 3 and 5 out of 10: two go through, in every order, and in some of them the cache was stale."""
+    used, stale = [0], [0]
 
     async def prepare(world: World) -> list[Operation]:
         a = await world.account("a", "10")
@@ -53,15 +53,15 @@ def test_another_spends_what_one_has_in_mind(empty_postgres: str) -> None:
         assert [await world.balance(name) for name in "abc"] == [f"{left}.00", f"{3 * paid}.00", got]
         steps = [step for step in world.stage.script if step.startswith("a:")]
         second = steps[steps.index("a:COMMIT") + 1 :] if "a:COMMIT" in steps else []
-        hopes[0] += second == ["a:batch_write_entries", "a:COMMIT"]
-        in_vain[0] += second[:2] == ["a:batch_write_entries", "a:batch_read"]
+        used[0] += second == ["a:batch_write_entries", "a:COMMIT"]
+        stale[0] += second[:2] == ["a:batch_write_entries", "a:batch_read"]
 
     asyncio.run(every_order(empty_postgres, prepare, check, at_least=20))
-    assert hopes[0]
-    assert in_vain[0]
+    assert used[0]
+    assert stale[0]
 
 
-def test_what_another_has_brought_is_found(empty_postgres: str) -> None:
+def test_postings_of_another_process_are_found(empty_postgres: str) -> None:
     """10, pay 1, then 14: refused only if what came meanwhile was not there yet."""
 
     async def prepare(world: World) -> list[Operation]:
@@ -85,7 +85,7 @@ def test_what_another_has_brought_is_found(empty_postgres: str) -> None:
     asyncio.run(every_order(empty_postgres, prepare, check, gates=GROUP, at_least=5))
 
 
-def test_whoever_is_frozen_does_not_pay_with_what_is_in_mind(empty_postgres: str) -> None:
+def test_frozen_account_does_not_pay_with_cached_postings(empty_postgres: str) -> None:
     async def prepare(world: World) -> list[Operation]:
         a, b = await world.account("a", "10"), await world.account("b")
         return [paying_twice(a, b, "1", "2", world.key("out")), lambda actor: actor.ledger.freeze(a)]

@@ -1,4 +1,4 @@
-"""People who freeze accounts and thaw them again, so that a target refuses what its source has already given.
+"""Operators who freeze accounts and unfreeze them again, so that a target refuses what its source has already given.
 
 Without them nothing would ever be rolled back. They use the library and the core's own client, not the API.
 """
@@ -26,8 +26,8 @@ THAW_S = 60.0
 AGAIN_S = 0.1
 
 
-class People:
-    """Freeze at random until told to stop; then everything is thawed."""
+class Operators:
+    """Freeze at random until stopped; then unfreeze everything."""
 
     def __init__(self, config: Config, users: range, seed: int) -> None:
         self.frozen = 0
@@ -43,10 +43,10 @@ class People:
         self._thread.start()
 
     def stop(self) -> str:
-        """Everything thawed; or why not."""
+        """Unfreeze everything; returns why not, if that fails."""
         self._over.set()
         self._thread.join(2 * THAW_S)
-        return "the people who freeze accounts hang" if self._thread.is_alive() else self._failed
+        return "the operators who freeze accounts hang" if self._thread.is_alive() else self._failed
 
     async def _work(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -54,7 +54,7 @@ class People:
             for client in clients:
                 await stack.enter_async_context(client)
             while not self._over.is_set():
-                # Many at once: some of them have something on its way that was checked already.
+                # Many at once: some of them have a transfer in flight that was checked already.
                 users = self._rng.sample(self._users, len(self._users) // 2)
                 place = self._rng.choice([None, *clients])
                 if await self._set(place, users, AccountStatus.FROZEN):
@@ -70,7 +70,7 @@ class People:
                 while not await self._set(place, users, AccountStatus.ACTIVE):  # noqa: ASYNC110
                     await asyncio.sleep(AGAIN_S)
         except TimeoutError:
-            self._failed = f"users {users} can't be thawed"
+            self._failed = f"users {users} can't be unfrozen"
 
     async def _set(self, place: TradingClient | None, users: list[int], status: AccountStatus) -> bool:
         if place is not None:
@@ -78,7 +78,7 @@ class People:
             replies = await asyncio.gather(*[place.set_status(user, wanted) for user in users])
             return all(reply.outcome is Outcome.SUCCESS for reply in replies)
         try:
-            # Opened anew each time: an operator's command does the same.
+            # Opened again each time: an operator's command does the same.
             async with Bursar(self._config.database_url) as b:
                 for path in map(funding_account, users):
                     if (await b.ledger.account(path)).status is not status:

@@ -1,7 +1,7 @@
-"""Whoever needs what somebody holds waits in a siding, and nobody waits behind it: the bookkeeping, in virtual time.
+"""The lane of blocked changes: a change that needs a held row waits there, and no other waits behind it. Virtual time.
 
-The store here is a dictionary in which some keys are blocked; whether PostgreSQL says so at the right time, and what
-that costs the others, is tried on a real one (conformance/test_held_rows.py).
+The store here is a dictionary in which some keys are blocked; whether PostgreSQL reports locks in time, and what that
+costs other callers, is tested on a real one (conformance/test_held_rows.py).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HoldingStore(MemoryLedger):
         self.lane: list[set[str]] = []
         self.aside: list[set[str]] = []
         self.set_aside = asyncio.Event()  # a change was
-        self.meanwhile: Callable[[], object] = lambda: None  # while a change is tried aside
+        self.meanwhile: Callable[[], object] = lambda: None  # while a change is tried in the blocked lane
 
     async def run_batch(self, work: Any, lane: Lane = Lane.WRITE) -> Any:
         return await work(self if lane is not Lane.BLOCKED else Beside(self))
@@ -90,7 +90,7 @@ class HoldingStore(MemoryLedger):
         await asyncio.sleep(0)
         if self.break_once:
             self.break_once = False
-            raise CommitUnknown("the line is dead")
+            raise CommitUnknown("the connection is lost")
         if keys & self.held:
             raise LockTimeout("held")
         self.put(prepared.writes)
@@ -117,7 +117,7 @@ class Scene:
 
     def __init__(self, store: HoldingStore) -> None:
         self.store = store
-        self.writer = Writer(store)  # type: ignore[arg-type]  # as much of a store as a group needs
+        self.writer = Writer(store)  # type: ignore[arg-type]  # as much of a store as a batch needs
 
     def pay(self, key: str, source: str, target: str = "h", minor: int = 10) -> asyncio.Task[Any]:
         return asyncio.ensure_future(self.writer.apply(payment(key, source, target, minor)))
@@ -148,16 +148,17 @@ def scene(play: Play) -> Callable[[bool], None]:
     return test
 
 
-async def told(*tasks: asyncio.Task[Any]) -> list[Any]:
+async def outcomes_of(*tasks: asyncio.Task[Any]) -> list[Any]:
     return list(await asyncio.gather(*tasks, return_exceptions=True))
 
 
 @scene
-async def test_one_is_blocked_and_the_others_go_through(scene: Scene) -> None:
-    """The lane tries such a group once. Whoever is blocked is told so before long, and nothing of it was written."""
+async def test_blocked_change_gets_conflict_and_the_others_go_through(scene: Scene) -> None:
+    """The writer tries such a batch once. The blocked caller gets `Conflict` after `WAIT_S`, and nothing of it was
+    written."""
     scene.store.held = {"c1"}
     began = scene.store.ports.now
-    outcomes = await told(*[scene.pay(f"{user}1", user) for user in "abcdefg"])
+    outcomes = await outcomes_of(*[scene.pay(f"{user}1", user) for user in "abcdefg"])
     assert [type(outcome) for outcome in outcomes].count(Conflict) == 1
     assert isinstance(outcomes[2], Conflict)
     assert outcomes[2].tries > 4
@@ -167,18 +168,18 @@ async def test_one_is_blocked_and_the_others_go_through(scene: Scene) -> None:
 
 
 @scene
-async def test_whoever_waits_goes_through_once_it_can(scene: Scene) -> None:
+async def test_blocked_change_goes_through_once_the_lock_is_released(scene: Scene) -> None:
     scene.store.held = {"c1"}
     scene.after(0.5, scene.store.held.clear)
-    outcomes = await told(scene.pay("c1", "c"), scene.pay("d1", "d"))
+    outcomes = await outcomes_of(scene.pay("c1", "c"), scene.pay("d1", "d"))
     assert [outcome.receipts[0].key for outcome in outcomes] == ["c1", "d1"]
     assert scene.store.written() == ["c1", "d1"]
     assert [p.amount for p in scene.store.live.values() if p.account == 3] == [90]
 
 
 @scene
-async def test_a_refusal_is_decided_on_what_is_there_when_it_can_be(scene: Scene) -> None:
-    """Somebody took all the money, and then let go."""
+async def test_blocked_change_is_refused_on_the_balance_after_the_wait(scene: Scene) -> None:
+    """Another transaction spends all the money, and then releases its lock."""
 
     def spent() -> None:
         scene.store.held.clear()
@@ -186,55 +187,56 @@ async def test_a_refusal_is_decided_on_what_is_there_when_it_can_be(scene: Scene
 
     scene.store.held = {"c1"}
     scene.after(0.5, spent)
-    assert isinstance((await told(scene.pay("c1", "c")))[0], InsufficientFunds)
+    assert isinstance((await outcomes_of(scene.pay("c1", "c")))[0], InsufficientFunds)
 
 
 @scene
-async def test_who_needs_the_same_is_set_aside_at_once_and_nobody_else(scene: Scene) -> None:
-    """Given a payer who is held, when it pays again, then not in the lane; but who pays it, or pays from elsewhere,
-    rides as ever. Some seconds after, it does so again, too."""
+async def test_change_that_needs_a_held_row_goes_to_the_blocked_lane_at_once(scene: Scene) -> None:
+    """Given a held payer, when it pays again, then in the blocked lane; payments to it, or from elsewhere, go with the
+    writer's batch. After `HELD_S`, its own payments do again, too."""
     scene.store.held = {"c1", "c2"}
-    await told(scene.pay("c1", "c"))
-    outcomes = await told(scene.pay("c2", "c"), scene.pay("d1", "d", "c"), scene.pay("e1", "bank", "c"))
+    await outcomes_of(scene.pay("c1", "c"))
+    outcomes = await outcomes_of(scene.pay("c2", "c"), scene.pay("d1", "d", "c"), scene.pay("e1", "bank", "c"))
     assert [type(outcome) is Conflict for outcome in outcomes] == [True, False, False]
     assert scene.store.lane == [{"c1"}, {"d1", "e1"}]
     scene.store.ports.now += HELD_S + 1
     scene.store.held.clear()
-    await told(scene.pay("c3", "c"))
+    await outcomes_of(scene.pay("c3", "c"))
     assert scene.store.lane[-1] == {"c3"}
 
 
 @scene
-async def test_a_deposit_that_is_blocked_by_its_key_does_not_stop_the_bank(scene: Scene) -> None:
+async def test_deposit_blocked_by_its_key_does_not_block_the_external_account(scene: Scene) -> None:
     scene.store.held = {"in1"}
     first = scene.pay("in1", "bank", "a")
     await scene.store.set_aside.wait()
     second = scene.pay("in2", "bank", "b")
-    assert [type(outcome) is Conflict for outcome in await told(first, second)] == [True, False]
+    assert [type(outcome) is Conflict for outcome in await outcomes_of(first, second)] == [True, False]
     assert scene.store.lane == [{"in1"}, {"in2"}]
-    await told(scene.pay("in1", "bank", "a"))  # but the same key again is known
+    await outcomes_of(scene.pay("in1", "bank", "a"))  # but the same key again is known
     assert len(scene.store.lane) == 2
 
 
 @scene
-async def test_somebody_who_only_pays_from_the_same_account_is_not_stuck(scene: Scene) -> None:
-    """Given one who is blocked, when others pay from the same account but need nothing that is held, then they do."""
+async def test_payments_from_the_same_account_that_need_nothing_held_go_through(scene: Scene) -> None:
+    """Given a blocked payment, when others pay from the same account but need nothing that is held, then they go
+    through."""
     scene.store.held = {"c0"}
-    outcomes = await told(*[scene.pay(f"c{n}", "c", minor=1) for n in range(6)])
+    outcomes = await outcomes_of(*[scene.pay(f"c{n}", "c", minor=1) for n in range(6)])
     assert [type(outcome) is Conflict for outcome in outcomes] == [True] + [False] * 5
     assert scene.store.written() == [f"c{n}" for n in range(1, 6)]
 
 
 @scene
-async def test_everybody_is_tried_alone_before_anybody_is_again(scene: Scene) -> None:
-    """Given more who are blocked than are tried alone at a time, then who waits behind them has its turn."""
+async def test_every_blocked_change_is_tried_alone_before_any_is_again(scene: Scene) -> None:
+    """Given more blocked changes than are tried alone at a time, then one that waits behind them is tried, too."""
     scene.store.held = {"c0", "c1", "c2", "c3", "c4"}
-    outcomes = await told(*[scene.pay(f"c{n}", "c", minor=1) for n in range(6)])
+    outcomes = await outcomes_of(*[scene.pay(f"c{n}", "c", minor=1) for n in range(6)])
     assert [type(outcome) is Conflict for outcome in outcomes] == [True] * 5 + [False]
 
 
 @scene
-async def test_who_comes_while_others_are_tried_is_not_forgotten(scene: Scene) -> None:
+async def test_change_that_arrives_during_a_retry_is_tried_too(scene: Scene) -> None:
     coming: list[asyncio.Task[Any]] = []
 
     def come() -> None:
@@ -243,16 +245,16 @@ async def test_who_comes_while_others_are_tried_is_not_forgotten(scene: Scene) -
 
     scene.store.held = {"c1"}
     scene.store.meanwhile = come
-    assert isinstance((await told(scene.pay("c1", "c")))[0], Conflict)
-    assert len(await told(*coming)) == 3
+    assert isinstance((await outcomes_of(scene.pay("c1", "c")))[0], Conflict)
+    assert len(await outcomes_of(*coming)) == 3
     assert scene.store.written() == ["c2", "c3", "c4"]
 
 
 @scene
-async def test_many_who_are_blocked_together_are_not_all_looked_for(scene: Scene) -> None:
-    """Given 64 who pay from one account that is held, then finding that out takes a few tries, not a hundred."""
+async def test_many_changes_blocked_together_are_found_in_few_tries(scene: Scene) -> None:
+    """Given 64 payments from one held account, then finding that out takes a few tries, not a hundred."""
     scene.store.held = {f"c{n}" for n in range(64)}
-    outcomes = await told(*[scene.pay(f"c{n}", "c", minor=1) for n in range(64)])
+    outcomes = await outcomes_of(*[scene.pay(f"c{n}", "c", minor=1) for n in range(64)])
     assert all(isinstance(outcome, Conflict) for outcome in outcomes)
     assert len(scene.store.lane) <= 2
     assert len(scene.store.aside) < 40
@@ -260,22 +262,22 @@ async def test_many_who_are_blocked_together_are_not_all_looked_for(scene: Scene
 
 
 @scene
-async def test_nobody_whose_first_try_may_have_gone_through_is_told_that_nothing_was_written(scene: Scene) -> None:
-    """Given a line that broke while writing, when what is in the way then may be that very try, then it is waited for
-    as long as for any ambiguous commit; others are still told before long."""
+async def test_blocked_change_that_may_be_written_gets_outcome_unknown(scene: Scene) -> None:
+    """Given a connection lost while writing, when the lock may be that first try's own, then the change waits as long
+    as any ambiguous commit; other blocked changes still get `Conflict` after `WAIT_S`."""
     scene.writer.runner.patience_s = 10.0
     scene.store.held, scene.store.break_once = {"c1"}, True
     began = scene.store.ports.now
-    (unknown,) = await told(scene.pay("c1", "c"))
+    (unknown,) = await outcomes_of(scene.pay("c1", "c"))
     assert isinstance(unknown, OutcomeUnknown)
     assert "c1" in unknown.keys
     assert scene.store.ports.now - began > 10
     scene.store.held = {"d1"}
-    assert isinstance((await told(scene.pay("d1", "d")))[0], Conflict)
+    assert isinstance((await outcomes_of(scene.pay("d1", "d")))[0], Conflict)
 
 
 @scene
-async def test_a_line_that_breaks_in_a_siding_leaves_doubt(scene: Scene) -> None:
+async def test_connection_lost_in_the_blocked_lane_gives_outcome_unknown(scene: Scene) -> None:
     scene.writer.runner.patience_s = 10.0
     scene.store.held = {"c1"}
 
@@ -283,20 +285,20 @@ async def test_a_line_that_breaks_in_a_siding_leaves_doubt(scene: Scene) -> None
         scene.store.break_once = True
 
     scene.after(0.2, cut)
-    assert isinstance((await told(scene.pay("c1", "c")))[0], OutcomeUnknown)
+    assert isinstance((await outcomes_of(scene.pay("c1", "c")))[0], OutcomeUnknown)
 
 
 @scene
-async def test_what_goes_wrong_in_a_siding_is_told_to_whom_it_concerns(scene: Scene) -> None:
+async def test_error_in_the_blocked_lane_reaches_its_own_caller_only(scene: Scene) -> None:
     scene.store.held = {"a1"}
     scene.store.poison = {"c1": ZeroDivisionError("a bug")}
-    outcomes = await told(*[scene.pay(f"{user}1", user) for user in "abcdefg"])
+    outcomes = await outcomes_of(*[scene.pay(f"{user}1", user) for user in "abcdefg"])
     assert [type(outcomes[0]), type(outcomes[2])] == [Conflict, ZeroDivisionError]
     assert scene.store.written() == ["b1", "d1", "e1", "f1", "g1"]
 
 
 @scene
-async def test_closing_waits_for_those_who_wait(scene: Scene) -> None:
+async def test_close_waits_for_blocked_changes(scene: Scene) -> None:
     scene.store.held = {"c1"}
     scene.after(0.5, scene.store.held.clear)
     paying = scene.pay("c1", "c")
@@ -307,19 +309,19 @@ async def test_closing_waits_for_those_who_wait(scene: Scene) -> None:
 
 
 @scene
-async def test_a_caller_who_has_gone_takes_nobody_along(scene: Scene) -> None:
-    """What it asked for happens all the same, once."""
+async def test_cancelled_caller_cancels_no_other(scene: Scene) -> None:
+    """Its own change happens all the same, once."""
     scene.store.held = {"c1", "d1"}
     gone, other = scene.pay("c1", "c"), scene.pay("d1", "d")
     await scene.store.set_aside.wait()
     gone.cancel()
     scene.store.held.clear()
-    await told(other)
+    await outcomes_of(other)
     await scene.writer.close()
     assert scene.store.written() == ["c1", "d1"]
 
 
-def test_what_a_change_shares_with_strangers_is_not_taken_for_held() -> None:
+def test_rows_shared_with_other_callers_are_not_taken_for_held() -> None:
     """Held money and what is in transit are in one account for all: there, one posting is meant."""
     plain = payment("k", "a", "b")
     assert list(own(plain, ACCOUNTS)) == ["a", ("user", "k")]
@@ -337,8 +339,8 @@ def test_what_a_change_shares_with_strangers_is_not_taken_for_held() -> None:
 
 
 @scene
-async def test_a_mistake_of_the_writer_is_told_to_those_who_wait_and_the_next_go_through(scene: Scene) -> None:
-    """Without an answer they would wait for ever. Whether they were written is not known: nobody is told that not."""
+async def test_bug_in_the_writer_is_raised_at_waiting_callers_and_the_next_go_through(scene: Scene) -> None:
+    """Without an answer they would wait for ever. Whether they were written is unknown: no caller gets `Conflict`."""
     real, calls = scene.writer._count, 0
 
     async def mistaken() -> None:
@@ -347,40 +349,40 @@ async def test_a_mistake_of_the_writer_is_told_to_those_who_wait_and_the_next_go
         if calls == 1:
             scene.pay("late", "d")
             waiting.append(scene.pay("b1", "b"))
-            await asyncio.sleep(0)  # they wait behind this group by now
+            await asyncio.sleep(0)  # they wait behind this batch by now
             raise AssertionError("a mistake of ours")
         await real()
 
     scene.writer._count = mistaken  # type: ignore[method-assign]
     waiting: list[asyncio.Task[Any]] = []
-    first = await told(scene.pay("a1", "a"))
+    first = await outcomes_of(scene.pay("a1", "a"))
     assert first[0].receipts[0].key == "a1"
-    assert isinstance((await told(*waiting))[0], AssertionError)
-    assert (await told(scene.pay("c1", "c")))[0].receipts[0].key == "c1"
+    assert isinstance((await outcomes_of(*waiting))[0], AssertionError)
+    assert (await outcomes_of(scene.pay("c1", "c")))[0].receipts[0].key == "c1"
 
 
 @scene
-async def test_a_mistake_beside_the_lane_is_told_to_those_who_were_set_aside(scene: Scene) -> None:
+async def test_bug_in_the_blocked_lane_is_raised_at_its_callers(scene: Scene) -> None:
     scene.store.held = {"c1"}
 
     def mistaken(*_: object) -> None:
         raise AssertionError("a mistake of ours")
 
     scene.writer._blocked._mark = mistaken  # type: ignore[method-assign, assignment]
-    assert isinstance((await told(scene.pay("c1", "c")))[0], OutcomeUnknown)
-    assert (await told(scene.pay("d1", "d")))[0].receipts[0].key == "d1"
+    assert isinstance((await outcomes_of(scene.pay("c1", "c")))[0], OutcomeUnknown)
+    assert (await outcomes_of(scene.pay("d1", "d")))[0].receipts[0].key == "d1"
 
 
 @scene
-async def test_balances_that_cannot_be_summed_up_do_not_stop_the_writer(scene: Scene) -> None:
+async def test_failed_consolidation_does_not_stop_the_writer(scene: Scene) -> None:
     waiting: list[asyncio.Task[Any]] = []
 
     async def damaged(above: int = 0) -> int:
         waiting.append(scene.pay("b1", "b"))
-        await asyncio.sleep(0)  # it waits behind this group by now
+        await asyncio.sleep(0)  # it waits behind this batch by now
         raise ValueError("no number")
 
     scene.writer.consolidate = damaged  # type: ignore[method-assign]
     scene.writer.batches = CONSOLIDATE_EVERY - 1
-    assert (await told(scene.pay("a1", "a")))[0].receipts[0].key == "a1"
-    assert (await told(*waiting))[0].receipts[0].key == "b1"
+    assert (await outcomes_of(scene.pay("a1", "a")))[0].receipts[0].key == "a1"
+    assert (await outcomes_of(*waiting))[0].receipts[0].key == "b1"

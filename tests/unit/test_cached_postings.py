@@ -1,4 +1,4 @@
-"""Postings kept from one group to the next: whoever decides on them decides as if they had been read."""
+"""Postings cached from one batch to the next: a decision on them is the same as one on postings just read."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ GROUPS = st.lists(st.tuples(st.integers(0, 1), st.lists(MOVES, min_size=1, max_s
 
 @given(groups=GROUPS)
 @settings(max_examples=300)
-def test_whoever_hopes_decides_as_one_who_reads(groups: list[tuple[int, list[Move]]]) -> None:
-    """Two processes write in turns on what each has kept; beside them the same groups, each read anew."""
-    hoping, reading = Town(), Town()
+def test_decision_on_cached_postings_equals_decision_on_read_ones(groups: list[tuple[int, list[Move]]]) -> None:
+    """Two processes write in turns on what each has cached; beside them the same batches, each read again."""
+    cached, reading = Town(), Town()
     processes = process(), process()
     for who, moves in groups:
-        assert hoping.group(processes[who], moves) == reading.group(process(), moves)
-        assert hoping.balances() == reading.balances()
+        assert cached.group(processes[who], moves) == reading.group(process(), moves)
+        assert cached.balances() == reading.balances()
 
 
 @given(groups=GROUPS)
 @settings(max_examples=300)
-def test_a_process_alone_never_hopes_in_vain(groups: list[tuple[int, list[Move]]]) -> None:
+def test_single_process_never_has_a_stale_cache(groups: list[tuple[int, list[Move]]]) -> None:
     town, cache = Town(), process()
     for _, moves in groups:
         town.group(cache, moves)
@@ -93,7 +93,7 @@ def test_a_process_alone_never_hopes_in_vain(groups: list[tuple[int, list[Move]]
         assert all(town.live[number] == p for number, p in cache.live.items())
 
 
-def test_a_process_alone_reads_once() -> None:
+def test_single_process_reads_once() -> None:
     town, cache = Town(), process()
     town.group(cache, [("bank", "alice", 100)])
     for _ in range(5):
@@ -102,7 +102,7 @@ def test_a_process_alone_reads_once() -> None:
     assert town.balances()["alice"] == 65
 
 
-def test_what_somebody_else_has_spent_is_read_again() -> None:
+def test_postings_spent_by_another_process_are_read_again() -> None:
     town, one, other = Town(), process(), process()
     town.group(one, [("bank", "alice", 100)])
     town.group(one, [("alice", "bob", 10)])
@@ -111,7 +111,7 @@ def test_what_somebody_else_has_spent_is_read_again() -> None:
     assert (town.conflicts, town.balances()["alice"]) == (1, 0)
 
 
-def test_what_somebody_else_has_brought_is_looked_for_before_anybody_is_refused() -> None:
+def test_postings_of_another_process_are_read_before_a_refusal() -> None:
     town, one, other = Town(), process(), process()
     town.group(one, [("bank", "alice", 10)])
     assert town.group(one, [("alice", "bob", 11)]) == [InsufficientFunds]
@@ -120,7 +120,7 @@ def test_what_somebody_else_has_brought_is_looked_for_before_anybody_is_refused(
     assert town.group(one, [("alice", "bob", 99)]) == [None]
 
 
-def test_a_posting_named_by_number_is_looked_for_before_anybody_is_refused() -> None:
+def test_a_posting_named_by_number_is_read_before_a_refusal() -> None:
     town, one, other = Town(), process(), process()
     town.group(one, [("bank", "alice", 10)])
     mine = next(number for number, p in town.live.items() if p.amount > 0)
@@ -128,7 +128,7 @@ def test_a_posting_named_by_number_is_looked_for_before_anybody_is_refused() -> 
     assert town.group(one, [("alice", "carol", 10)], consume=(mine,)) == [PostingNotLive]
 
 
-def test_a_large_group_has_a_ground_of_its_own_and_small_ones_read_after_it() -> None:
+def test_large_batch_drops_the_cache_and_the_next_small_one_reads() -> None:
     town, cache = Town(), process()
     town.group(cache, [("bank", "alice", 100)])
     town.group(cache, [("alice", "bob", 1)])
@@ -140,7 +140,7 @@ def test_a_large_group_has_a_ground_of_its_own_and_small_ones_read_after_it() ->
     assert (town.loads, town.balances()["alice"]) == (read + 1, 0)
 
 
-def test_a_decision_that_breaks_leaves_nothing_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_decision_drops_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     town, cache = Town(), process()
     town.group(cache, [("bank", "alice", 100)])
     town.group(cache, [("alice", "bob", 1)])
@@ -155,7 +155,7 @@ def test_a_decision_that_breaks_leaves_nothing_in_mind(monkeypatch: pytest.Monke
     assert not cache.live
 
 
-def test_no_more_is_kept_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_postings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WriterCache, "POSTINGS_MAX", 10)
     town, cache = Town(), process()
     for _ in range(50):
@@ -165,8 +165,8 @@ def test_no_more_is_kept_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert town.balances()["alice"] == 50
 
 
-def test_a_refusal_that_is_remembered_is_not_decided_on_what_is_kept_either() -> None:
-    """It is written down as the last word on its operation: money that came another way has to be looked for first."""
+def test_stored_refusal_is_not_decided_on_cached_postings() -> None:
+    """It is stored as the answer of its operation for ever: money from another process has to be read first."""
     town, one, other = Town(), process(), process()
     town.group(one, [("bank", "alice", 10)])
     town.group(one, [("alice", "bob", 1)])
