@@ -42,7 +42,6 @@ STILL_VAGUE = (
     "docs/reference/api.md",
     "docs/reference/openapi.json",
     "docs/status.md",
-    "src/bursar/api",
     "src/bursar/cli",
     "src/bursar/engine",
     "src/bursar/flows",
