@@ -42,7 +42,7 @@ STILL_VAGUE = (
     "docs/reference/api.md",
     "docs/reference/openapi.json",
     "docs/status.md",
-    "src/bursar/cli",
+    "src/bursar/api",
     "src/bursar/engine",
     "src/bursar/flows",
     "src/bursar/ledger",
