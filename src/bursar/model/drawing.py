@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import accumulate, chain, pairwise
-from xml.sax.saxutils import escape, quoteattr
 
 # look → what the legend says, and its colours. Two colours with a bar between them are one by day and one in the dark.
 LOOKS = {
@@ -366,7 +366,7 @@ def _draw_box(box: Box, spot: _Spot, count: int) -> str:
         wide, x = NOTE_CHAR * len(short) + 14, left + width - 20
         badge = _rect("ink", x, spot.y - 9, wide, 18, 9) + _text("count ground", x + wide / 2, spot.y + 4, short)
         parts.append(f"<g><title>{count:,}</title>{badge}</g>")
-    return f'<g class="{box.look}" data-state={quoteattr(box.name)}>' + "".join(parts) + "</g>"
+    return f'<g class="{box.look}" data-state="{escape(box.name)}">' + "".join(parts) + "</g>"
 
 
 def _coin(x: float, y: float) -> str:
