@@ -187,7 +187,9 @@ async def test_a_refusal_relies_on_the_logs_of_both_cores(place: Place, tmp_path
         assert await marks.highest("spot") < spot.sequence
 
         async def refuse(_item: FlowRecord[Any]) -> Answer:
-            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="INSUFFICIENT_BALANCE", high_water=(("spot", spot.sequence),))
+            return Answer(
+                outcome=Outcome.EXPLICIT_FAIL, code="INSUFFICIENT_BALANCE", high_water=(("spot", spot.sequence),)
+            )
 
         here.transfers.rails[AccountType.SPOT].withdraw = refuse  # type: ignore[method-assign, assignment]
         assert (await here.move(SPOT, FUTURE, "1")).state == "FAILED"
