@@ -45,7 +45,6 @@ STILL_VAGUE = (
     "src/bursar/api",
     "src/bursar/flows",
     "src/bursar/ledger",
-    "src/bursar/model/machine.py",
     "src/bursar/sim",
     "src/bursar/store",
 )
