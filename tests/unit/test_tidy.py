@@ -44,7 +44,6 @@ STILL_VAGUE = (
     "docs/status.md",
     "src/bursar/api",
     "src/bursar/flows",
-    "src/bursar/ledger",
     "src/bursar/sim",
     "src/bursar/store",
 )
