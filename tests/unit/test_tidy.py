@@ -43,7 +43,6 @@ STILL_VAGUE = (
     "docs/reference/openapi.json",
     "docs/status.md",
     "src/bursar/api",
-    "src/bursar/flows",
     "src/bursar/sim",
     "src/bursar/store",
 )
