@@ -3,7 +3,7 @@
     rest state → compare-and-set to the next state, in the transaction that reached it
     call state → it is on disk already: make the call, then compare-and-set on the event that the answer maps to
 
-No lock is held across a call. A lost compare-and-set means that another process did it: read again and go on. What the
+No lock is held across a call. A lost compare-and-set means that the record has moved: read again and go on. What the
 machine dies on, at any line here, is found by the scanner and called again; the operation is the same, so it happens
 once. Only `EXPLICIT_FAIL` leads towards giving money back; the machine saw to that when it was built, and
 `validate_answer` sees to it that an answer is what it claims to be.

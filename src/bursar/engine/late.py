@@ -42,7 +42,7 @@ async def record_answer(engine: Engine, called: FlowRecord[Any], answer: Answer)
         try:
             await _write(engine, called, record, answer, dispute)
         except RecordMoved:
-            continue  # it goes on meanwhile, or another process has heard the same
+            continue  # it goes on meanwhile, or another caller has heard the same
         except Refusal as refusal:  # a mistake in the flow or in the ledger's set-up: what was heard is kept at least
             await engine.alert(record, "booking refused", "critical", f"{message}; its booking is refused: {refusal}")
             await _write(engine, called, record, answer, UNDISPUTED)

@@ -37,7 +37,7 @@ class Snowflakes:
         self._renewed = 0.0
 
     async def next(self) -> int:
-        """An id that is not in use."""
+        """An id that was never used."""
         if self._node < 0 or self._ports.monotonic() - self._renewed > LEASE_S / 3:
             await self._hold()
         now = max(0, self._ports.now_us() - EPOCH_US) // 1000

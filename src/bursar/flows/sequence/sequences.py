@@ -100,7 +100,7 @@ class Sequences:
     async def start(
         self, steps: collections.abc.Sequence[Step], *, key: str = "", owner: str = "", wait_s: float = WAIT_S
     ) -> SequenceView:
-        """Check, write down, drive; the answer has ended, or not yet. Bad input is refused, and nothing written."""
+        """Check, write down, drive; the sequence has ended, or goes on. Bad input is refused, and nothing written."""
         if key:
             check_key(key)
         if owner:

@@ -11,7 +11,7 @@ CREATE TABLE bursar.records (
     attempt    integer NOT NULL,            -- calls made in this state whose answer is not known
     transit    bigint NOT NULL,             -- the posting in transit that belongs to it, or 0
     due        timestamptz,                 -- when a worker should look at it; null: not before a signal comes
-    worker     text COLLATE "C" NOT NULL,   -- what drives it until then; "" for none. An optimisation, not a lock
+    worker     text COLLATE "C" NOT NULL,   -- its worker until then; "" for none. An optimisation, not a lock
     body       json NOT NULL,               -- the flow's own
     error      text NOT NULL,               -- what the last call said
     since      timestamptz NOT NULL DEFAULT now(),  -- when it came into this state

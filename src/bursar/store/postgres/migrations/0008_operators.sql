@@ -6,7 +6,7 @@ ALTER TABLE bursar.pauses ADD COLUMN two_people boolean NOT NULL DEFAULT false;
 ALTER TABLE bursar.pauses ADD COLUMN proposed_by text NOT NULL DEFAULT '';  -- who wants to lift it; "" for none
 ALTER TABLE bursar.pauses ADD COLUMN proposed_reason text NOT NULL DEFAULT '';
 
--- The history of pauses and of commits that were set aside: one row per operator's action.
+-- The history of pauses and of commits that were set aside: one row per action.
 CREATE TABLE bursar.operator_actions (
     number      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     action      text NOT NULL,               -- paused, two people needed, resume proposed, resumed, released

@@ -10,7 +10,7 @@ CREATE TABLE records (
     attempt    INTEGER NOT NULL,            -- calls made in this state whose answer is not known
     transit    INTEGER NOT NULL,            -- the posting in transit that belongs to it, or 0
     due        INTEGER,                     -- when a worker should look at it; null: not before a signal comes
-    worker     TEXT NOT NULL,               -- what drives it until then; "" for none. An optimisation, not a lock
+    worker     TEXT NOT NULL,               -- its worker until then; "" for none. An optimisation, not a lock
     body       TEXT NOT NULL,               -- JSON, the flow's own
     error      TEXT NOT NULL,               -- what the last call said
     since      INTEGER NOT NULL,            -- when it came into this state

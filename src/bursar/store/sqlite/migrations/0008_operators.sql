@@ -5,7 +5,7 @@ ALTER TABLE pauses ADD COLUMN two_people INTEGER NOT NULL DEFAULT 0 CHECK (two_p
 ALTER TABLE pauses ADD COLUMN proposed_by TEXT NOT NULL DEFAULT '';  -- who wants to lift it; "" for none
 ALTER TABLE pauses ADD COLUMN proposed_reason TEXT NOT NULL DEFAULT '';
 
--- The history of pauses and of commits that were set aside: one row per operator's action.
+-- The history of pauses and of commits that were set aside: one row per action.
 CREATE TABLE operator_actions (
     number      INTEGER PRIMARY KEY,
     action      TEXT NOT NULL,               -- paused, two people needed, resume proposed, resumed, released
