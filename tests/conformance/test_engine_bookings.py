@@ -180,6 +180,6 @@ async def test_what_only_two_people_can_tell(place: Place) -> None:
 async def test_only_events_can_need_two_people(place: Place) -> None:
     outside = World()
     outside.flow_options["second_person"] = frozenset({"NEVER"})
-    with pytest.raises(FlowRefused, match="NEVER needs two people"):
+    with pytest.raises(FlowRefused, match="NEVER needs two operators"):
         async with program(place, outside):
             pass

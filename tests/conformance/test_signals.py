@@ -283,7 +283,7 @@ async def test_a_record_signals_another_one_before_that_waits(place: Place) -> N
         late = (await engine.start("banks", Message("p-1"), id="b-2")).record
         late = await engine.step(late) or late
         assert late.state == "SENDING"
-        assert "at its end" in late.error
+        assert "it has ended" in late.error
 
 
 @scenario

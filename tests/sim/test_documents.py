@@ -75,7 +75,7 @@ def test_an_approval_that_makes_no_version_is_noticed(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Documents, "approve", approve)
     monkeypatch.setattr(two_process, "HEALED_S", 10.0)
-    assert any("not at its end in time" in error for error in broken(3))
+    assert any("not ended in time" in error for error in broken(3))
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_a_worker_that_finds_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Worker, "look", look)
     monkeypatch.setattr(two_process, "HEALED_S", 10.0)
-    assert any("not at its end in time" in error for error in broken(3))
+    assert any("not ended in time" in error for error in broken(3))
 
 
 def test_a_start_that_forgets_its_request_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

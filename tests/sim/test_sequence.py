@@ -208,13 +208,13 @@ def test_a_compensation_that_fails_in_silence_is_noticed(monkeypatch: pytest.Mon
         return Answer(outcome=Outcome.SUCCESS)
 
     monkeypatch.setattr(flow.Actions, "report", report)
-    assert any("nobody was told" in error for error in broken())
+    assert any("without an alert" in error for error in broken())
 
 
 def test_a_refusal_that_is_not_taken_for_an_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with_book(monkeypatch, lambda _, found: msgspec.structs.replace(found, refused={}))
     monkeypatch.setattr(two_process, "HEALED_S", 10.0)
-    assert any("not at its end in time" in error and "the booking of SUCCESS" in error for error in broken())
+    assert any("not ended in time" in error and "the booking of SUCCESS" in error for error in broken())
 
 
 def test_a_step_that_does_things_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_a_worker_that_finds_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Worker, "look", look)
     monkeypatch.setattr(two_process, "HEALED_S", 10.0)
-    assert any("not at its end in time" in error for error in broken(3))
+    assert any("not ended in time" in error for error in broken(3))
 
 
 def test_a_start_that_forgets_its_key_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_people_who_are_not_heard_are_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Operators, "signal", signal)
     monkeypatch.setattr(two_process, "HEALED_S", 10.0)
-    assert any("not at its end in time" in error for error in broken())
+    assert any("not ended in time" in error for error in broken())
 
 
 def test_a_fingerprint_that_does_not_cover_the_steps_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

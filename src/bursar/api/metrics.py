@@ -125,7 +125,7 @@ class Database(Collector):
     """What is counted in the database, at most once in a few seconds, however many ask.
 
     Only what has not ended is counted there, along the indexes that know it: what has ended grows for ever, and every
-    process tells how much of it came to its end there.
+    process says how much of it ended there.
     """
 
     def __init__(self, runtime: Runtime) -> None:

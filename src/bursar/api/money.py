@@ -90,7 +90,7 @@ class CreateDeposit(ConfirmDeposit, frozen=True):
     """Money that has arrived from outside."""
 
     reference: Annotated[
-        str, Meta(description="What whoever sent it calls it: unique, letters, digits and `._:-`, at most 100.")
+        str, Meta(description="What its sender calls it: unique, letters, digits and `._:-`, at most 100.")
     ]
 
 
@@ -179,7 +179,7 @@ async def create_deposit(request: Asked, data: JSONBody[CreateDeposit]) -> Respo
     tags=["deposits"],
 )
 async def confirm_deposit(request: Asked, reference: FromPath[str], data: JSONBody[ConfirmDeposit]) -> DepositAnswer:
-    """Says again what is to be booked, so that nobody confirms what he has not seen."""
+    """Says again what is to be booked, so that no approver confirms it unseen."""
     deposits, actor = runtime_of(request).deposits, request.user.subject
     view = await deposits.confirm(data.user_id, data.asset, data.amount, reference=reference, actor=actor)
     return answered(view, DepositAnswer)
@@ -212,7 +212,7 @@ async def list_deposits(request: Asked) -> list[DepositAnswer]:
 
 
 async def _in_flight(runtime: Runtime, user: int) -> dict[AccountType, Sums]:
-    """What has left each account and is not at an end, by the states of the user's transfers."""
+    """What has left each account and has not ended, by the states of the user's transfers."""
     found: dict[AccountType, Sums] = defaultdict(lambda: defaultdict(int))
     transfers = runtime.transfers
     flying = tuple(state.name for state in MACHINE.states if state.in_flight)

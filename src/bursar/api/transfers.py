@@ -62,7 +62,7 @@ def answered(view: object, shape: type[T]) -> T:
 
 
 class CreateTransfer(In, frozen=True):
-    """A wish to move one's own money."""
+    """A request to move one's own money."""
 
     source: Annotated[str, Meta(description="`FUNDING`, `SPOT`, `FUTURE` or `MARGIN`.")] = field(name="from")
     target: Annotated[str, Meta(description="As `from`.")] = field(name="to")
@@ -131,7 +131,7 @@ async def create_transfer(
     tags=["transfers"],
 )
 async def show_transfer(request: Asked, req_id: FromPath[str]) -> TransferDetails:
-    """One's own; anybody's for staff."""
+    """One's own; any user's for staff."""
     return answered(await _get(request, req_id), TransferDetails)
 
 
@@ -152,7 +152,7 @@ async def list_transfers(
     until: Annotated[str | None, QueryParameter(description="Created before then, RFC 3339.")] = None,
     user_id: Annotated[
         int | None,
-        QueryParameter(ge=1, le=USER_MAX, description="Whose; staff only. Without it: everybody's."),
+        QueryParameter(ge=1, le=USER_MAX, description="Whose; staff only. Without it: all users'."),
     ] = None,
     cursor: Annotated[str | None, QueryParameter(description="`next_cursor` of the page before.")] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
@@ -185,7 +185,7 @@ async def list_transfers(
 
 
 class CreateTransfer1(In, frozen=True):
-    """A wish to move one's own money, as 001 writes it."""
+    """A request to move one's own money, as 001 writes it."""
 
     source: Annotated[str, Meta(description="`funding` or `trading`.")] = field(name="from")
     target: Annotated[str, Meta(description="As `from`.")] = field(name="to")
@@ -240,7 +240,7 @@ async def create_transfer_1(
     tags=["transfers (001)"],
 )
 async def show_transfer_1(request: Asked, req_id: FromPath[str]) -> TransferDetails1:
-    """One's own; anybody's for staff."""
+    """One's own; any user's for staff."""
     view = await _get(request, req_id)
     return TransferDetails1(req_id=view.req_id, state=view.fsm_state.lower(), created_at=view.created_us // 1000)
 

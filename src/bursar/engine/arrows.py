@@ -1,4 +1,4 @@
-"""Which arrows a record takes by itself, which with a call that is part of the unit, and on which answers. Pure."""
+"""Which arrows a record takes by itself, which with an inline call, and on which answers. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bursar.writer import NewTransition
 
 
 def automatic(flow: Flow[Any], item: FlowRecord[Any], state: str) -> tuple[NewTransition, ...]:
-    """The arrows out of automatic states, which are taken in the unit that reaches them (both rows are written)."""
+    """The arrows out of automatic states, taken in the transaction that reaches them (both rows are written)."""
     transitions: list[NewTransition] = []
     while flow.machine.state(state).kind is Kind.AUTOMATIC:
         arrow = flow.way_on(item.record, state, item.body)
@@ -21,7 +21,7 @@ def automatic(flow: Flow[Any], item: FlowRecord[Any], state: str) -> tuple[NewTr
 
 
 def inline(flow: Flow[Any], item: FlowRecord[Any], inlined: InlineCall) -> tuple[NewTransition, ...]:
-    """The arrows that a call takes which is part of the unit: it happens with all of it, or not at all."""
+    """The arrows that an inline call takes: it happens with all of its transaction, or not at all."""
     state, answer = item.record.state, inlined.answer
     event = answer.event or answer.outcome.value
     told = NewTransition(state, event, flow.machine.arrow(state, event).target, answer.as_json())

@@ -21,7 +21,7 @@ from bursar.model.errors import Conflict, DatabaseUnavailable, OutcomeUnknown
 from bursar.stopping import Stopping
 from bursar.supervise import supervise
 
-AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # the database is away for everybody, or slow, and comes back
+AWAY = (DatabaseUnavailable, OutcomeUnknown, Conflict)  # the database is away for all callers, or slow, and comes back
 Job = Callable[[], Awaitable[object]]
 
 log = logging.getLogger("bursar.engine")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bursar.store import Store
 
-SET_BACK_MIN_US = 1_000_000  # less than that matters to nobody, and a slow answer must not look like it
+SET_BACK_MIN_US = 1_000_000  # less than that does not matter, and a slow answer must not look like it
 
 
 class DatabaseClock:

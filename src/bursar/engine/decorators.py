@@ -9,7 +9,7 @@
 
 This makes a `Machine` and a `Flow` and nothing else, so whatever those can do is reached by their own fields, and a
 wrong flow is refused on import. An action speaks in three ways: it returns `done(…)`, it returns `pending(…)`, or it
-raises `Refused`. Everything else (another exception, None, a bool, a reply that nobody looked at) is not knowing: the
+raises `Refused`. Everything else (another exception, None, a bool, a reply that was not looked at) is not knowing: the
 call is made again. So money can be neither moved on nor given back by an action that forgot to say what happened.
 """
 

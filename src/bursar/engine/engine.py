@@ -1,14 +1,14 @@
 """The engine: drives records of any flow. Write down what you are about to do, do it, write down what was said.
 
-    rest state → compare-and-set to the next state, in the unit that reached it
+    rest state → compare-and-set to the next state, in the transaction that reached it
     call state → it is on disk already: make the call, then compare-and-set on the event that the answer maps to
 
-No lock is held across a call. A lost compare-and-set means that somebody else did it: read again and go on. What the
+No lock is held across a call. A lost compare-and-set means that the record has moved: read again and go on. What the
 machine dies on, at any line here, is found by the scanner and called again; the operation is the same, so it happens
 once. Only `EXPLICIT_FAIL` leads towards giving money back; the machine saw to that when it was built, and
 `validate_answer` sees to it that an answer is what it claims to be.
 
-Not here: who looks for records that are due (worker), what people do (operators).
+Not here: who looks for records that are due (worker), what operators do (operators).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from bursar.model.records import OperationResult, Record
 from bursar.store import Store
 from bursar.writer import Change, Limit, Move, NewTransition, Operation, Writer
 
-LEASE_S = 30.0  # how long whoever drives a record has it to himself; an optimisation, not a lock
+LEASE_S = 30.0  # how long the worker that drives a record has it alone; an optimisation, not a lock
 TRIES = 8  # to write a change whose other records are being moved
 PARTING_S = 1.0  # how long calls that were given up may take to notice
 
@@ -108,7 +108,7 @@ class Engine:
         actor: str = "",
         require_inline: bool = False,
     ) -> Started:
-        """Write a record down in its first state, and in those it passes through by itself, before anybody is called.
+        """Write a record down in its first state, and in those it passes through by itself, before any call.
 
         With `operation`, a repeated request gets the record of the first one; a refusal is never stored, because
         nothing was started (T41). The record is driven by `process_now`, or by a worker once its lease is over. It is
@@ -130,7 +130,7 @@ class Engine:
             whole = self.moves.move(record, steps, actor, inlined.booking, body=record.body)
             try:
                 return await self._started(record, whole, inlined.booking, inline_operations=inlined.operations, **more)
-            except Refusal:  # whatever it is, it is told again below, or by whoever is called
+            except Refusal:  # whatever it is, it is raised again below, or by the system that is called
                 if require_inline:
                     raise
         elif require_inline:
@@ -165,7 +165,7 @@ class Engine:
     # --- driving -----------------------------------------------------------------------------------------------
 
     async def process_now(self, record: Record, timeout_s: float) -> Record:
-        """Drive a record and wait, but not for ever: what is not at its end by then goes on in the background."""
+        """Drive a record and wait, but not for ever: what has not ended by then goes on in the background."""
         task = self.drive(record)
         await self._deadlines.wait(task, timeout_s)
         return self.newest(record, task)
@@ -181,7 +181,7 @@ class Engine:
         return self._driving.get(record.number)
 
     def drive(self, record: Record) -> asyncio.Task[Record]:
-        """Drive a record in a task of its own, which nobody's impatience cancels; once per process at a time."""
+        """Drive a record in a task of its own, which no waiting caller cancels; once per process at a time."""
         before = self._driving.get(record.number)
         driving = self._drive(record) if before is None else self._drive_after(before, record)
         task = asyncio.get_running_loop().create_task(driving, name=f"bursar-{record.flow}-{record.id}")
@@ -199,7 +199,7 @@ class Engine:
             self.ended[number] = task.result().version
 
     async def _drive_after(self, before: asyncio.Task[Record], record: Record) -> Record:
-        """Whoever drives it may have written its last and be leaving: nobody else comes before the lease is over."""
+        """The task that drives it may be about to end: no other worker comes before the lease is over."""
         done = await before
         return done if done.version > record.version else await self._drive(record)
 
@@ -213,7 +213,7 @@ class Engine:
         return self._places[flow]
 
     async def finish(self, timeout_s: float) -> int:
-        """Wait for what is being driven; returns how many were left where they are, for whoever comes next."""
+        """Wait for what is being driven; returns how many were left where they are, for the next worker."""
         if self._driving:
             await asyncio.wait(list(self._driving.values()), timeout=timeout_s)
         left = list(self._driving.values())
@@ -224,14 +224,14 @@ class Engine:
         return len(left)
 
     async def _drive(self, record: Record) -> Record:
-        """Step until it ends, waits for somebody, or has to wait. Never raises: the scanner meets it again."""
+        """Step until it ends, waits for a signal, or has to wait. Never raises: the scanner meets it again."""
         try:
             while True:
                 after = await self.step(record)
                 if after is None:
                     return record
                 if after.state == record.state and after.attempt and after.worker != self.worker:
-                    return after  # called again later, or by whoever has it; what is ours still, goes on
+                    return after  # called again later, or by the worker that has it; what is ours still, goes on
                 record = self._newest[record.number] = after
         except (StoreError, Conflict) as error:
             log.error("%s %s stays %s until the database takes it: %s", record.flow, record.id, record.state, error)
@@ -244,7 +244,7 @@ class Engine:
         return record
 
     async def step(self, record: Record) -> Record | None:
-        """One step; None if there is nothing to do: it is at an end, waits for somebody, or is paused."""
+        """One step; None if there is nothing to do: it has ended, waits for a signal, or is paused."""
         flow = self.require(record.flow)
         state = flow.machine.state(record.state)
         if state.kind is Kind.TERMINAL or (state.kind is Kind.WAIT and not record.worker):
@@ -266,7 +266,7 @@ class Engine:
         return await call(self._deadlines, flow, action, item)
 
     async def apply_answer(self, record: Record, answer: Answer, *, actor: str = "") -> Record | None:
-        """Settle a record that is calling somebody on an answer that came another way: from people, or late."""
+        """Settle a record in a call state on an answer that came another way: from operators, or late."""
         flow = self.require(record.flow)
         state = flow.machine.state(record.state)
         return await self._settle(flow, flow.item(record), state, validate_answer(flow, state, answer), actor=actor)
@@ -335,7 +335,7 @@ class Engine:
             return await staying.stay(self, flow, item, unknown, unbooked, actor=actor)
 
     async def _inline_call(self, flow: Flow[Any], item: FlowRecord[Any], booking: Booking) -> InlineCall | None:
-        """What the call of the state it comes to amounts to, if that can be part of the unit."""
+        """What the call of the state it comes to amounts to, if that can be part of the transaction."""
         state = flow.machine.state(item.record.state)
         if state.kind is not Kind.CALL or await self.pauses.stop(flow, state, item, called=False):
             return None
@@ -433,7 +433,7 @@ class Engine:
         return flow
 
     async def alert(self, record: Record | None, reason: str, severity: str, message: str) -> None:
-        """Tell people, once per record and reason until somebody acknowledges."""
+        """Raise an alert, once per record and reason until it is acknowledged."""
         number = 0 if record is None else record.number
         message = storable(message)
         new = await self.store.single().alerts.raise_once(number, reason, severity, message)

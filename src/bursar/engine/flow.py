@@ -2,9 +2,9 @@
 
     flow = Flow(machine=MACHINE, body=Order, actions={"charge": charge, "ship": ship})
 
-An action gets the record and calls somebody, always with the same idempotent operation, because it may be called again
-at any time; it returns what that somebody said. Everything else (persisting first, retrying, recovering, alerting) is
-the engine's. An exception that an action lets slip is `UNKNOWN`: nobody knows what happened.
+An action gets the record and calls a system, always with the same idempotent operation, because it may be called again
+at any time; it returns what that system said. Everything else (persisting first, retrying, recovering, alerting) is
+the engine's. An exception that an action lets slip is `UNKNOWN`: it is not known what happened.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FlowRefused(MachineError):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody said when called."""
+    """What the called system said."""
 
     outcome: Outcome
     event: str = ""  # a finer kind of that outcome, where the machine has one
@@ -61,7 +61,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     high_water: tuple[tuple[str, int], ...] = ()  # peers, and the sequence in its own log at which each did this (T33)
 
     def as_json(self) -> str:
-        """The evidence as it is stored. Whatever it is, it can be: an answer must not be lost for how it is told."""
+        """The evidence as it is stored. Whatever it is, it can be: an answer must not be lost for how it is written."""
         told = {"outcome": self.outcome.value, "code": self.code, "message": self.message}
         try:
             text = msgspec.json.encode({k: v for k, v in told.items() if v} | self.evidence, enc_hook=repr).decode()
@@ -130,7 +130,7 @@ class RecordSignal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Booking(msgspec.Struct, frozen=True):
-    """Entries that accompany an arrow, in the unit of its transition."""
+    """Entries that accompany an arrow, in the transaction of its transition."""
 
     intents: tuple[Intent, ...] = ()
     in_flight_account: str = ""  # the account in which they make the posting that belongs to the record from now on
@@ -139,12 +139,12 @@ class Booking(msgspec.Struct, frozen=True):
     signals: tuple[RecordSignal, ...] = ()  # to other records, in the same transaction
     clears_in_flight: bool = False  # they consume it: none belongs to it any more
     # Where the entries are not the echo of something that happened outside but the operation itself, a refusal is its
-    # answer: by the refusal's code, what that stands for. Any other refusal is a mistake, and people are told.
+    # answer: by the refusal's code, what that stands for. Any other refusal is a mistake: an alert is raised.
     refused: Mapping[str, Outcome] = {}
 
 
 class InlineCall(msgspec.Struct, frozen=True):
-    """A call that is nothing but rows of this database: it is made in the unit that reaches its state (ADR 14)."""
+    """A call that is only rows of this database: it is made in the transaction that reaches its state (ADR 14)."""
 
     answer: Answer  # what it says, if nothing is refused
     operations: tuple[Operation, ...]  # answered once and for all, as if they had been called
@@ -208,16 +208,16 @@ class Flow(Generic[B]):
     machine: Machine
     body: type[B]
     actions: Mapping[str, Action]  # by the name in the machine's call states
-    # What a record is checked for before it is started, whoever starts it: raises the refusal.
+    # What a record is checked for before any caller starts it: raises the refusal.
     admit: Callable[[Any, str], Awaitable[None]] = _admits_all
     active: Callable[[Any], tuple[str, ...]] = _needs_none  # pure: accounts that must be active when it is started
     book: Callable[[FlowRecord[Any], str, Answer], Booking] = _books_nothing  # pure
-    # What accompanies the start of a record, in the unit that writes it: if it is refused, nothing was started. Pure.
+    # What accompanies the start of a record, in its transaction: if it is refused, nothing was started. Pure.
     book_start: Callable[[FlowRecord[Any]], Booking] = _starts_with_nothing
-    # The body from an arrow on, whoever's word led along it; None: as it was. Not asked if the answer brings one; pure.
+    # The body from an arrow on, whatever led along it; None: as it was. Not asked if the answer brings one; pure.
     next_body: Callable[[FlowRecord[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
     inline_call: Callable[[FlowRecord[Any], Booking], InlineCall | None] = (
-        _no_inline_call  # pure: a call that can be part of the unit
+        _no_inline_call  # pure: a call that can be part of the transaction
     )
     # An answer (the third) to the call that the first was making contradicts what was decided; the second is how the
     # record stands by now. The disputed amount goes to `suspense:{flow}`, so that the books show it (T34); pure.
@@ -231,7 +231,7 @@ class Flow(Generic[B]):
     rails: Mapping[str, str | Callable[[FlowRecord[Any]], str]] = field(default_factory=dict)
     rail_names: frozenset[str] = frozenset()
     local_rails: frozenset[str] = frozenset()  # which can always be asked: operators can't force their answer
-    second_person: frozenset[str] = frozenset()  # what only two people together can tell a waiting record
+    second_person: frozenset[str] = frozenset()  # events that only two operators together can send
     row_kinds: tuple[RowKind, ...] = ()  # of rows of its own: those that its bookings may name
     # Events that only the flow's own code may send, which checks more than a machine can → what an operator does
     # instead. `Operators.signal` refuses them.
@@ -272,7 +272,7 @@ class Flow(Generic[B]):
         if len({kind.name for kind in self.row_kinds}) < len(self.row_kinds):
             raise FlowRefused(self.name, "two kinds of rows have one name; their rows would be mixed up")
         if stray := sorted(self.second_person - set(self.machine.events)):
-            raise FlowRefused(self.name, f"{', '.join(stray)} needs two people, but is no event")
+            raise FlowRefused(self.name, f"{', '.join(stray)} needs two operators, but is no event")
         if stray := sorted(self.reserved_events.keys() - set(self.machine.events)):
             raise FlowRefused(self.name, f"{', '.join(stray)} is reserved, but is no event")
         self._check_scheduling()

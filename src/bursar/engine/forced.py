@@ -1,11 +1,11 @@
-"""Calls whose end two people decided: their rail is asked until it says what really happened (T34).
+"""Calls whose end two operators decided: their rail is asked until it says what really happened (T34).
 
-People may be wrong, and a rail may still do what they said it had not done. So each forced call is a row, written
+Operators may be wrong, and a rail may still do what they said it had not. So each forced call is a row, written
 before the decision, and its rail is queried (which makes nothing happen) with back-off until the answer is definite.
 An answer that contradicts the decision goes the way of every late answer: a critical alert, and the books are put right
 against suspense (late). A rail that has nothing definite to say for long raises an alert too.
 
-What people declared dead (model/proof) is watched the same way, by the query of its last call. If it arrives after all,
+What operators declared dead (model/proof) is watched the same way, by the query of its last call. If it still arrives,
 the flow is halted, or paused if it signs nothing (S44).
 """
 
@@ -75,10 +75,10 @@ async def _ask(engine: Engine, call: ForcedCall) -> bool:
     record = await engine.store.read.records.by_number(call.record)
     flow = None if record is None else engine.flows.get(record.flow)
     if record is None or flow is None:
-        return False  # another program's flow: whoever knows it claims it when the lease is over
+        return False  # another program's flow: a worker that knows it claims it when the lease is over
     history = await engine.store.read.records.history(call.record)
     if not _left(call, history):
-        await calls.ask_again(call, "", int(BACK_OFF.cap_s * 1e6))  # the people have not decided after all, or not yet
+        await calls.ask_again(call, "", int(BACK_OFF.cap_s * 1e6))  # the operators have not decided, or not yet
         return False
     item = flow.item(msgspec.structs.replace(record, state=call.state, version=call.version))
     answer = await engine.call(flow, flow.queries[flow.machine.state(call.state).action or ""], item)
@@ -105,5 +105,5 @@ async def _stop(engine: Engine, flow: Flow[Any], record: Record) -> None:
 
 
 def _left(call: ForcedCall, history: Sequence[Transition]) -> bool:
-    """Whether the record has left the state in which it was when people decided."""
+    """Whether the record has left the state in which it was when the operators decided."""
     return any(row.version > call.version and row.source != row.target for row in history)

@@ -1,10 +1,10 @@
-"""Holds that a record owns: money set aside in the unit that starts it, and settled by its own moves alone (W34). Pure.
+"""Holds that a record owns: money set aside in its first transaction, and settled by its own moves alone (W34). Pure.
 
     book_start=lambda item: authorize(item, held(item))
     book=lambda item, event, answer: confirm(item, held(item), ("external:bank", net), ("fees", fee))
 
 Each returns a `Booking` for the arrow that is being taken. The record keeps the number of the posting that is held, as
-it keeps one in transit, so a move that lost its compare-and-set settles nothing; and whoever is not the record gets
+it keeps one in transit, so a move that lost its compare-and-set settles nothing; and every other caller gets
 `HoldOwned`. Such a hold never expires, and a freeze of its account does not stop it: its record tells of what has
 happened outside already (L21, T35).
 """

@@ -1,7 +1,7 @@
 """Answers that come too late: the record has left the state they belong to, and what they say is kept (T34).
 
 Harmless if it is what is believed already. If not, it is a contradiction: a critical alert, a transition, and with it
-the entries that put the books right: the disputed amount goes to `suspense:{flow}`, where people see it. What is
+the entries that put the books right: the disputed amount goes to `suspense:{flow}`, where operators see it. What is
 believed of a call is what the record left its state with, and after a contradiction what that said; so each is booked
 once, however often it is heard, and one that is taken back is booked back.
 """
@@ -42,7 +42,7 @@ async def record_answer(engine: Engine, called: FlowRecord[Any], answer: Answer)
         try:
             await _write(engine, called, record, answer, dispute)
         except RecordMoved:
-            continue  # it goes on meanwhile, or somebody else has heard the same
+            continue  # it goes on meanwhile, or another caller has heard the same
         except Refusal as refusal:  # a mistake in the flow or in the ledger's set-up: what was heard is kept at least
             await engine.alert(record, "booking refused", "critical", f"{message}; its booking is refused: {refusal}")
             await _write(engine, called, record, answer, UNDISPUTED)

@@ -1,7 +1,7 @@
-"""What people do to records: retry now, pause, speak for somebody who is waited for, force. All of it with a reason.
+"""What operators do to records: retry now, pause, send the signal that is waited for, force. All with a reason.
 
-Forcing says how a call ended whose answer nobody knows. It needs two people, who say the same; and money is only ever
-forced *back* by making sure at the rail that it never went (T34): the rail's own answer then decides, not the people's.
+Forcing says how a call ended whose answer is unknown. It needs two operators, who say the same; and money is only ever
+forced *back* by making sure at the rail that it never went (T34): the rail's own answer then decides, not theirs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRIES = 20
 
 
 class Operators:
-    """The doors for people."""
+    """The operations of operators."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -42,7 +42,7 @@ class Operators:
         actor = check_actor(actor)
         record = await self._open(flow, id, reason)
         if self._engine.require(flow).machine.state(record.state).kind is Kind.WAIT:
-            raise InvalidState(flow, id, record.state, "nobody is called, it waits for somebody to speak; tell it")
+            raise InvalidState(flow, id, record.state, "it calls no system, it waits for a signal; send it one")
         return await self._note(record, RETRY_ASKED, actor, {"reason": reason}, delay_us=0)
 
     async def pause(self, kind: str, name: str, *, actor: str, reason: str) -> bool:
@@ -54,7 +54,7 @@ class Operators:
         return await self._set(kind, name, actor, reason)
 
     async def resume(self, kind: str, name: str, *, actor: str, reason: str) -> Lift:
-        """And on again; where two people are needed, the first one only proposes it."""
+        """And on again; where two operators are needed, the first one only proposes it."""
         self._require(kind, name)
         return await self._lift(kind, name, actor, reason)
 
@@ -103,11 +103,11 @@ class Operators:
         sender: str = "",
         declared_dead: bool = False,
     ) -> Record:
-        """Send a signal to a record. Where the flow wants two people, the first one only asks.
+        """Send a signal to a record. Where the flow wants two operators, the first one only asks.
 
         `sender` is an id for it: sent again under that, it is the same signal, and nothing happens. An event that gives
-        money back is taken if nothing was ever issued for the record. If something was, two people may declare it dead:
-        it is given back on their word, and stays watched (S44).
+        money back is taken if nothing was ever issued for the record. If something was, two operators may declare it
+        dead: it is given back on their word, and stays watched (S44).
         """
         actor = check_actor(actor)
         record = await self._known(flow, id, reason)
@@ -158,7 +158,7 @@ class Operators:
             and driven.rail(driven.item(record), state.action or "") in driven.local_rails
         ):
             raise InvalidState(
-                flow, id, record.state, "its rail can always be asked, and nobody's word counts; retry it"
+                flow, id, record.state, "its rail can always be asked, and only its answer counts; retry it"
             )
         if not await self._asked(record, event, actor):
             note = {"reason": reason, "event": event}
@@ -177,7 +177,7 @@ class Operators:
                     flow, id, record.state, "signing is halted, and its cancellation may sign; unhalt it"
                 )
             said = await self._engine.call(driven, cancel, item)
-            # The rail agrees, in its own words or none: then the people's finer word for it counts.
+            # The rail agrees, in its own words or none: then the operators' finer word for it counts.
             agreed = event if said.outcome is arrow.answer else ""
             answer = msgspec.structs.replace(said, event=said.event or agreed, evidence=said.evidence | forced)
         return await self._settle(record, answer, actor)
@@ -199,7 +199,7 @@ class Operators:
         )
 
     async def _asked(self, record: Record, event: str, actor: str, declared_dead: bool = False) -> str:
-        """Who else has asked for the same since it came into this state; "" for nobody."""
+        """Who else has asked for the same since it came into this state; "" for none."""
         for transition in reversed(await self._engine.store.read.records.history(record.number)):
             if transition.target != record.state or transition.source != record.state:
                 return ""
@@ -221,11 +221,11 @@ class Operators:
         record = await self._known(flow, id, reason)
         machine = self._engine.require(flow).machine
         if machine.state(record.state).kind is Kind.TERMINAL:
-            raise InvalidState(flow, id, record.state, "it is at its end")
+            raise InvalidState(flow, id, record.state, "it has ended")
         return record
 
     def _require(self, kind: str, name: str) -> None:
-        """A pause with a typing error would pause nothing, and nobody would notice."""
+        """A pause with a typing error would pause nothing, without notice."""
         flows = self._engine.flows
         known = {"flow": set(flows), "rail": {rail for flow in flows.values() for rail in flow.known_rails}}
         if name not in known.get(kind, ()):

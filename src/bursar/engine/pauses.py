@@ -7,9 +7,9 @@ was written. A call that is under way by then is not taken back.
 And what had to be left meanwhile, for this or because the database was away: due again as soon as it can go on, not
 only when its lease is over.
 
-Who sets a switch and who lifts it say why, and it is kept (T47). A halt needs two people to be lifted, and a pause may:
+Who sets a switch and who lifts it say why, and it is kept (T47). Two operators lift a halt; a pause may need two:
 the first one proposes, and another one, for whom a look-alike name does not pass, agrees. A new cause for a switch that
-is set already is added to it, and ends the proposal: nobody has agreed to that.
+is set already is added to it, and ends the proposal, which was not about that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bursar.store import Store
 if TYPE_CHECKING:
     from bursar.engine.engine import Engine
 
-PAUSES_S = 2.0  # how old what we know may be when somebody is called
+PAUSES_S = 2.0  # how old what we know may be when a call is made
 
 LOOK_S = 60.0  # at most, between two looks for forgotten pauses
 
@@ -40,7 +40,7 @@ HALTED = {PAUSED: "halted", HARDENED: "halted again", PROPOSED: "unhalt proposed
 
 
 def described(kind: str, name: str) -> str:
-    """A switch that is set, for people. Pure."""
+    """A switch that is set, for operators. Pure."""
     return f"{kind.removeprefix(HALT).strip()} {name} is {'halted' if kind.startswith(HALT) else 'paused'}"
 
 
@@ -49,7 +49,7 @@ def _action(kind: str, action: str) -> str:
 
 
 class Lift(StrEnum):
-    """What became of somebody's wish to lift a pause."""
+    """What became of a request to lift a pause."""
 
     LIFTED = "lifted"
     PROPOSED = "proposed"  # another person must say the same
@@ -59,7 +59,7 @@ class Lift(StrEnum):
 async def set_pause(store: Store, kind: str, name: str, *, actor: str, reason: str, two_people: bool = False) -> bool:
     """Switch a flow or a rail off; whether it was on. `actor` is a person, or what a program calls itself.
 
-    With `two_people`, it takes two to lift it, also if it was set before by somebody who can lift it alone.
+    With `two_people`, it takes two to lift it, also if it was set before by an operator who can lift it alone.
     """
     async with store.transaction() as unit:
         if await unit.pauses.add(kind, name, actor, reason, two_people=two_people):
@@ -74,7 +74,7 @@ async def set_pause(store: Store, kind: str, name: str, *, actor: str, reason: s
 
 
 def hardened(pause: Pause, reason: str) -> Pause | None:
-    """A pause to which a cause is added that needs two people; None if it has it already. Pure."""
+    """A pause to which a cause is added that needs two operators; None if it has it already. Pure."""
     known = reason in pause.reason or len(pause.reason) > REASON_LENGTH_MAX  # bad enough, whatever else comes
     if pause.two_people and known:
         return None
@@ -83,7 +83,7 @@ def hardened(pause: Pause, reason: str) -> Pause | None:
 
 
 async def lift_pause(store: Store, kind: str, name: str, *, actor: str, reason: str) -> Lift:
-    """Switch it on again; or, where two people are needed and this is the first one, write the proposal down."""
+    """Switch it on again; or, where two operators are needed and this is the first, write the proposal down."""
     person, why = check_actor(actor), check_reason(reason)
     async with store.transaction() as unit:
         pause = await unit.pauses.lock(kind, name)
@@ -117,7 +117,7 @@ async def alert_forgotten(engine: Engine, after_s: float) -> None:
             continue
         reason = described(pause.kind, pause.name)
         message = f"{reason} since {pause.age_us // 10**6} s by {pause.actor}: {pause.reason};"
-        message += " lift it, or acknowledge this and be told again when it has lasted twice as long"
+        message += " lift it, or acknowledge this; it is raised again when it has lasted twice as long"
         await engine.store.single().alerts.raise_since(0, reason, "warning", message, since_us)
 
 

@@ -1,6 +1,6 @@
 """Checks, before a move is written, that a waiting record gives money back with proof only (S44).
 
-It is asked of every move that the engine commits, whoever made it: a person, another record, a program. The history
+It is asked of every move that the engine commits, made by a person, another record or a program. The history
 that a proof is compared with can't grow before the move is written: the compare-and-set of the version sees to that.
 """
 
@@ -47,7 +47,7 @@ async def _watch(engine: Engine, flow: Flow[Any], record: Record, history: Seque
             calls = engine.store.single().forced_calls
             await calls.add(record.number, record.version, row.source, int(FIRST_S * 1e6))
             return ""
-    return "what people declare dead stays watched, and no call of it can be queried; prove that it is dead"
+    return "what operators declare dead stays watched, and no call of it can be queried; prove that it is dead"
 
 
 def _action(machine: Machine, state: str) -> str:

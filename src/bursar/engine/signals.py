@@ -1,4 +1,4 @@
-"""Signals: events that records are sent, by people, programs and other records. Each record has a durable inbox.
+"""Signals: events that records are sent, by operators, programs and other records. Each record has a durable inbox.
 
 A signal is a row under the sender's id of it: sent again, it is the same one. A record that waits for the event is
 moved by it in the transaction that writes the signal. Where the flow says so (`Flow.inbox_events`), a signal may come
@@ -7,7 +7,7 @@ waits for it, in the order of arrival. Meanwhile it may change the body (`Flow.o
 due at once, so that the action sees the new body; it leaves its call state by the action's answer alone.
 
 Every signal comes with a compare-and-set of the record's version, and the row that is compared has the number of
-signals in the inbox. So whoever moves the record into a waiting state, with a compare-and-set of its own, knows of
+signals in the inbox. So a transaction that moves the record into a waiting state, by its own compare-and-set, knows of
 every signal that was there before; and a signal that loses against such a move is decided again, in the waiting state.
 """
 
@@ -44,7 +44,7 @@ def check_possible(flow: Flow[Any], record: Record, event: str) -> None:
     machine = flow.machine
     state = machine.state(record.state)
     if state.kind is Kind.TERMINAL:
-        why = f"it is at its end, and waits for {event} no more"
+        why = f"it has ended, and waits for {event} no more"
     elif event in machine.timeout_events:
         why = f"the engine sends {event} when the time has come"
     elif takes(flow, record, event):

@@ -1,4 +1,4 @@
-"""Snowflakes: ids that are numbers, rise with time, and never repeat, made without asking anybody each time.
+"""Snowflakes: ids that are numbers, rise with time, and never repeat, made without asking the database each time.
 
 41 bits of milliseconds since 2020, 10 bits of node, 12 bits of count. The node number is a leased row, and its holder's
 ids begin after all that any holder before can have made. A clock that is set back does not matter: the last moment is
@@ -37,7 +37,7 @@ class Snowflakes:
         self._renewed = 0.0
 
     async def next(self) -> int:
-        """An id that nobody has."""
+        """An id that was never used."""
         if self._node < 0 or self._ports.monotonic() - self._renewed > LEASE_S / 3:
             await self._hold()
         now = max(0, self._ports.now_us() - EPOCH_US) // 1000
@@ -50,7 +50,7 @@ class Snowflakes:
         self._last = max(self._last, ((id_ >> (NODE_BITS + COUNT_BITS)) + 1) << COUNT_BITS)
 
     async def _hold(self) -> None:
-        """Keep our number; or take another, if somebody took ours while we slept."""
+        """Keep our number; or take another, if another process took ours while we slept."""
         nodes = self._store.single().nodes
         asked, lease_us = self._ports.monotonic(), int(LEASE_S * 1e6)
         if self._node < 0 or not await nodes.renew(self._node, self._holder, lease_us):

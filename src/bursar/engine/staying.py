@@ -43,7 +43,7 @@ async def stay(
         body=None if answer.body is None else msgspec.json.encode(answer.body).decode(),
         rows=flow.own_rows(answer.rows),
     )
-    # T38: the first one is worth a line that nobody overlooks.
+    # T38: the first one is worth a line that stands out.
     if attempt == 1 and not answer.outcome.is_known and not answer.unchanged:
         log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
     after = await engine.write(item, move, NOTHING, answer, answer)

@@ -1,7 +1,7 @@
 """The worker: finds records that are due and has them driven, a bounded number at a time.
 
 At start it takes everything of a flow that is open and that no other worker drives; later only what is due. Nothing is
-ever lost by a full queue, a lost wake-up or a dead worker: whatever is not at its end is due some day, and is found
+ever lost by a full queue, a lost wake-up or a dead worker: whatever has not ended is due some day, and is found
 then. Several workers share one PostgreSQL by skipping each other's rows; that they hardly ever meet is an optimisation,
 no promise.
 
@@ -33,7 +33,7 @@ log = logging.getLogger("bursar.engine")
 
 
 class Worker:
-    """One per process. `run` returns when it is told to stop, or is cancelled."""
+    """One per process. `run` returns when it is asked to stop, or is cancelled."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Worker:
         while not self._stop.is_set():
             try:
                 await self.look()
-            except Exception as error:  # whatever it is: records are found by the next scan, or by nobody
+            except Exception as error:  # whatever it is: records are found by the next scan, or not at all
                 surprise = not isinstance(error, BursarError)
                 log.error("the scan failed, the next one comes in %s s: %s", self.scan_s, error, exc_info=surprise)
             await self._pause()
@@ -115,7 +115,7 @@ class Worker:
         return self.engine.in_progress_of(flow) < self._part(flow, self.concurrency)
 
     def _as_they_are(self, page: list[Record]) -> list[Record]:
-        """Without those that somebody here has moved on before we heard that they are ours."""
+        """Without those that this process has moved on before we heard that they are ours."""
         ended, self.engine.ended = self.engine.ended or {}, None
         return [record for record in page if record.version >= ended.get(record.number, 0)]
 

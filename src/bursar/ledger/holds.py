@@ -1,8 +1,8 @@
 """Holds: money set aside first, and then paid in part or whole, given back, or expired.
 
-A hold is one posting in the account of held money. Whoever spends that posting has decided about the hold, so confirm,
+A hold is one posting in the account of held money. The commit that spends it decides about the hold, so confirm,
 void and expiry are one compare-and-set (L21). Here are the holds of callers; those that belong to a record of a flow
-are made and settled by that record's own moves (engine/holds), and everybody else is refused (W34).
+are made and settled by that record's own moves (engine/holds), and other callers are refused (W34).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Holds(Reads):
             try:
                 receipts.append(await self._give_back(row.id, HoldState.EXPIRED))
             except (HoldClosed, Conflict):
-                continue  # somebody was faster, which ends it too; or will be seen to at the next call
+                continue  # another caller was faster, which ends it too; or the next call sees to it
             except Refusal as refusal:  # it must not stand in the way of the others
                 refused = refused or refusal
         if refused is not None:
@@ -219,7 +219,7 @@ class Holds(Reads):
             legs=legs,
             kind=kind,
             metadata=metadata,
-            consume=(row.posting,),  # the compare-and-set: whoever spends it has decided about the hold
+            consume=(row.posting,),  # the compare-and-set: the commit that spends it decides about the hold
             hold=HoldChange(
                 id=row.id,
                 account=head.path,

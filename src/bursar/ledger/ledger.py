@@ -194,7 +194,7 @@ class Ledger(Holds):
         try:
             await self.writer.apply(Change((intent,)))
         except PostingNotLive:
-            return 0  # somebody is paying with them; they will be merged another time
+            return 0  # another commit pays with them; they will be merged another time
         except Refusal:
             return 0
         return len(found)

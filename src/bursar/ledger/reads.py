@@ -73,7 +73,7 @@ class Reads(RuleBook):
         found = await self.store.read.balances.of(head.id)
         if any(count > WIDE for _, count in found.values()):
             with contextlib.suppress(BursarError):  # a cache that can't be made is only slow
-                await self.widen(head, soon=True)  # whoever reads must not wait for anybody's transaction
+                await self.widen(head, soon=True)  # a reader must not wait for another transaction
         return {asset: amount for asset, (amount, _) in found.items()}
 
     async def history(
@@ -122,7 +122,7 @@ class Reads(RuleBook):
         return await self.envelope(taken[scope, key].seq)
 
     async def envelopes(self, *, after: int = 0, book: str | None = None, limit: int = 100) -> list[EnvelopeView]:
-        """Envelopes in the order of events; of one book if given. Whoever goes on `after` the last one seen skips none.
+        """Envelopes in the order of events; of one book if given. Going on `after` the last one seen skips none.
 
         An envelope is here once no transaction that is still open can come before it (decision 5).
         """

@@ -1,7 +1,7 @@
 """Assets, books and accounts: what may move, and who may move it.
 
-Every change of a rule bumps the rules' generation in the unit that writes it. Commits in flight hold that row; those
-validated before the bump fail and are decided again. So a freeze that has returned is a freeze that holds (L1).
+Every change of a rule bumps the rules' generation in the transaction that writes it. Commits in flight hold that row;
+those validated before the bump fail and are decided again. So a freeze that has returned is a freeze that holds (L1).
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class RuleBook:
                 if await unit.accounts.append(account):
                     await unit.events.append(EventKind.ACCOUNT_CREATED, number, 1)
                     return account
-        if found is None:  # somebody else created it at the same moment
+        if found is None:  # another caller created it at the same moment
             found = await self.account(path)
         if not same_policy(found.policy, policy):
             why = f"its policy is {encode_policy(found.policy)}; change it with `bursar account policy {path}`"
@@ -374,8 +374,8 @@ def _limits(asset: Asset, low: Amount | None, high: Amount | None) -> Asset:
 
 
 async def _locked(unit: Tables, path: str) -> tuple[Account, Closing | None]:
-    """An account that is to be changed, and the close that has frozen it. Nobody else changes either before the unit
-    ends, and no commit is between its check and its write."""
+    """An account that is to be changed, and the close that has frozen it. No other transaction changes either
+    before this one ends, and no commit is between its check and its write."""
     await unit.rules.bump()  # first: what is read before this may be old
     head = (await unit.accounts.heads([path])).get(path)
     if head is None:

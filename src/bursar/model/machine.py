@@ -2,7 +2,7 @@
 
 A flow says here what can happen to one of its records, and nothing else does: the engine asks `next`, the scanner asks
 which states are open, the docs and the console ask for the picture. A machine that could lose money by its shape (an
-unknown outcome that moves, a state nobody can leave, an end that still holds funds) raises `MachineRefused` when it
+unknown outcome that moves, a state without a way out, an end that still holds funds) raises `MachineRefused` when it
 is built, with everything that is wrong with it, so a bad flow fails on import and not at night.
 
 States are never ordered, whatever their codes (T4). Not here: the actions of call states (flows/), what drives a record
@@ -36,8 +36,8 @@ class Kind(StrEnum):
     """What a record in a state is waiting for."""
 
     AUTOMATIC = "automatic"  # nothing: it moves on by itself, by compare-and-set
-    CALL = "call"  # somebody outside, who is called only after this state is on disk
-    WAIT = "wait"  # somebody who comes to us: a person who decides, or another record that ends
+    CALL = "call"  # another system, which is called only after this state is on disk
+    WAIT = "wait"  # a signal: of a person who decides, or of another record that ends
     TERMINAL = "terminal"  # nothing, for ever
 
 
@@ -135,7 +135,7 @@ class Flaw(StrEnum):
     NO_WAY_ON = "a state that is not terminal must be left some day"
     CYCLE_OF_AUTOMATIC_STATES = "automatic states must not lead round to themselves: nothing would stop them"
     UNREACHABLE = "every state must be reachable from the initial one"
-    NO_END = "every state must lead to an end, or to somebody who decides"
+    NO_END = "every state must lead to a terminal or a waiting state"
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Machine:
         return self._states[self.arrow(state, event).target]
 
     def arrow(self, state: str, event: str) -> Arrow:
-        """The arrow itself, for whoever must see that its `answer` is what the rail really said."""
+        """The arrow itself, for callers that must see that its `answer` is what the rail really said."""
         try:
             return self._arrows[state][event]
         except KeyError:
@@ -279,7 +279,7 @@ class Machine:
 
     @property
     def calls(self) -> tuple[State, ...]:
-        """States that call somebody, each with its action."""
+        """States that call another system, each with its action."""
         return tuple(state for state in self.states if state.kind is Kind.CALL)
 
     def mermaid(self) -> str:
@@ -289,7 +289,7 @@ class Machine:
     def svg(self, counts: Mapping[str, int] | None = None) -> str:
         """The picture as SVG, with how many records are in each state if given. Counts never move a box."""
         for name in counts or ():
-            self.state(name)  # records in a state that nobody knows are not to be left out of a picture in silence
+            self.state(name)  # records in an unknown state are not to be left out of a picture in silence
         return drawing.svg(self._layout, counts or {})
 
     @cached_property
@@ -298,7 +298,7 @@ class Machine:
 
 
 def _stays(states: tuple[State, ...], arrows: tuple[Arrow, ...]) -> Iterator[Arrow]:
-    """The arrows nobody has to write: in a call state, an unknown outcome leads to the same state."""
+    """The arrows that need not be written: in a call state, an unknown outcome leads to the same state."""
     written = {(arrow.source, arrow.event) for arrow in arrows}
     calls = [state.name for state in states if state.kind is Kind.CALL]
     return (Arrow(name, outcome, name) for name in calls for outcome in UNKNOWNS if (name, outcome) not in written)
@@ -321,7 +321,7 @@ def _problems(machine: Machine, arrows: tuple[Arrow, ...]) -> Iterator[Problem]:
 
 
 def _wrong_names(machine: Machine) -> Iterator[Problem]:
-    """Names are stored in rows, shown to people and put into pictures: plain, and told apart at a glance."""
+    """Names are stored in rows, shown to operators and put into pictures: plain, and different at a glance."""
     if not _is_name(machine.name):
         yield Problem(Flaw.BAD_NAME, detail=repr(machine.name))
     for state in machine.states:
@@ -344,7 +344,7 @@ def _is_name(text: str) -> bool:
 
 
 def _look(name: str) -> str:
-    """What is left of a name for somebody who reads in a hurry."""
+    """What is left of a name for a reader in a hurry."""
     return name.casefold().replace("_", "").replace(" ", "")
 
 

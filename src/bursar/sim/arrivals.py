@@ -1,7 +1,7 @@
 """Money from outside in the transfers scenario: deposits to accounts that are frozen, closing or closed; an overdraft.
 
 On some seeds one account may owe, of which no transfer may ever make use; deposits arrive for accounts in the moment in
-which they are frozen; and the account of somebody who leaves closes while a deposit for it waits for a second person.
+which they are frozen; and the account of a user who leaves closes while a deposit for it waits for a second person.
 Each is asked for in every life of the server. In the end each reference is booked once, for the user or in suspense.
 """
 
@@ -69,7 +69,7 @@ class Arrivals:
         return {user: MINOR * list(self.funded.values()).count(user) for user in self.funded.values()}
 
     async def judge(self, ledger: Ledger) -> None:
-        """What waited while its account closed is booked once; and nobody owes."""
+        """What waited while its account closed is booked once; and no user owes."""
         if not self.takes_part:
             return
         leaver = await ledger.account(funding_account(LEAVER))
@@ -78,6 +78,6 @@ class Arrivals:
         if (there, suspense) != ((0, MINOR) if leaver.status is AccountStatus.CLOSED else (MINOR, 0)):
             raise Violation(f"{leaver.path} is {leaver.status} with {there}, and {suspense} is in suspense")
         if suspense and not await ledger.store.read.alerts.open():
-            raise Violation("a deposit is in suspense, and nobody was told")
+            raise Violation("a deposit is in suspense, without an alert")
         if (await ledger.balance(funding_account(OWES), ASSET)).minor < 0:
             raise Violation("a transfer has used an overdraft")

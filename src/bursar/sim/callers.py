@@ -1,8 +1,8 @@
 """What callers of the simulated ledger do: errands of one or a few steps, which can be asked any number of times.
 
-Callers are people outside the process: they remember what they asked for and what they were told, and after a crash
+Callers are outside the process: they remember what they asked for and what was answered, and after a crash
 they ask again with the same key. An errand is drawn when a caller has time for it, so that all of them are busy until
-the end and nobody is left over alone with a long list.
+the end and none is left over alone with a long list.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Step = Callable[["Client", Ledger], Awaitable[None]]
 
 @dataclass
 class Client:
-    """One caller: an errand, how far it has come with it, and what it was told."""
+    """One caller: an errand, how far it has come with it, and what was answered."""
 
     number: int
     steps: list[Step] = field(default_factory=list)
@@ -139,7 +139,7 @@ def below(rng: random.Random, limit: int) -> int:
 
 
 def commit(entry: Entry) -> Step:
-    """Commit once, and remember what one was told."""
+    """Commit once, and remember the answer."""
 
     async def step(client: Client, ledger: Ledger) -> None:
         assert entry.key is not None
@@ -259,7 +259,7 @@ def freeze(account: str, key: str) -> list[Step]:
 
 
 def flap(account: str) -> list[Step]:
-    """Freeze an account that everybody uses, and thaw it: whoever is half-way through a commit has to begin again."""
+    """Freeze an account that all callers use, and thaw it: a commit that is half-way has to begin again."""
 
     async def cold(_client: Client, ledger: Ledger) -> None:
         await ledger.freeze(account)

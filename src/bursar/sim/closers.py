@@ -33,7 +33,7 @@ PAUSE_S_MAX: Final = 0.05
 FROZEN_SHARE: Final = 0.3  # of the closes meet a freeze by the person
 CRASH_SHARE: Final = 0.3  # of the closes are the end of their process, until so many were
 CRASHES: Final = 2
-FORGOTTEN_SHARE: Final = 0.5  # of the closes that were interrupted: nobody closes, freezes or unfreezes that account
+FORGOTTEN_SHARE: Final = 0.5  # of the closes that were interrupted: that account is not closed, frozen or unfrozen
 OVERDUE_S: Final = 0.001
 
 
@@ -45,7 +45,7 @@ class Closers:
         self._happened = net.happened
         self._strikes = True  # until all is healed
         self._crashes = 0
-        self._acting: dict[str, Process] = {}  # where the person's wish for an account is being carried out
+        self._acting: dict[str, Process] = {}  # where the person's request for an account is being carried out
         self._forgotten: set[str] = set()
         # Whether the person has frozen an account; None if there was no answer.
         self._frozen: dict[str, bool | None] = {funding_account(user): False for user in USERS}
@@ -100,7 +100,7 @@ class Closers:
             await process.kernel.loop.create_future()
 
     async def _set(self, ledger: Ledger, process: Process, account: str, *, is_frozen: bool) -> None:
-        """One wish of the person at a time, for each account; the next one when it was answered, or its server died."""
+        """One request of the person at a time, for each account; the next when it was answered, or its server died."""
         other = self._acting.get(account)
         if account in self._forgotten or (other is not None and other.alive):
             return
@@ -122,7 +122,7 @@ class Closers:
             raise Violation(f"{account} is active, and a person has frozen it")
 
     async def judge(self, transfers: Transfers, process: Process) -> None:
-        """Nothing goes wrong any more, and nobody acts: every freeze has an owner, and every close can be ended."""
+        """Nothing goes wrong any more, and no person acts: every freeze has an owner, and every close can be ended."""
         if not self.takes_part:
             return
         ledger, store = transfers.ledger, transfers.ledger.store

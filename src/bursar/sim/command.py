@@ -98,7 +98,7 @@ def run_jobs(scenario: str, jobs: Iterable[Job]) -> Tally:
 
 
 def run_everywhere(scenario: str, jobs: list[Job], processes: int, *, show: bool) -> Tally:
-    """Run jobs on several cores, with a progress bar if somebody watches."""
+    """Run jobs on several cores, with a progress bar if `show`."""
     tally = Tally()
     chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
     with _progress(show) as progress:
@@ -118,7 +118,7 @@ def run_everywhere(scenario: str, jobs: list[Job], processes: int, *, show: bool
 @contextmanager
 def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end when we are interrupted, whatever they still have to do."""
-    # When we are interrupted, whoever counts what they share cleans up behind us, and need not say so.
+    # When we are interrupted, the resource tracker cleans up behind us, and need not say so.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     # Ctrl-C reaches them too: a worker would take it for a seed that failed, and go on with the next.
     pool = ProcessPoolExecutor(

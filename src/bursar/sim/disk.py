@@ -3,8 +3,8 @@
 What was committed survives a crash; an open transaction is rolled back, as the next opener of a real file would do.
 Each process has one connection to a path, however often it opens it, which keeps a run cheap and has a price: within
 a process a reader sees what a transaction that spans several lane calls has not committed yet, and pragmas outlive the
-process that set them. Between processes SQLite's own locks hold: whoever finds another one's transaction open is told
-that the database is busy. A real connection would wait for it; `held` is for those who simulate the waiting.
+process that set them. Between processes SQLite's own locks hold: one that finds another one's transaction open gets
+the error that the database is busy. A real connection would wait for it; `held` is for those who simulate the waiting.
 
 Databases made from the same template are used again, run after run: the template's pages are copied over them. Opening
 a database means preparing every statement anew, which was a tenth of a run.
@@ -41,7 +41,7 @@ class DiskConnection(sqlite3.Connection):
         self._cells: dict[str, list[Any]] = {}
         self._aggregates: set[str] = set()
 
-    def create_function(  # type: ignore[override]  # options by name only, as everybody gives them
+    def create_function(  # type: ignore[override]  # options by name only, as all callers give them
         self, name: str, narg: int, func: Callable[..., Any] | None, /, **options: Any
     ) -> None:
         """Register a function, or say what it does from now on."""
@@ -82,7 +82,7 @@ class DiskConnection(sqlite3.Connection):
         super().close()
 
     def __del__(self) -> None:
-        self.unplug()  # memory has nothing to lose, and Python warns of connections that nobody closed
+        self.unplug()  # memory has nothing to lose, and Python warns of connections that were not closed
 
 
 class Database:
@@ -109,7 +109,7 @@ class Database:
         return connection
 
     def renew(self) -> bool:
-        """Make it what it was in the beginning; False if that can't be, because somebody is still reading."""
+        """Make it what it was in the beginning; False if that can't be, because a reader is still there."""
         if self._template is None:
             return False
         for connection in self.connections.values():
@@ -182,7 +182,7 @@ SHELF: Final = Shelf()  # prepared statements are all that one run leaves to the
 
 
 class SimDisk:
-    """Databases by path. Give it to each incarnation of its processes, and `close` it when nobody looks again."""
+    """Databases by path. Give it to each incarnation of its processes, and `close` it when it is not read again."""
 
     def __init__(self) -> None:
         self._process = FIRST
@@ -232,7 +232,7 @@ class SimDisk:
         return database.connect(self._process).serialize()
 
     def restore(self, path: str, image: bytes) -> None:
-        """Put an `image` back in the place of a database, as people do with a backup when no process has it open."""
+        """Put an `image` back in the place of a database, as operators do with a backup when no process has it open."""
         self._databases[path].restore(image)
 
     def held(self) -> bool:

@@ -1,7 +1,7 @@
 """The engine scenario: two processes on one disk, clients with keys of their own, a rail that breaks, crashes anywhere.
 
-The process `engine` takes orders, as an API does, and drives them; `engine-2` is a worker beside it. Clients are people
-outside: they remember what they asked for and what they were told, and ask again with the same key. An office beside
+The process `engine` takes orders, as an API does, and drives them; `engine-2` is a worker beside it. Clients are
+outside: they remember what they asked for and what was answered, and ask again with the same key. An office beside
 them approves orders or lets them lapse, and sends signals: early, late, twice, in call states. The oracle looks after
 every commit. After a while nothing breaks any more; then every order must come to its end in bounded time, with each
 transition, each entry and each effect exactly once.
@@ -52,7 +52,7 @@ class Outcome:
     refused: int
     calls: int  # of the rail
     switched: Counter[str]  # what operators paused and halted
-    meddled: int  # holds of orders that somebody else was refused to settle
+    meddled: int  # refused tries of others to settle the holds of orders
     unproved: int  # events that would have given money back without proof, and were refused
     checks: int
     lapsed: int  # by a timer
@@ -120,13 +120,13 @@ class Scenario(TwoProcessRun[Outcome]):
                     group.create_task(self.order(client, engine, ledger), name=client.user)
 
     async def order(self, client: Client, engine: Engine, ledger: Ledger) -> None:
-        """One order after the other; after a crash again, also what was told already, to be told the same."""
+        """One order after the other; after a crash again, also what was answered, to get the same answer."""
         for key, minor in client.wants.items():
             if key in client.told and self.rng.random() < 0.7:
                 continue
             told = await self.start(client, engine, key, minor)
             if client.told.setdefault(key, told) != told:
-                raise Violation(f"{key} was told {client.told[key]!r}, and now {told!r}")
+                raise Violation(f"{key} was answered {client.told[key]!r}, and now {told!r}")
             record = await engine.get(MACHINE.name, told) if told else None
             if record is None:
                 continue
@@ -135,7 +135,7 @@ class Scenario(TwoProcessRun[Outcome]):
             if self.rng.random() < 0.6:
                 await engine.process_now(record, self.rng.random())
             elif self.rng.random() < 0.3:
-                with contextlib.suppress(Refusal, Conflict):  # it has moved, or is at its end
+                with contextlib.suppress(Refusal, Conflict):  # it has moved, or has ended
                     await Operators(engine).retry_now(MACHINE.name, told, actor="ann", reason="impatience")
 
     async def office(self, engine: Engine) -> None:
@@ -156,12 +156,12 @@ class Scenario(TwoProcessRun[Outcome]):
                     await self.send(engine, record.id, event)
 
     async def send(self, engine: Engine, id: str, event: str) -> None:
-        """A signal, sometimes twice; whoever does not know whether it was sent sends it again, as the same one."""
+        """A signal, sometimes twice; a sender that got no answer sends it again, as the same one."""
         sender = f"{event} {self.rng.randrange(3)}" if event == "RUSH" else event
         for _ in range(1 + (self.rng.random() < 0.3)):
             record = await engine.get(MACHINE.name, id)
             assert record is not None
-            with contextlib.suppress(Refusal, Conflict):  # it has moved, or is at its end
+            with contextlib.suppress(Refusal, Conflict):  # it has moved, or has ended
                 await engine.signal(record, event, "office", {"event": event}, sender=sender)
 
     async def search(self, engine: Engine) -> None:
@@ -206,7 +206,7 @@ class Scenario(TwoProcessRun[Outcome]):
             return started.record.id
 
     def judge(self) -> Outcome:
-        """Everything that was told is true, and nothing else happened."""
+        """Every answer is true, and nothing else happened."""
         oracle = self.oracle
         oracle.everything(every_column=True)
         oracle.records()
@@ -216,12 +216,12 @@ class Scenario(TwoProcessRun[Outcome]):
         owners = dict(oracle.db.execute("SELECT id, owner FROM records WHERE flow = 'orders'").fetchall())
         told = [id for client in self.clients for id in client.told.values() if id]
         if sorted(told) != sorted(owners):
-            raise Violation(f"orders that nobody was told of, or that are not there: {set(told) ^ set(owners)}")
+            raise Violation(f"orders that no client knows, or that are not there: {set(told) ^ set(owners)}")
         counts = Counter(owners.values())
         for client in self.clients:
             count = counts[client.user]
             if count > LIMIT or ("" in client.told.values() and count < LIMIT):
-                raise Violation(f"{client.user} has {count} orders of {LIMIT}, and was told {client.told}")
+                raise Violation(f"{client.user} has {count} orders of {LIMIT}, and got {client.told}")
         (commits,) = oracle.db.execute("SELECT count(*) FROM transitions").fetchone()
         (lapsed,) = oracle.db.execute("SELECT count(*) FROM transitions WHERE event = 'EXPIRED'").fetchone()
         (early,) = oracle.db.execute("SELECT count(*) FROM signals WHERE consumed > arrived").fetchone()

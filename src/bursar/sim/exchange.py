@@ -1,4 +1,4 @@
-"""Who takes part in the transfers scenario: callers with their wishes, a client that injects faults, and an oracle."""
+"""Who takes part in the transfers scenario: callers with requests, a client that injects faults, and an oracle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ THAW_S_MAX: Final = 0.03
 
 @dataclass
 class Caller:
-    """Somebody outside, with a list of wishes."""
+    """A caller outside, with a list of requests."""
 
     number: int
     wishes: list[Request]
@@ -61,7 +61,7 @@ def wishes(seed: int, caller: int, how_many: int) -> list[Request]:
 
 
 class TransferOracle(RecordOracle):
-    """What must be true of transfers, whoever drove them: each arrow once, in order, and legal."""
+    """What must be true of transfers, whatever drove them: each arrow once, in order, and legal."""
 
     machine = MACHINE
 
@@ -73,10 +73,10 @@ class TransferOracle(RecordOracle):
             self.legal(number, id_, steps[number], state, version)
 
     def ended(self) -> None:
-        """All at an end."""
+        """All have ended."""
         marks = ", ".join("?" * len(OPEN))
         if found := self.db.execute(f"SELECT id, state FROM records WHERE state IN ({marks})", OPEN).fetchall():
-            raise Violation(f"healed, and not at an end: {found}")
+            raise Violation(f"healed, and not ended: {found}")
 
 
 class FaultyClient(TradingClient):

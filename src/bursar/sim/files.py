@@ -1,6 +1,6 @@
 """A simulated disk of plain files, as unkind as a real one may be.
 
-Written bytes are there for whoever reads, and may be gone after a power cut until they are synced: of each file, by
+Written bytes are there for every reader, and may be gone after a power cut until they are synced: of each file, by
 itself, some of its unsynced end survives, perhaps with a sector of garbage in it. Names (of new, renamed and removed
 files) survive a power cut only once their folder is synced, or by luck, and then in the order in which they changed; so
 a renamed file may be there with nothing in it. The disk can be full, a sync can fail, and the power can be cut before

@@ -3,7 +3,7 @@
 `run` is the way in: it makes a `Kernel`, runs the scenario's main coroutine on it, and disposes of what is left. The
 scenario starts processes (`Kernel.start`), and restarts them from `Kernel.on_crash`. Where they crash is a plan:
 "the worker, at its 17th port call, after the effect" when every place is tried in turn, or a chance per call when
-swarms of seeds look for what nobody enumerated.
+swarms of seeds look for what is not enumerated.
 
 Chance comes in separate streams, all from the seed: the order of events, the values that programs see, the faults,
 and the scenario's own. So the run up to a planned crash is the run without it, and a scenario that draws one number
@@ -39,7 +39,7 @@ LINES_NOTED_MAX: Final = 50
 
 
 class SimFailure(ExceptionGroup[Exception]):
-    """Errors that nobody handled during a run: of tasks nobody awaited, and of callbacks."""
+    """Unhandled errors of a run: of tasks that were not awaited, and of callbacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Run(Generic[T]):
     port_calls_by: dict[str, int]
     crashes: list[Crash]
     virtual_s: float
-    # Errors of tasks that ended before their process crashed, and that nobody had looked at by then. Not a failure,
-    # since somebody may have been about to; a scenario that knows better can make it one.
+    # Errors of tasks that ended before their process crashed, and were not retrieved by then. Not a failure,
+    # since a task may have been about to; a scenario that knows better can make it one.
     lost_errors: list[BaseException]
 
 
@@ -161,7 +161,7 @@ class Kernel:
         if process.alive and process.stopped is None:
             self.trace.event(process.who, "", "", "pause")
             self.loop.suspend(process)
-            # In a context of its own: whoever asked for it may be dead by then.
+            # In a context of its own: the process that asked may be dead by then.
             self.loop.call_later(seconds, self._resume, process, context=Context())
 
     def _resume(self, process: Process) -> None:
@@ -175,7 +175,7 @@ class Kernel:
         self.armed = False
 
     def kill(self, process: Process, call: int, where: str, moment: Moment | None) -> None:
-        """The crash itself: dead, disk rolled back, on record, and the scenario told."""
+        """The crash itself: dead, disk rolled back, on record, and the scenario called."""
         if not process.alive:
             return  # two of its sleeps were to be its last
         process.alive = False
@@ -187,7 +187,7 @@ class Kernel:
             Context().run(self.on_crash, process)
 
     def errors(self) -> tuple[list[BaseException], list[BaseException]]:
-        """What nobody handled, and what nobody can handle any more because the process has crashed since."""
+        """What is unhandled, and what can't be handled any more because the process has crashed since."""
         unhandled = list(self.loop.errors)
         lost: list[BaseException] = []
         for owner, error in self.loop.unretrieved():
@@ -198,7 +198,7 @@ class Kernel:
         """What the run has to say, or SimFailure."""
         errors, lost = self.errors()
         if errors:
-            raise SimFailure(f"{len(errors)} errors that nobody handled", [_ordinary(error) for error in errors])
+            raise SimFailure(f"{len(errors)} unhandled errors", [_ordinary(error) for error in errors])
         return Run(
             value=value,
             trace_hash=self.trace.digest(),
@@ -233,7 +233,7 @@ def run(
 ) -> Run[T]:
     """Run `main(kernel)` to its end on a virtual clock, then dispose of everything else that still ran.
 
-    Raises what `main` raises, SimDeadlock, SimLivelock, or SimFailure for errors that nobody handled; each carries
+    Raises what `main` raises, SimDeadlock, SimLivelock, or SimFailure for unhandled errors; each carries
     the seed, the trace's hash and, if verbose, its last lines as notes. What processes still do when `main` returns is
     left undone, as if the power were cut. Databases stay readable until their disk is closed.
     """
@@ -296,7 +296,7 @@ def _value(kernel: Kernel, main: Callable[[Kernel], Coroutine[Any, Any, T]]) -> 
         return kernel.loop.run_until_complete(kernel.loop.create_task(main(kernel), name="main"))
     except Exception as error:
         for other in kernel.errors()[0]:
-            error.add_note("and nobody handled: " + "".join(traceback.format_exception(other)))
+            error.add_note("and unhandled: " + "".join(traceback.format_exception(other)))
         raise
 
 

@@ -1,8 +1,8 @@
 """The ledger scenario: eight callers, some sixty entries, three crashes, one oracle.
 
 A seed decides everything: whether the store commits by group or by saga, what each caller does, where the process
-dies. Callers are people outside the process: they remember what they asked for and what they were told, and after a
-crash they ask again with the same key. In the end everything they were told must be true, and nothing else.
+dies. Callers are outside the process: they remember what they asked for and what was answered, and after a
+crash they ask again with the same key. In the end every answer must be true, and nothing else.
 
 The process is restarted after each crash, recovers, and goes on. In split mode there is a second one on the same disk,
 which has callers of its own. Each of the two now and then recovers beside living commits, on a clock that has jumped
@@ -36,7 +36,7 @@ PATH = "funds.db"
 URL = f"sqlite:///{PATH}"
 CALLERS = 8
 ENTRIES_EACH = 8
-COMMITS_MIN = 60  # that callers are told of, per seed
+COMMITS_MIN = 60  # that callers get answers to, per seed
 CRASHES = 3
 JUMP_US = 60_000_000
 RESTART_S_MAX = 0.05
@@ -101,7 +101,7 @@ class Scenario:
         self.finished = asyncio.Event()
 
     async def play(self) -> Outcome:
-        """Start, crash, restart, until everybody has been answered; then judge."""
+        """Start, crash, restart, until every caller has been answered; then judge."""
         self.kernel.on_crash = self.crashed
         self.boot(LEDGER)
         await self.finished.wait()
@@ -195,11 +195,11 @@ class Scenario:
         self.retired = process
 
     def working(self) -> bool:
-        """Whether anybody has anything to do."""
+        """Whether any caller has anything to do."""
         return self.missing() > 0 or any(client.busy for client in self.clients)
 
     def missing(self) -> int:
-        """How many commits the callers have yet to be told of, if nothing that they are doing is refused."""
+        """How many commits the callers still need an answer to, if nothing that they are doing is refused."""
         return self.commits_min - sum([len(client.told) + len(client.steps) - client.done for client in self.clients])
 
     async def call(self, client: Client, ledger: Ledger) -> None:
@@ -260,7 +260,7 @@ class Scenario:
             self.oracle.everything()
 
     def judge(self) -> None:
-        """Everything that was told is true, and nothing else happened."""
+        """Every answer is true, and nothing else happened."""
         self.oracle.everything(every_column=True)
         committed = self.oracle.keys()
         told: dict[tuple[str, str], Receipt] = {}
@@ -277,7 +277,7 @@ class Scenario:
         asked = told.keys() | expiring | beginning()[1].keys().keys()
         unasked = [key for key in committed if key not in asked and key[0] != "compact"]
         if unasked:
-            raise Violation(f"nobody was told of {unasked}")
+            raise Violation(f"no caller asked for {unasked}")
         if differing := self.oracle.unbalanced():
             raise Violation(f"balances are not what the movements add up to: {differing}")
 

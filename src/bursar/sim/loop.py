@@ -6,9 +6,9 @@ interleaving. (asyncio promises first come, first served; code that needs that p
 that only shows under load, and here it shows.) Timers that are due at the same moment become ready together, in the
 order in which they were set.
 
-Everything that is scheduled belongs to an `Owner` (a simulated process; nobody, for the scenario itself), found
+Everything that is scheduled belongs to an `Owner` (a simulated process; none, for the scenario itself), found
 through the contextvars context that asyncio hands along with every callback: a task's steps carry the context of the
-task, a future's callbacks that of whoever waits. Once an owner is dead, what belongs to it is never run again and is
+task, a future's callbacks that of the waiting task. Once an owner is dead, what belongs to it is never run again and is
 kept, unfinished, until the end: dropping it would run its `finally` blocks, which a power cut does not. An owner can
 also be stopped for a while, as a process that the machine has no time for.
 
@@ -111,7 +111,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def __init__(self, rng: random.Random, *, shuffle: bool, max_callbacks: int) -> None:
         self.now = 0.0
         self.callbacks = 0
-        self.errors: list[BaseException] = []  # raised by callbacks, or by futures that nobody looked at
+        self.errors: list[BaseException] = []  # raised by callbacks, or by futures that were not awaited
         self.tasks: list[SimTask[Any]] = []  # every task of the run: this reference is what keeps the dead ones
         self.dead_handles: list[SimHandle] = []
         self.closing = False
@@ -169,7 +169,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """A task of whoever creates it, unless `context` carries another owner."""
+        """A task of its creator's owner, unless `context` carries another owner."""
         if self.closing:
             coro.close()
             raise Fenced
@@ -280,7 +280,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             ready.append(heappop(timers)[2])
 
     def _unfinished(self) -> str:
-        """Which living tasks wait, and where: what somebody needs who reads that the run is stuck."""
+        """Which living tasks wait, and where: what a reader needs to know of a run that is stuck."""
         waiting = [t for t in self.tasks if not t.done() and (t.owner is None or t.owner.alive)]
         lines = [f"  {t.get_name()} of {t.owner or 'the scenario'}: {_place(t)}" for t in waiting[:TASKS_LISTED_MAX]]
         return "\n".join([f"{len(waiting)} tasks are unfinished:", *lines])
@@ -293,8 +293,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.errors.append(context.get("exception") or RuntimeError(context["message"]))
 
     def unretrieved(self) -> list[tuple[Owner | None, BaseException]]:
-        """Exceptions that ended a task and that nobody has looked at, with the owner of the task."""
-        # _log_traceback is asyncio's own mark for just that: set with the exception, cleared by whoever takes it.
+        """Exceptions that ended a task and were not retrieved, with the owner of the task."""
+        # _log_traceback is asyncio's own mark for just that: set with the exception, cleared by the retrieval.
         failed = [t for t in self.tasks if t.done() and t._log_traceback]
         return [(t.owner, error) for t in failed if (error := t.exception()) is not None]
 

@@ -1,9 +1,9 @@
 """A simulated network: connections between simulated processes, with everything that happens to connections.
 
-Bytes take time and arrive in order; some take so long that whoever waits for an answer has asked again by then, on
+Bytes take time and arrive in order; some take so long that the waiting client has asked again by then, on
 another connection, and the same request arrives twice. A connection may be cut before or after a piece of it arrives,
 and then each side may or may not hear of it; a partition swallows what is sent, without a word; a process that dies
-resets its connections or simply falls silent, as a machine without power does. Whoever needs to know has a deadline.
+resets its connections or simply falls silent, as a machine without power does. A side that must know has a deadline.
 
 Each write is a port call of the writer: the process may die before its bytes leave, or after.
 
@@ -88,7 +88,7 @@ class SimNet:
         self.late_probability = 0.0
 
     def died(self, host: SimHost) -> None:
-        """A process is gone: those it was connected to are told, or not."""
+        """A process is gone: those it was connected to hear of it, or not."""
         self._listeners = {at: found for at, found in self._listeners.items() if found.process.disk is not host}
         streams, self._streams = self._streams, []
         for stream in streams:
@@ -115,7 +115,7 @@ class SimNet:
     def listen(self, process: Process, address: str, accept: Callable[[Stream], object]) -> Listener:
         """From now on, connections to an address are this process's."""
         if address in self._listeners:
-            raise OSError(f"somebody listens at {address} already")
+            raise OSError(f"another process listens at {address}")
         listener = self._listeners[address] = SimListener(self, process, address, accept)
         return listener
 
@@ -156,7 +156,7 @@ class SimNet:
         listener = self._listeners.get(address)
         if listener is None or not listener.process.alive:
             if not reply.done():
-                reply.set_exception(ConnectionRefusedError(f"nobody listens at {address}"))
+                reply.set_exception(ConnectionRefusedError(f"no process listens at {address}"))
         elif not self.parted(process, listener.process):
             near, far = SimStream(self, process), SimStream(self, listener.process)
             near.peer, far.peer = far, near

@@ -156,7 +156,7 @@ def choose(item: FlowRecord[Order]) -> str:
 
 
 def timer(item: FlowRecord[Order]) -> datetime:
-    """When an order that nobody has approved lapses. Pure."""
+    """When an order that is not approved lapses. Pure."""
     return EPOCH + timedelta(microseconds=item.body.asks_until_us)
 
 
@@ -438,7 +438,7 @@ class OrderOracle(RecordOracle):
         return [id for (id,) in self.db.execute("SELECT id FROM records WHERE state = 'SEARCHING' ORDER BY number")]
 
     def ended(self) -> None:
-        """Every order is at its end, and that end is what the rail did."""
+        """Every order has ended, and that end is what the rail did."""
         done = self._rail.answers
         for id, state, due in self.db.execute("SELECT id, state, due FROM records WHERE flow = 'orders'"):
             said = [done.get((id, op)) for op in ("charge", "ship", "refund")]
@@ -448,4 +448,4 @@ class OrderOracle(RecordOracle):
             raise Violation("I7: something happened twice at the rail")
         alerts = self.db.execute("SELECT reason, message FROM alerts WHERE severity = 'critical'").fetchall()
         if alerts:
-            raise Violation(f"people were told of {alerts}")
+            raise Violation(f"critical alerts: {alerts}")

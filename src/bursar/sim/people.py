@@ -18,7 +18,7 @@ SWITCHED: Final = (("flow", "transfers"), ("rail", "funding"), ("rail", "spot"))
 
 
 async def force(transfers: Transfers, process: Process, happened: Counter[str]) -> None:
-    """Two people force back what is on its way: the end that is being called has to promise it first (T34)."""
+    """Two operators force back what is on its way: the end that is being called has to promise it first (T34)."""
     people = Operators(transfers.engine)
     for _ in range(FORCES):
         await process.ports.sleep(process.kernel.rng.random() * FORCE_S_MAX)

@@ -2,7 +2,7 @@
 
 A crash is not a cancellation. Nothing in the process runs again, no `except` and no `finally`; what it had asked of a
 port and had not happened does not happen; what had happened stays, and its reply is never heard. The next incarnation
-is a new `Process` of the same name, with new ports; whoever still holds the old ones is fenced.
+is a new `Process` of the same name, with new ports; a task that still holds the old ones is fenced.
 
 Port calls are counted per name, over all incarnations, so that "the 17th port call of the worker" is one place in a
 run. Whether a call is where the process dies is the kernel's to say (`kernel.Kernel.fate`).
@@ -48,7 +48,7 @@ class Moment(Enum):
     """Where, in a port call, the process dies."""
 
     BEFORE = "before"  # the effect never happens
-    AFTER = "after"  # the effect has happened, and nobody hears of it
+    AFTER = "after"  # the effect has happened, and its reply is lost
 
 
 class Process(Owner):
@@ -239,7 +239,7 @@ class SimLane:
         if moment is Moment.AFTER:
             kernel.kill(process, number, f"{self._name} {label}", moment)
         elif reply.done():
-            pass  # the caller was cancelled meanwhile: the work has happened, and nobody asks
+            pass  # the caller was cancelled meanwhile: the work has happened, unheard
         elif error is None:
             reply.set_result(value)
         else:

@@ -12,7 +12,7 @@ from bursar.model.machine import ImpossibleEvent, Machine
 from bursar.model.outcome import UNKNOWNS
 from bursar.sim.oracle import Oracle, Violation
 
-NOTES: Final = ("RETRY ASKED", "FORCE ASKED", "TELL ASKED")  # what people have said, and moved nothing
+NOTES: Final = ("RETRY ASKED", "FORCE ASKED", "TELL ASKED")  # what operators have said, and moved nothing
 
 
 class RecordOracle(Oracle, ABC):

@@ -1,7 +1,7 @@
 """The restored scenario: as the transfers scenario, but in the middle of it the database goes back to a backup.
 
 The core goes on and knows what the database has forgotten. No server may take a new transfer before that was noticed;
-then people reconcile and resume, and everything goes on and breaks as before. Transfers move money between accounts of
+then operators reconcile and resume, and all goes on and breaks as before. Transfers move money between accounts of
 one user, so in the end each user must have what he had in the beginning, whatever was forgotten: on both sides
 together, and booked on both sides alike.
 
@@ -93,7 +93,7 @@ class Restored(Scenario):
         return found
 
     def restore(self) -> None:
-        """All servers are stopped, and yesterday is put back. What callers were told since then is nobody's promise."""
+        """All servers are stopped, and yesterday is put back. What callers were answered since then is no promise."""
         if self.healed:
             return
         self.restored = True
@@ -124,7 +124,7 @@ class Restored(Scenario):
                 )
 
     async def compared(self, process: Process, transfers: Transfers, client: TradingClient, broken: list[str]) -> None:
-        """People: reconcile, see that core and ledger agree, and let new transfers in. At every server: the look of one
+        """Operators reconcile, see that core and ledger agree, and let transfers in. At every server: the look of one
         may have begun before all was reconciled at the other, and pauses again what was resumed there."""
         if not self.restored:
             await super().compared(process, transfers, client, broken)

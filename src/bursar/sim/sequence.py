@@ -1,9 +1,9 @@
 """The sequence scenario: two processes on one disk run sequences of random steps; everything breaks that can.
 
 The process `sequence` takes sequences from clients, as a program does, and drives them; `sequence-2` is a worker beside
-it, which now and then comes up without one of the own steps. Clients ask again with the same key, and must be told the
-same. A refused compensation waits for people: in most seeds somebody looks after the queue, and says retry, or two say
-skip; in the others nobody ever comes. The oracle looks after every commit. After a while nothing breaks any more; then
+it, which now and then comes up without one of the own steps. Clients ask again with the same key, and must get the
+same answer. A refused compensation waits for operators: in most seeds one looks after the queue, and says retry, or two
+say skip; in the others none ever comes. The oracle looks after every commit. After a while nothing breaks; then
 every sequence must come to its end, or wait for a person, in bounded time, with each step's effect exactly once or
 fully compensated.
 """
@@ -61,8 +61,8 @@ class Scenario(TwoProcessRun[Outcome]):
 
     def __init__(self, kernel: Kernel, disk: SimDisk, size: Size) -> None:
         super().__init__(kernel, disk, size)
-        self.somebody = kernel.seed % NOBODY_COMES != 0
-        waits = "" if self.somebody else f", '{COMPENSATION_FAILED}'"
+        self.attended = kernel.seed % NOBODY_COMES != 0
+        waits = "" if self.attended else f", '{COMPENSATION_FAILED}'"
         self.open = f"SELECT id, state, attempt, worker, error FROM records WHERE state NOT IN ({RESTING}{waits})"
         self.registries: list[tuple[dict[str, OwnStep], dict[str, Any]]] = []
 
@@ -104,17 +104,17 @@ class Scenario(TwoProcessRun[Outcome]):
             if first:
                 for client in self.clients:
                     group.create_task(self.ask(client, sequences), name=client.user)
-                if self.somebody:
+                if self.attended:
                     group.create_task(self.look_after(sequences, process), name="people")
 
     async def ask(self, client: Client, sequences: Sequences) -> None:
-        """One sequence after the other; after a crash again, also what was told already, to be told the same."""
+        """One sequence after the other; after a crash again, also what was answered, to get the same answer."""
         for key, steps in client.wants.items():
             if key in client.told and self.rng.random() < 0.7:
                 continue
             told = await self.start(client, sequences, key, steps)
             if client.told.setdefault(key, told) != told:
-                self.violations.append(Violation(f"{key} was told {client.told[key]!r}, and now {told!r}"))
+                self.violations.append(Violation(f"{key} was answered {client.told[key]!r}, and now {told!r}"))
             if told and self.rng.random() < 0.3:
                 await self.differ(client, sequences, key, steps)
 
@@ -144,7 +144,7 @@ class Scenario(TwoProcessRun[Outcome]):
                     await say(view.id, actor=self.rng.choice(("ann", "ben")), reason="my turn")
 
     def judge(self) -> Outcome:
-        """Everything that was told is true, and nothing else happened."""
+        """Every answer is true, and nothing else happened."""
         oracle = self.follower
         oracle.everything(every_column=True)
         oracle.records()
@@ -154,7 +154,7 @@ class Scenario(TwoProcessRun[Outcome]):
         states = dict(oracle.db.execute("SELECT id, state FROM records").fetchall())
         told = [id for client in self.clients for id in client.told.values() if id]
         if sorted(told) != sorted(states):
-            raise Violation(f"sequences that nobody was told of, or that are not there: {set(told) ^ set(states)}")
+            raise Violation(f"sequences that no client knows, or that are not there: {set(told) ^ set(states)}")
         (commits,) = oracle.db.execute("SELECT count(*) FROM transitions").fetchone()
         courses = oracle.courses()
         return Outcome(

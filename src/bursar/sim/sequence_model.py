@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 BANK: Final = "external:bank"
 OWN: Final = ("ship", "room")
 STEPS_MAX: Final = 5
-AMOUNT_MAX: Final = 40_000  # of the 500.00 that everybody begins with
+AMOUNT_MAX: Final = 40_000  # of the 500.00 that every user begins with
 REFUSED_SHARE: Final = 0.3  # of what is to be done
 GRUDGES: Final = (0, 0, 1, 3)  # how often it refuses to undo something
 ENDS: Final = (COMPLETED, FAILED, FAILED_IN_PART)
@@ -55,7 +55,7 @@ WORTH_AN_ALERT: Final = {COMPENSATION_ALERT, MISSING_STEP}
 
 
 def wishes(dice: random.Random, users: int) -> list[Step]:
-    """One sequence: a handful of steps between a few people, the bank and the depot."""
+    """One sequence: a handful of steps between a few users, the bank and the depot."""
     steps: list[Step] = []
     for _ in range(1 + dice.randrange(STEPS_MAX)):
         one, other = (f"user:{number}" for number in dice.sample(range(users), 2))
@@ -199,7 +199,7 @@ class SequenceOracle(RecordOracle):
         return {key: row[0] for key, row in rows.items()}
 
     def ended(self) -> None:
-        """Every sequence is at its end or waits for a person, and the depot has done what the histories say."""
+        """Every sequence has ended or waits for a person, and the depot has done what the histories say."""
         states = {id: (state, due) for id, state, due in self.db.execute("SELECT id, state, due FROM records")}
         effects = Counter(self._depot.effects)
         if effects and max(effects.values()) > 1:
@@ -227,20 +227,20 @@ class SequenceOracle(RecordOracle):
             raise Violation(f"step {place} of {course.id}: done and undone {did} times, {allowed} would be right")
 
     def _told(self) -> None:
-        """People were told of every compensation that was refused, and of nothing else but steps that were missing."""
+        """An alert was raised for every refused compensation, and for nothing else but steps that were missing."""
         found = self.db.execute(
             "SELECT r.id, a.reason, a.message FROM alerts a LEFT JOIN records r ON r.number = a.record "
             "WHERE a.severity = 'critical'"
         ).fetchall()
         heard = self._heard_late()
         if wrong := [a for a in found if a[1] not in WORTH_AN_ALERT and (a[1] != CONTRADICTION or a[0] not in heard)]:
-            raise Violation(f"people were told of {wrong}")
+            raise Violation(f"alerts that should not be: {wrong}")
         if silent := heard - {id for id, reason, _ in found if reason == CONTRADICTION}:
-            raise Violation(f"undone after it was refused, and nobody was told: {sorted(silent)}")
+            raise Violation(f"undone after it was refused, without an alert: {sorted(silent)}")
         told = {id for id, reason, _ in found if reason == COMPENSATION_ALERT}
         refused = {course.id for course in self.courses() if course.failed_once}
         if refused - told:
-            raise Violation(f"compensations that were refused, and nobody was told: {sorted(refused - told)}")
+            raise Violation(f"compensations that were refused without an alert: {sorted(refused - told)}")
 
     def _heard_late(self) -> set[str]:
         """Sequences of which a late success was heard: of a compensation that had been refused, and nothing else."""

@@ -1,7 +1,7 @@
-"""Ports of processes that share a disk: whoever finds the database in another's transaction waits, as SQLite does.
+"""Ports of processes that share a disk: one that finds the database in another's transaction waits, as SQLite does.
 
 A real connection waits inside the call, on the lane's thread, so all that is queued behind it waits too. That is what a
-`SharedLane` does. SQLite gives up after some seconds; here nobody holds a transaction for so long, and a process that
+`SharedLane` does. SQLite gives up after some seconds; here no process holds a transaction for so long, and one that
 dies lets go of it.
 """
 

@@ -1,14 +1,14 @@
 """The transfers scenario: two servers with their workers on one disk, a trading core, callers; all of it breaks.
 
-Callers are people outside: each remembers what it asked for, under a `client_order_id` of its own, and what it was
-told, and asks again until it knows how every transfer ended; of both servers at once, which must say the same. Somebody
+Callers are outside: each remembers what it asked for, under a `client_order_id` of its own, and what was
+answered, and asks again until it knows how each transfer ended; both servers at once, which must say the same. A person
 freezes and thaws accounts on both sides meanwhile, also in the moment between a check and the call that relies on it,
 so that targets refuse and money has to go back. On some seeds two operators force back what they find on its way, and
 on others one switches the flow or a rail off for a while (people), money arrives from outside for accounts that are
 frozen or closing (arrivals), or accounts close while a person freezes them (closers).
 Every process dies, is paused past its leases, and finds that the clock has jumped. The network cuts, delays and parts:
 replies are lost, requests arrive twice. The core's disk loses what was not synced. In the end everything is healed, and
-then: every transfer is at an end, none happened twice, what users have on both sides is what the transfers add up to,
+then: every transfer has ended, none happened twice, what users have on both sides is what the transfers add up to,
 nothing is in transit, and the ledger's side of the core is what the core says (I4, I5, I7), beside I1, I2, I3 and I8.
 """
 
@@ -71,13 +71,13 @@ PARTITION_S_MAX = 0.8
 TROUBLE_S = 1.0  # virtual seconds within which pauses and partitions begin
 JUMP_SHARE = 0.2  # of the boots find another time
 JUMPS_S = (-36_000, -3_600, -5, 5, 3_600, 36_000)
-TRIES = 12  # of a wish, until there is an answer
+TRIES = 12  # of a request, until there is an answer
 AGAIN_S_MAX = 0.05
-ASKED_TWICE = 0.5  # of the wishes are asked of the second server too
+ASKED_TWICE = 0.5  # of the requests go to the second server too
 LATE = 0.08  # of the writes to the network
 RESTART_S_MAX = 0.3
 CUT = 0.03  # of the writes to the network
-HEALED_S = 30.0  # virtual seconds within which all must be at an end
+HEALED_S = 30.0  # virtual seconds within which all must have ended
 FREEZES = 4
 FREEZE_S_MAX = 0.03
 FREEZE_SHARE = 0.1  # of the calls find that the target has been frozen in that moment
@@ -172,7 +172,7 @@ class Scenario:
         self.asking.discard(process)
         try:
             self.look()
-        except Violation as violation:  # nobody waits for this callback: the run would go on without this process
+        except Violation as violation:  # no task waits for this callback: the run would go on without this process
             if not self.finished.done():
                 self.finished.set_exception(violation)
             return
@@ -180,7 +180,7 @@ class Scenario:
         self.kernel.loop.call_later(delay, self.boot, process.name, context=Context())
 
     def look(self) -> TransferOracle | None:
-        """After every crash, unless somebody else is in the middle of something; and in the end."""
+        """After every crash, unless another process is in the middle of something; and in the end."""
         if self.hosts["server"].held():
             return self.oracle
         db = self.hosts["server"].open(PATH)
@@ -340,7 +340,7 @@ class Scenario:
         except TransferRefused as refusal:
             if refusal.reason is Code.TRANSFERS_PAUSED:
                 return False
-            if self.healed:  # until then the same wish may be under way at the other server
+            if self.healed:  # until then the same request may be under way at the other server
                 caller.refused.add(order)
             return self.healed
         except (BursarError, ConnectionError):
@@ -349,13 +349,13 @@ class Scenario:
         return True
 
     def hear(self, caller: Caller, order: str, view: View) -> None:
-        """Whoever was told before was told the same."""
+        """Every answer to a request is the same."""
         if caller.named.setdefault(order, view.req_id) != view.req_id:
             raise Violation(f"{order} is {caller.named[order]}, and at another server {view.req_id}")
         if view.state != "PENDING":
             before = caller.told.setdefault(order, view)
             if before.fsm_state != view.fsm_state:
-                raise Violation(f"{order} was told {before.fsm_state}, and then {view.fsm_state}")
+                raise Violation(f"{order} was answered {before.fsm_state}, and then {view.fsm_state}")
 
     async def leave(self, transfers: Transfers) -> None:
         """Somebody's account closes while a deposit waits for it; what can't be asked just now is asked in the end."""
@@ -382,7 +382,7 @@ class Scenario:
         return not self.healed and self.rng.random() < FREEZE_SHARE
 
     async def heal(self, process: Process) -> None:
-        """Nothing breaks from now on, and nobody else asks any more."""
+        """Nothing breaks from now on, and no other caller asks any more."""
         if not self.healed:
             self.early = len({id_ for caller in self.callers for id_ in caller.named.values()})
         self.healed = True
@@ -395,14 +395,14 @@ class Scenario:
             await process.ports.sleep(0.05)
 
     async def end(self, process: Process, transfers: Transfers, client: TradingClient) -> None:
-        """Nothing goes wrong any more: ask until every wish has come to an end."""
+        """Nothing goes wrong any more: ask until every request has ended."""
         deadline = self.kernel.loop.now + HEALED_S
         await people.switch_on(transfers)
         for user in range(1, USERS + 1):
             await transfers.ledger.unfreeze(funding_account(user))
             while (await client.set_status(user, Status.ACTIVE)).outcome is not Said.SUCCESS:
                 if self.kernel.loop.now > deadline:
-                    raise Violation("healed, but the core serves nobody")
+                    raise Violation("healed, but the core does not serve")
                 await process.ports.sleep(0.1)
         while any(len(c.told) + len(c.refused) < len(c.wishes) for c in self.callers):
             if self.kernel.loop.now > deadline:
@@ -416,11 +416,11 @@ class Scenario:
         deadline, machine = self.kernel.loop.now + HEALED_S, self.hosts["server"]
         while machine.held() or machine.open(PATH).in_transaction:
             if self.kernel.loop.now > deadline:
-                raise Violation("healed, but somebody's transaction stays open")
+                raise Violation("healed, but a transaction stays open")
             await process.ports.sleep(0.01)
 
     async def judge(self, ledger: Ledger, transfers: Transfers, client: TradingClient, process: Process) -> None:
-        """Everything that was told is true, and nothing else happened."""
+        """Every answer is true, and nothing else happened."""
         await self.settled(process)
         arrived = await self.arrivals.settle(transfers)
         await self.arrivals.judge(ledger)
@@ -437,7 +437,7 @@ class Scenario:
             for order, view in caller.told.items():
                 now = await transfers.get(view.user, view.req_id)
                 if (now.fsm_state, now.client_order_id) != (view.fsm_state, order):
-                    raise Violation(f"{order} was told {view.fsm_state}, and is {now.fsm_state}")
+                    raise Violation(f"{order} was answered {view.fsm_state}, and is {now.fsm_state}")
                 if view.fsm_state == "COMMITTED":
                     minor = int(view.amount.replace(".", "")) * (1 if view.target is AccountType.SPOT else -1)
                     expected[view.user][0] -= minor

@@ -32,7 +32,7 @@ LEASE_S: Final = 2.0
 SCAN_S: Final = 0.25
 LOOK_S: Final = 0.1
 CHAOS_S: Final = 6.0
-HEALED_S: Final = 60.0  # within which everything must be at its end
+HEALED_S: Final = 60.0  # within which everything must have ended
 RESTART_S_MAX: Final = 0.5
 JUMP_SHARE: Final = 0.1  # of the restarts find another time
 JUMPS_S: Final = (-36_000, -3_600, -5, 5, 3_600, 36_000)  # far enough to count as a jump, or too near to matter
@@ -91,7 +91,7 @@ class TwoProcessRun(ABC, Generic[T]):
 
     @abstractmethod
     def make_client(self, number: int, how_many: int) -> Client:
-        """Somebody with a list of wishes."""
+        """A client with a list of requests."""
 
     @abstractmethod
     async def serve(self, process: Process) -> None:
@@ -99,7 +99,7 @@ class TwoProcessRun(ABC, Generic[T]):
 
     @abstractmethod
     def judge(self) -> T:
-        """Everything that was told is true, and nothing else happened."""
+        """Every answer is true, and nothing else happened."""
 
     async def play(self) -> T:
         """Chaos, healing, judgement."""
@@ -112,7 +112,7 @@ class TwoProcessRun(ABC, Generic[T]):
         if not await self.over_by(CHAOS_S):
             self.heal()
             if not await self.over_by(CHAOS_S + HEALED_S):
-                raise Violation(f"not at its end in time: {self.oracle.db.execute(self.open).fetchall()}")
+                raise Violation(f"not ended in time: {self.oracle.db.execute(self.open).fetchall()}")
         return self.judge()
 
     def heal(self) -> None:
@@ -141,7 +141,7 @@ class TwoProcessRun(ABC, Generic[T]):
             self.violations.append(violation)
 
     async def over_by(self, deadline_s: float) -> bool:
-        """Whether, by then, everybody was told and every order is at its end."""
+        """Whether, by then, every client was answered and every order has ended."""
         db, loop = self.oracle.db, self.kernel.loop
         while loop.now < deadline_s:
             later: asyncio.Future[None] = loop.create_future()

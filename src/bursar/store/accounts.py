@@ -23,7 +23,7 @@ class Rules(Table):
         return int(await self._one("generation"))
 
     async def share(self) -> int:
-        """Hold the rules as they are until the unit ends, and let others do so too."""
+        """Hold the rules as they are until the transaction ends; others may do so too."""
         return int(await self._one("share_rules"))
 
     async def bump(self, *, soon: bool = False) -> int:
@@ -58,7 +58,7 @@ class Accounts(Table):
     """Versions of accounts: append only, without gaps."""
 
     async def take_number(self) -> int:
-        """A number nobody has."""
+        """A number not in use."""
         return int(await self._one("take_account_number"))
 
     async def append(self, account: Account) -> int:

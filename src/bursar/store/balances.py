@@ -37,7 +37,7 @@ class Balances(Table):
         return await self._s.write("insert_cache", [(a, s, p, str(v)) for a, s, p, v in rows])
 
     async def start_cache(self, account: int, sums: dict[int, int]) -> None:
-        """Give an account a cache of its own, beginning with what it has. In a unit that has bumped the rules."""
+        """Give an account a cache of its own, beginning with what it has. In a transaction that bumped the rules."""
         await self._s.rows("clear_cache_of", account)
         await self.add_cache([(account, 0, 0, 0), *((account, asset, 0, amount) for asset, amount in sums.items())])
 
@@ -46,7 +46,7 @@ class Balances(Table):
         return [(row[0], row[1]) for row in await self._s.rows("cache_crowds", most)]
 
     async def consolidate(self, account: int, asset: int) -> None:
-        """Replace the parts of a cached balance by their sum. To be called in a unit."""
+        """Replace the parts of a cached balance by their sum. To be called in a transaction."""
         parts = await self._s.rows("take_cache_parts", account, asset)
         await self._s.write("add_to_cache", [(account, asset, str(sum(int(row[0]) for row in parts)))])
 

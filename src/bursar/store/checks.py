@@ -56,7 +56,7 @@ class Checks(Table):
         return [(r[0], text_of(r[1]), text_of(r[2]), text_of(r[3]), r[4], bool(r[5])) for r in rows]
 
     async def open_records(self, after: int, limit: int) -> list[tuple[int, str]]:
-        """(number, id) of records that somebody drives, by number, after one."""
+        """(number, id) of records that are driven, by number, after one."""
         return [(r[0], text_of(r[1])) for r in await self._s.rows("open_records", after, limit)]
 
     async def operations(self) -> int:

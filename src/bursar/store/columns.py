@@ -198,7 +198,7 @@ def _change(column: str, value: str, now: str, how: str) -> str:
 
 
 def text_of(stored: str | bytes) -> str:
-    """Text that may have been broken behind our back: whoever reads on finds out, alone."""
+    """Text that may have been broken behind our back: only the caller that decodes it finds out."""
     return stored if isinstance(stored, str) else stored.decode("utf-8", "replace")
 
 

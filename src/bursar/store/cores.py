@@ -74,7 +74,7 @@ class Cores(Table):
         return None if oldest is None else int(oldest), now_us
 
     async def forced(self, flow: str) -> list[str]:
-        """The ids of records that people have forced, or wanted to."""
+        """The ids of records that operators forced, or wanted to."""
         return sorted(str(row[0]) for row in await self._s.rows("forced_ids", flow))
 
     async def known(self, flow: str, ids: Sequence[str]) -> set[str]:

@@ -16,5 +16,5 @@ class Marks(Table):
         return int(await self._one("high_water", peer))
 
     async def forget(self, peer: str) -> None:
-        """People have put another one in its place: what was known of the old one says nothing about it."""
+        """Operators put another one in its place: what was known of the old one says nothing about it."""
         await self._s.rows("forget_high_water", peer)

@@ -25,7 +25,7 @@ class Pauses(Table):
         return await self._all(_pause, "pauses")
 
     async def lock(self, kind: str, name: str) -> Pause | None:
-        """One of them, which nobody else changes until the unit ends."""
+        """One of them, locked until the transaction ends."""
         return await self._first(_pause, "lock_pause", kind, name)
 
     async def add(self, kind: str, name: str, actor: str, reason: str, *, two_people: bool = False) -> bool:
@@ -33,7 +33,7 @@ class Pauses(Table):
         return bool(await self._s.rows("put_pause", kind, name, actor, reason, two_people))
 
     async def change(self, pause: Pause) -> None:
-        """Write what may change of a pause: why, whether it needs two people, and who wants to lift it."""
+        """Write what may change of a pause: why, whether it needs two operators, and who wants to lift it."""
         what = (pause.reason, pause.two_people, pause.proposed_by, pause.proposed_reason)
         await self._s.rows("change_pause", pause.kind, pause.name, *what)
 
@@ -57,7 +57,7 @@ class Actions(Table):
 
 
 class ForcedCalls(Table):
-    """Calls whose end two people decided, until their rail has said what really happened (T34)."""
+    """Calls whose end two operators decided, until their rail has said what really happened (T34)."""
 
     async def add(self, record: int, version: int, state: str, delay_us: int) -> None:
         """Ask the rail about this one, after so long. Twice is once."""
@@ -80,7 +80,7 @@ class Closings(Table):
     """Accounts that a close has frozen, until it ends or a person changes their status."""
 
     async def of(self, path: str) -> Closing | None:
-        """The close that has frozen this account. In a unit that has bumped the rules it stays so until the end."""
+        """The close that has frozen this account. In a transaction that bumped the rules it stays so until the end."""
         return await self._first(_closing, "closing_of", path)
 
     async def put(self, path: str, token: str) -> None:

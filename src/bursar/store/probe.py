@@ -1,9 +1,9 @@
 """Whether the database takes writes: not whether it answers. A replica, a full disk and a leader whose standbys are
 gone all answer reads.
 
-A heartbeat is written, durably, when somebody asks; at most once in a while, and one at a time, however many ask (in
+A heartbeat is written, durably, when a caller asks; at most once in a while, and one at a time, however many ask (in
 between it is enough that reads are answered). An asker waits only so long: a commit that hangs is the very thing to be
-told, and goes on to its own end meanwhile.
+reported, and goes on to its own end meanwhile.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Probe:
         found: BursarError | None = None
         try:
             await self._store.beat(self._worker)
-        except OutcomeUnknown as error:  # whether it was written does not matter, but that nobody said so
+        except OutcomeUnknown as error:  # whether it was written does not matter, but that there was no answer
             found = DatabaseUnavailable(f"a write got no answer ({error.why}): {STUCK}")
         except BursarError as error:
             found = error

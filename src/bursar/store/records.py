@@ -89,7 +89,7 @@ class Records(Table):
         return int(await self._one(f"floor_{name}", *args, before, skipped) or 0)
 
     async def open_of(self, flow: str, owner: str) -> int:
-        """How many records of an owner are driven by somebody: they have not ended."""
+        """How many records of an owner are driven: they have not ended."""
         return int(await self._one("count_open_of", flow, owner))
 
     async def count(self, flow: str, owner: str) -> int:
@@ -127,7 +127,7 @@ class Records(Table):
     async def claim_all(
         self, flows: Sequence[str], worker: str, limit: int, lease_us: int, after: int
     ) -> Sequence[Record]:
-        """At start: take what nobody else drives, due or not, page by page."""
+        """At start: take what no other worker drives, due or not, page by page."""
         rows = await self._s.rows("claim_all", list(flows), limit, worker, lease_us, after)
         return sorted((record_of(row) for row in rows), key=lambda record: record.number)
 
@@ -164,7 +164,7 @@ class Alerts(Table):
     """What a person should look at."""
 
     async def raise_once(self, record: int, reason: str, severity: str, message: str) -> bool:
-        """Whether it is new: nobody is told twice before somebody has acknowledged."""
+        """Whether it is new: none is raised twice before it is acknowledged."""
         return await self._one("raise_alert", record, reason, severity, message) is not None
 
     async def raise_since(self, record: int, reason: str, severity: str, message: str, since_us: int) -> bool:
@@ -176,16 +176,16 @@ class Alerts(Table):
         return await self._all(_alert, "alerts_open", limit)
 
     async def untold(self, sink: str, limit: int) -> list[Alert]:
-        """What this sink has to be told now."""
+        """What is to be delivered to this sink now."""
         return await self._all(_alert, "alerts_untold", sink, limit)
 
     async def claim(self, alert: Alert, sink: str, lease_us: int) -> int | None:
-        """Which attempt to tell this sink is ours to make; None: somebody else makes it, or nobody has to any more."""
+        """Which attempt to deliver to this sink is ours; None: another process makes it, or it is due no more."""
         attempt = await self._one("claim_delivery", alert.record, alert.reason, alert.raised_us, sink, lease_us)
         return None if attempt is None else int(attempt)
 
     async def told(self, alert: Alert, sink: str) -> None:
-        """This sink was told of this alert, not of one that was raised anew meanwhile."""
+        """This alert was delivered to this sink, not one that was raised anew meanwhile."""
         await self._s.rows("end_delivery", alert.record, alert.reason, alert.raised_us, sink, "", 0)
         await self._s.rows("deliver_alert", alert.record, alert.reason, alert.raised_us)
 
@@ -228,7 +228,7 @@ class Nodes(Table):
     """Node numbers, leased."""
 
     async def lease(self, holder: str, lease_us: int) -> tuple[int, int] | None:
-        """A number that nobody holds, and the moment after which ids may be made under it."""
+        """A number without a holder, and the moment after which ids may be made under it."""
         rows = await self._s.rows("lease_node", holder, lease_us)
         return (rows[0][0], rows[0][1]) if rows else None
 

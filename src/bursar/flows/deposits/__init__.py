@@ -1,4 +1,4 @@
-"""External deposits: money that arrives from outside, by a unique reference; large ones by two people (L25)."""
+"""External deposits: money that arrives from outside, by a unique reference; large ones by two operators (L25)."""
 
 from bursar.flows.deposits.deposits import MACHINE, Deposits, DepositView
 from bursar.flows.transfers.incoming import Deposit

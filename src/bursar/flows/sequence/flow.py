@@ -1,8 +1,8 @@
 """The flow of sequences: what is run and undone in each state, what the ledger books with it, and where the index goes.
 
-An entry is booked in the unit of the transition that advances the index, so there is no moment between the two: the
+An entry is booked in the transaction that advances the index, so there is no moment between the two: the
 compare-and-set decides, and the ledger's refusal is the step's answer. Its compensation is its reversal, as
-`Ledger.reverse` makes it and under the same key: an entry that somebody has reversed by hand is not reversed twice.
+`Ledger.reverse` makes it and under the same key: an entry that was reversed by hand is not reversed twice.
 The caller's own steps are called like any rail: the state is on disk first, and they are asked again until they answer.
 """
 
@@ -80,7 +80,7 @@ def sequence_flow(
     alarms: tuple[Alarm, ...] = USUAL_ALARMS,
     call_timeout_s: float,
 ) -> Flow[Sequence]:
-    """Sequences whose own steps are these. `alert` tells people."""
+    """Sequences whose own steps are these. `alert` raises an alert."""
     _check(own)
     at = Actions(store, own, alert)
     return Flow(
@@ -113,7 +113,7 @@ class Actions:
         """The step whose turn it is."""
         step = item.body.steps[item.body.index]
         if isinstance(step, EntryStep):
-            return SUCCESS  # nobody is called: `book` is the step, and the ledger's refusal its no
+            return SUCCESS  # there is no call: `book` is the step, and the ledger's refusal its no
         found = self._own.get(step.name)
         if found is None:
             return await self._missing(item, step)
@@ -140,7 +140,7 @@ class Actions:
         return SUCCESS
 
     async def cancel(self, item: FlowRecord[Sequence]) -> Answer:
-        """Two people say that the step failed: make sure that it never happens (T34)."""
+        """Two operators say that the step failed: make sure that it never happens (T34)."""
         step = item.body.steps[item.body.index]
         if isinstance(step, EntryStep):
             # It happens with the arrow forward or not at all; this arrow leads back, and only one of them is taken.
@@ -167,7 +167,7 @@ class Actions:
         return Answer(outcome=Outcome.SUCCESS, evidence=evidence)
 
     async def _missing(self, item: FlowRecord[Sequence], step: OwnCall) -> Answer:
-        """It was there when the sequence was started, and is not now: wait, and tell people at once."""
+        """It was there when the sequence was started, and is not now: wait, and raise an alert at once."""
         message = f"{SCOPE} {item.id} needs own step {step.name!r}, which this program does not have; it waits for it"
         await self._alert(item.record, MISSING_STEP, "critical", message)
         return Answer(outcome=Outcome.UNKNOWN, code=UNKNOWN_STEP, message=message)
@@ -177,7 +177,7 @@ class Actions:
 
 
 def book(item: FlowRecord[Sequence], _event: str, answer: Answer) -> Booking:
-    """The step itself, or its reversal, in the unit of its transition. Pure."""
+    """The step itself, or its reversal, in the transaction of its transition. Pure."""
     body, state = item.body, item.record.state
     if answer.outcome is not Outcome.SUCCESS:
         return Booking()

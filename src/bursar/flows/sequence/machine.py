@@ -1,8 +1,8 @@
 """The machine of sequences: forward step by step, or back step by step (specification 004, "Saga Composition").
 
 Which step is meant is in the record's body: `index`, how many steps are done and not undone. It moves with these arrows
-and in their units, so a completed step is never run again (L14). Only an explicit refusal turns round. A compensation
-that is refused goes to people (L15): it is reported first, then waits; one person says RETRY, two say SKIP.
+and in their transactions, so a completed step is never run again (L14). Only an explicit refusal turns round. A refused
+compensation goes to operators (L15): it is reported first, then waits; one says RETRY, or two say SKIP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MACHINE = Machine(
         State(REPORTING, Kind.CALL, action="report", compensating=True, effect=Effect.RETURN),
         State(COMPENSATION_FAILED, Kind.WAIT, awaits="operator", compensating=True),
         State(FAILED, Kind.TERMINAL, compensating=True),  # nothing of it is left
-        State(FAILED_IN_PART, Kind.TERMINAL, compensating=True),  # but for what two people have skipped
+        State(FAILED_IN_PART, Kind.TERMINAL, compensating=True),  # but for what two operators have skipped
     ),
     arrows=(
         Arrow(RUNNING, SUCCESS, STEP_DONE),

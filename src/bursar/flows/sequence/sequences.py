@@ -4,8 +4,8 @@
         steps = [Pay("alice", "shop", "USDT", "9.99"), Own("ship", {"book": "Dune"})]
         done = await sequences.start(steps, key="order-7")
 
-The same key and steps get the first sequence again, from any process; the same key with other steps is refused. What is
-not at its end when `start` returns goes on: by the task that drives it, or by whichever worker finds it.
+The same key and steps get the first sequence again, from any process; the same key with other steps is refused. What
+has not ended when `start` returns goes on: by the task that drives it, or by whichever worker finds it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Sequences:
     async def start(
         self, steps: collections.abc.Sequence[Step], *, key: str = "", owner: str = "", wait_s: float = WAIT_S
     ) -> SequenceView:
-        """Check, write down, drive; the answer is at its end, or not yet. Bad input is refused, and nothing written."""
+        """Check, write down, drive; the sequence has ended, or goes on. Bad input is refused, and nothing written."""
         if key:
             check_key(key)
         if owner:
@@ -120,7 +120,7 @@ class Sequences:
         return await self._view(await self._drive(record, wait_s), replayed=replayed)
 
     async def wait(self, id: str, wait_s: float = WAIT_S) -> SequenceView:
-        """Drive it and wait for so long; whatever is not at its end by then goes on."""
+        """Drive it and wait for so long; whatever has not ended by then goes on."""
         return await self._view(await self._drive(await self._record(id), wait_s))
 
     async def get(self, id: str) -> SequenceView:
@@ -135,13 +135,13 @@ class Sequences:
     async def list(
         self, *, owner: str = "", state: str = "", before: int = NEWEST, limit: int = 100
     ) -> list[SequenceView]:
-        """Sequences, newest first: everybody's, or an owner's; in any state, or in one."""
+        """Sequences, newest first: of all owners, or of one; in any state, or in one."""
         records = self.ledger.store.read.records
         states = (state,) if state else ()
         found = await records.list(self.flow.name, owner=owner, states=states, before=before, limit=limit)
         return [await self._view(record) for record in found]
 
-    # --- people ------------------------------------------------------------------------------------------------
+    # --- operators ---------------------------------------------------------------------------------------------
 
     async def queue(self, limit: int = 100) -> builtins.list[SequenceView]:
         """Those whose compensation was refused, and that wait for a person."""
@@ -157,7 +157,7 @@ class Sequences:
 
     @property
     def people(self) -> Operators:
-        """What else people can do: retry now, pause, force."""
+        """What else operators can do: retry now, pause, force."""
         return Operators(self.engine)
 
     # --- the small parts ---------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class EntryStep(msgspec.Struct, frozen=True, kw_only=True, tag="entry"):
     target: str
     asset: str
     amount: str  # smallest units, as text
-    units: str  # the same for people, in units of the asset
+    units: str  # the same to be shown, in units of the asset
     book: str = MAIN_BOOK
 
     def __str__(self) -> str:
@@ -145,4 +145,4 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     results: tuple[dict[str, Any], ...] = ()  # of all that were done
     refused: Refused | None = None  # why it turned round
     stuck: Refused | None = None  # why a compensation waits for a person
-    skipped: tuple[int, ...] = ()  # compensations that two people have given up
+    skipped: tuple[int, ...] = ()  # compensations that two operators have given up

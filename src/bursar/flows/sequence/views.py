@@ -20,7 +20,7 @@ class Result(StrEnum):
     """How far it has come, in the words of specification 004."""
 
     COMPLETED = "Completed"  # every step is done
-    FAILED = "Failed"  # a step was refused, and what was done before it is undone, or was given up by two people
+    FAILED = "Failed"  # a step was refused, and what was done before it is undone, or given up by two operators
     PAUSED = "Paused"  # neither, yet: it goes on by itself
     COMPENSATION_FAILED = "CompensationFailed"  # it waits for a person
 
@@ -34,7 +34,7 @@ class StepState(StrEnum):
     REFUSED = "refused"
     UNDOING = "undoing"
     UNDONE = "undone"
-    SKIPPED = "skipped"  # done, and left so by two people
+    SKIPPED = "skipped"  # done, and left so by two operators
     DROPPED = "dropped"  # never run: a step before it was refused
 
 

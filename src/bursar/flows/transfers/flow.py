@@ -22,7 +22,7 @@ than it did then. So neither end is believed alone:
     a deposit is called       then nothing may arrive
 
 Both end in the state that is true at the cores, so that the same money is never on both sides. What a core does not say
-just now is asked again later; what it has forgotten (below its floor) waits for two people. The ledger's end as a
+just now is asked again later; what it has forgotten (below its floor) waits for two operators. The ledger's end as a
 target is not asked: it is in the same database as the record, and went back with it.
 """
 

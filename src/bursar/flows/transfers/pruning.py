@@ -6,7 +6,7 @@ follows soon. Below the *forget* floor nothing is remembered; it waits as long a
 that is restored learns from the core what it has forgotten itself (`behind`).
 
 Each is the older of the oldest open transfer and a horizon. It is written to the database before the core is asked, so
-that a core whose floor is higher than the database's shows that the database was restored. What two people have
+that a core whose floor is higher than the database's shows that the database was restored. What two operators
 forced is kept: a core may still contradict them (T34).
 """
 

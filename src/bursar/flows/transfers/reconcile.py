@@ -1,6 +1,6 @@
 """After a restore: write down again what the cores have done and this database has forgotten.
 
-A core's log is evidence. Each operation that happened there and has no record here gets one, at its end, and the ledger
+A core's log is evidence. Each operation that happened there and has no record here gets one, ended, and the ledger
 books what the core holds because of it: a deposit at a core came from the user's funding account, a withdraw went
 there. Refused and cancelled operations moved nothing and get no record. So the same money is not in two places any
 more, and what a core holds is again what the ledger says (I5).

@@ -5,7 +5,7 @@
     view = await transfers.create(Request(user=1001, source="FUNDING", target="SPOT", asset="USDT", amount="100.00"))
 
 A repeated `client_order_id` gets the transfer of the first request, whatever the limits and balances are by now (T12);
-one with other parameters is refused (T11). What is not at its end when `create` returns is PENDING to the caller, and
+one with other parameters is refused (T11). What has not ended when `create` returns is PENDING to the caller, and
 goes on: by the task that drives it, or by whichever worker finds it. `create` returns within its deadline, whatever
 hangs (T45): a far side that does not answer, or the database, in whose COMMIT the transfer may just be.
 """
@@ -162,7 +162,7 @@ class Transfers:
     async def create(
         self, request: Request, *, deadline_s: float = DEADLINE_S, admit: Callable[[], None] = lambda: None
     ) -> View:
-        """Check, write down, drive; the answer is at its end, or PENDING, and comes within the deadline (T45).
+        """Check, write down, drive; the transfer has ended, or is PENDING; the answer comes within the deadline (T45).
 
         A deadline that is shorter than a COMMIT may take is one for its end only: to be written down, a transfer always
         has a moment. With 0 the caller does not wait for its end. `admit` is called for a request that does not repeat
@@ -297,7 +297,7 @@ class Transfers:
         return was_on
 
     async def resume_intake(self, actor: str, reason: str) -> Lift:
-        """And start them again; where two people are needed, the first one only proposes it (T47)."""
+        """And start them again; where two operators are needed, the first one only proposes it (T47)."""
         return await lift_pause(self.ledger.store, *NEW_TRANSFERS, actor=actor, reason=reason)
 
     async def get(self, user: int | None, req_id: str) -> View:

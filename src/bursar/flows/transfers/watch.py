@@ -1,7 +1,7 @@
 """The watch: what must be conserved, looked at before the first transfer is taken and then all the time.
 
 A broken invariant pauses the intake of new transfers and raises a critical alert; transfers under way go on, and so do
-refunds. Two people resume the intake once it holds again (T47). A core that does not answer can't be judged: transfers
+refunds. Two operators resume the intake once it holds (T47). A core that does not answer can't be judged: transfers
 from and to it are refused until it was, and the others go on. What can't be judged because a row can't be read raises
 an alert, and hides nothing else.
 """
@@ -61,7 +61,7 @@ async def look_at_cores(transfers: Transfers, cores: Mapping[AccountType, Tradin
 async def resume_intake(
     transfers: Transfers, cores: Mapping[AccountType, TradingClient], *, actor: str, reason: str
 ) -> Lift:
-    """Take new transfers again. If it takes two people, because conservation was broken or the database was restored,
+    """Take new transfers again. If it takes two operators, as conservation was broken or the database was restored,
     it also takes that everything holds now, at each core: InvalidState says what does not (T47)."""
     pauses = {(pause.kind, pause.name): pause for pause in await transfers.ledger.store.read.pauses.list()}
     pause = pauses.get(NEW_TRANSFERS)

@@ -51,7 +51,7 @@ WideHold = tuple[int, int, int, str, str, int, str, str, int | None, int | None]
 
 
 class SagaData(msgspec.Struct, array_like=True):
-    """What it takes to finish a commit, whoever does it."""
+    """What it takes to finish a commit, in any process."""
 
     envelope: StoredEnvelope
     creates: list[WidePosting]
@@ -182,14 +182,14 @@ class SagaCommit:
         return self._numbers.pop()
 
     async def _only_if_free(self, tables: SplitTables, refusal: InsufficientFunds, cache: WriterCache) -> None:
-        """A shortage caused by somebody else's reservations is no refusal: it may pass (L18)."""
+        """A shortage caused by another saga's reservations is no refusal: it may pass (L18)."""
         account, asset = cache.accounts[refusal.account], cache.assets[refusal.asset]
         claimed, finalizing, free = await tables.steps.shortage(account.id, asset.id)
         if claimed or finalizing or free >= asset.minor(refusal.needed):
             raise WriteConflict(f"postings of {refusal.account} are reserved")
 
     async def _only_if_unasked(self, tables: SplitTables, intent: Intent, refusal: Refusal) -> None:
-        """A refusal holds only if no earlier try of the same key is being finished by somebody else, or just was."""
+        """A refusal holds only if no earlier try of the same key is being finished by another process, or just was."""
         key = (intent.scope, intent.key)
         under_way = any((saga.scope, saga.key) == key for saga in await tables.steps.list())
         # In this order: a saga that is gone by the first look has left its envelope for the second.
@@ -225,7 +225,7 @@ class SagaCommit:
                 plan, cache = await self._revalidate(tables, data)
             except Refusal as refusal:
                 if not await self._abandon(tables, saga, fence, ids):
-                    # What refuses us may be our own envelope, finished by whoever has the saga now.
+                    # What refuses us may be our own envelope, finished by the process that has the saga now.
                     raise WriteConflict("another process has taken the saga over") from refusal
                 if isinstance(refusal, StalePin):
                     raise WriteConflict("an account has changed") from refusal
@@ -274,7 +274,7 @@ class SagaCommit:
                 if not await tables.steps.has_fence(saga, fence):
                     raise WriteConflict("another process has taken the saga over")
                 # With our fence, past the point of no return, our reservation can't be lost. Stop, create nothing (L4).
-                raise DatabaseCorrupt(f"saga {saga}", "its postings were spent by somebody else")
+                raise DatabaseCorrupt(f"saga {saga}", "its postings were spent by another commit")
             await tables.steps.bury(ids, saga)
         creates = [_narrow(p) for p in data.creates]
         await tables.steps.insert(creates)
@@ -325,7 +325,7 @@ class SagaCommit:
         return "finished"
 
     async def _set_aside(self, tables: SplitTables, saga: Saga, why: str) -> str:
-        """Leave it for a person, who is told first: a crash in between tells again rather than never (L12)."""
+        """Leave it for an operator, after an alert: a crash in between raises it again rather than never (L12)."""
         message = f"commit {saga.id} of key {saga.key!r} can't be finished and is set aside: {why}. What it has claimed"
         message += " can't be spent, and its key can't be used, until it is released"
         clean = message.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
@@ -336,7 +336,7 @@ class SagaCommit:
     async def release(self, id_: str, *, actor: str, reason: str) -> int:
         """Give up a commit that was set aside, if nothing of it was written; returns how many postings are free again.
 
-        Nobody was ever told that it was done: a receipt is given after the last step. What must not happen is that
+        No caller has had a receipt: it is given after the last step. What must not happen is that
         half of it stays, so the value tables are looked at, not the row that can't be read.
         """
         async with self.store.transaction() as tables:

@@ -17,7 +17,7 @@ INSERT INTO live_postings (posting, account, asset, amount)
 SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS (SELECT 1 FROM spends WHERE posting = ?1) ON CONFLICT DO NOTHING
 
 -- name: insert_envelope_fenced
--- The same, if the saga still has its fence: whoever finds the envelope takes it for a receipt.
+-- The same, if the saga still has its fence: an envelope that is found is taken for a receipt.
 INSERT INTO envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata, at)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, now_us()
 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?12 AND fence = ?13) ON CONFLICT DO NOTHING
@@ -79,7 +79,7 @@ SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?4 AND fence = ?5
 
 -- name: save_saga
 -- The write-ahead record of a commit. Key and saga are written first (L20), unless the key is committed
--- already: whoever had it before us may have finished between our look and now.
+-- already: its holder before us may have finished between our look and now.
 INSERT INTO sagas (id, kind, scope, key, phase, fence, lease_us, data)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE NOT EXISTS (SELECT 1 FROM envelopes WHERE scope = ?3 AND key = ?4)
 ON CONFLICT DO NOTHING
@@ -116,7 +116,7 @@ FROM sagas ORDER BY id
 SELECT count(*) FROM sagas WHERE phase <> 'broken'
 
 -- name: put_hold_fenced
--- The same, if the saga still has its fence and its envelope has not been announced: whoever rolls it forward
+-- The same, if the saga still has its fence and its envelope has not been announced: rolling it forward
 -- a second time must not undo what has become of the hold since.
 INSERT INTO holds (id, account, asset, amount, remaining, posting, state, owner, expires_us, lasts_us)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10 WHERE EXISTS (SELECT 1 FROM sagas WHERE id = ?11 AND fence = ?12)

@@ -164,7 +164,7 @@ class Steps(Sagas):
     ) -> int:
         """Store an envelope with all that it announces, if its saga still has its fence. 0: it has not, or was done.
 
-        One primitive, because whoever finds the envelope takes it for a receipt: history, cached balances, hold and
+        One primitive, because an envelope that is found is taken for a receipt: history, cached balances, hold and
         event must be there with it.
         """
         s = stored

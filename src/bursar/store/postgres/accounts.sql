@@ -6,7 +6,7 @@
 SELECT generation FROM bursar.rules WHERE id = 1
 
 -- name: share_rules
--- Hold the rules as they are until the unit ends.
+-- Hold the rules as they are until the transaction ends.
 SELECT generation FROM bursar.rules WHERE id = 1 FOR SHARE
 
 -- name: bump_rules
@@ -15,7 +15,7 @@ SELECT generation FROM bursar.rules WHERE id = 1 FOR SHARE
 SELECT bursar.bump_rules_1(3000)
 
 -- name: bump_rules_soon
--- The same for what can be done another time: waits for nobody for long.
+-- The same for what can be done another time: waits for no lock for long.
 SELECT bursar.bump_rules_1(50)
 
 -- name: take_account_number
@@ -89,7 +89,7 @@ WHERE a.path > $1 AND a.path >= $2 AND a.path < $3
 ORDER BY a.path LIMIT $4
 
 -- name: insert_account
--- A version of an account. The first needs a path nobody has; a later one must follow directly on the newest.
+-- A version of an account. The first needs a new path; a later one must follow directly on the newest.
 INSERT INTO bursar.accounts (id, version, path, policy, status, book)
 SELECT i, v, p, y, s, b
 FROM unnest($1::text::bigint[], $2::text::integer[], $3::text[], $4::text[], $5::text[], $6::text[])

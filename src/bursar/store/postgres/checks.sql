@@ -81,7 +81,7 @@ SELECT number, flow, id, state, transit, due IS NOT NULL FROM bursar.records WHE
 ORDER BY number LIMIT $2
 
 -- name: open_records
--- I4: records that somebody drives; after a number.
+-- I4: records that are driven; after a number.
 SELECT number, id FROM bursar.records WHERE due IS NOT NULL AND number > $1 ORDER BY number LIMIT $2
 
 -- name: effects_refused

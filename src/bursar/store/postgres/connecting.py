@@ -1,12 +1,12 @@
 """A connection to PostgreSQL: which host, how long that may take, and the settings without which it is not used.
 
 Of several hosts in the address, each gets a short time, and the next one is tried beside it before that is over: one
-that accepts connections and says nothing, or does not even do that, keeps nobody from the others. With several hosts,
+that accepts connections and says nothing, or does not even do that, does not block the others. With several hosts,
 one that takes writes is wanted (`target_session_attrs=read-write`), unless the address says otherwise.
 
 Settings are made by statements after connecting and read back in another one. As parameters of the start-up packet
-pgbouncer would refuse them, or, told to ignore them, drop them without a word; and a pooler that lends its server's
-connections per transaction would apply them to somebody else's.
+pgbouncer would refuse them, or, set to ignore them, drop them without a word; and a pooler that lends its server's
+connections per transaction would apply them to another client's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _CLIENT_GONE = {
     "tcp_keepalives_count": "2",
     "tcp_user_timeout": f"{math.ceil(SILENCE_S)}s",
 }
-DURABLE = ("on", "remote_apply")  # of synchronous_commit: a commit is at a standby before it is told, if there is one
+DURABLE = ("on", "remote_apply")  # of synchronous_commit: a commit is at a standby before its answer, if there is one
 MADE = (  # beside those that are named, in the order of the statement that makes them
     "statement_timeout",
     "synchronous_commit",
@@ -136,7 +136,7 @@ class Connector:
 
     async def connect(self, settings: Mapping[str, str], *, limited: bool = True, timed: bool = False) -> Connection:
         """A connection with these settings. Without `limited`, the server lets its statements take as long as they
-        take. With `timed`, we stop waiting for each of them by ourselves, too; without, whoever uses it does."""
+        take. With `timed`, we stop waiting for each of them by ourselves, too; without, its user does."""
         try:
             hosts: Sequence[Host | None] = hosts_of(self._url) or [None]
         except ValueError:

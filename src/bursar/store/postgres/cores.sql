@@ -20,7 +20,7 @@ FROM bursar.cores c WHERE c.rail = $1
 INSERT INTO bursar.cores (rail, identity) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING rail
 
 -- name: rebind_core
--- People have decided that another core stands behind a rail now.
+-- Operators decided that another core stands behind a rail now.
 UPDATE bursar.cores SET identity = $2, room = 1, forget = 1, compared = 0, bound_at = now(), pruned_at = NULL
 WHERE rail = $1 AND identity = $3 RETURNING rail
 
@@ -48,7 +48,7 @@ SELECT min(substr(id, length($2) + 1)::numeric)::text, (extract(epoch FROM now()
 WHERE due IS NOT NULL AND flow || '' = $1 AND starts_with(id, $2) AND substr(id, length($2) + 1) ~ '^[0-9]{1,19}$'
 
 -- name: forced_ids
--- The ids of a flow's records that people have forced, or wanted to.
+-- The ids of a flow's records that operators forced, or wanted to.
 SELECT DISTINCT r.id FROM bursar.transitions t JOIN bursar.records r ON r.number = t.record
 WHERE t.event = 'FORCE ASKED' AND r.flow = $1
 

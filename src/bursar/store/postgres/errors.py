@@ -17,7 +17,7 @@ from bursar.store.batch import CommitUnknown, LockTimeout, Unreachable, WriteCon
 LOST_STATES = {"BU001", "BU002", "BU003", "BU004", "BU005", "BU006", "23505", "40001", "40P01"}
 BLOCKED_STATES = {  # another transaction holds a row and does not let go:
     "55P03",  # our lock_timeout
-    "57014",  # or a statement_timeout: ours, or that of whoever runs the database
+    "57014",  # or a statement_timeout: ours, or that of the database's operator
 }
 BROKEN_STATES = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 READ_ONLY = "25006"

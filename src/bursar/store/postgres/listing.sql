@@ -68,12 +68,12 @@ WHERE due IS NULL AND flow = $1
 ORDER BY number DESC LIMIT 1 OFFSET $4
 
 -- name: count_driven
--- How many records somebody drives, by flow and state, and since when the oldest of them is there.
+-- How many records are driven, by flow and state, and since when the oldest of them is there.
 SELECT flow, state, count(*), (extract(epoch FROM min(since)) * 1000000)::bigint FROM bursar.records
 WHERE due IS NOT NULL GROUP BY flow, state ORDER BY flow, state
 
 -- name: count_resting
--- The same of those that nobody drives, in one state of one flow.
+-- The same of those that no worker drives, in one state of one flow.
 SELECT count(*), (extract(epoch FROM min(since)) * 1000000)::bigint FROM bursar.records
 WHERE due IS NULL AND flow = $1 AND state = $2
 

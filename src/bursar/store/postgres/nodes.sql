@@ -1,7 +1,7 @@
 -- PostgreSQL's statements of node numbers, which Snowflakes are made under.
 
 -- name: lease_node
--- A node number that nobody holds, for so long; it begins after whatever its last holder can have made. Held for longer
+-- A node number without a holder, for so long; it begins after whatever its last holder can have made. Held for longer
 -- than any lease: a clock was set back. If its holder lives, its ids come before ours, and it gets another number.
 UPDATE bursar.nodes SET holder = $1, since = greatest(until, now()), until = now() + $2::bigint * interval '1 microsecond'
 WHERE node = (SELECT node FROM bursar.nodes

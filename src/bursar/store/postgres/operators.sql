@@ -7,7 +7,7 @@ SELECT @pause
 FROM bursar.pauses ORDER BY kind, name
 
 -- name: lock_pause
--- One pause, which nobody else changes until the unit ends.
+-- One pause, locked until the transaction ends.
 SELECT @pause
 FROM bursar.pauses WHERE kind = $1 AND name = $2 FOR UPDATE
 
@@ -17,7 +17,7 @@ INSERT INTO bursar.pauses (kind, name, actor, reason, two_people) VALUES ($1, $2
 ON CONFLICT DO NOTHING RETURNING name
 
 -- name: change_pause
--- Why it is off, whether two people are needed to lift it, and who wants to.
+-- Why it is off, whether two operators are needed to lift it, and who wants to.
 UPDATE bursar.pauses SET reason = $3, two_people = $4::boolean, proposed_by = $5, proposed_reason = $6
 WHERE kind = $1 AND name = $2
 

@@ -107,8 +107,8 @@ FROM found WHERE r.number = found.number
 RETURNING @r.record
 
 -- name: claim_all
--- At start: take all that are open and that nobody else drives, page by page; leased for longer than any lease is not
--- driven: a clock was set back while nobody looked. Arguments as above, with the last number of the page before instead
+-- At start: take all that are open and that no other worker drives, page by page; leased longer than any lease is not
+-- driven: a clock was set back while no worker ran. Arguments as above, with the last number of the page before instead
 -- of the cap.
 WITH found AS MATERIALIZED (
     SELECT number FROM bursar.records
@@ -120,19 +120,19 @@ FROM found WHERE r.number = found.number
 RETURNING @r.record
 
 -- name: wake_record
--- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
+-- Due now, whatever it was: a person says so. Nothing for a record that is not driven.
 UPDATE bursar.records SET due = now(), worker = '' WHERE flow = $1 AND id = $2 AND due IS NOT NULL RETURNING number
 
 -- name: wake_held
--- Due now, those of these that are still the worker's: what held them up is over. Whoever is just moving one needs no
--- waking of it. Arguments: numbers, worker.
+-- Due now, those of these that are still the worker's: what held them up is over. A transaction that is moving one
+-- needs no waking of it. Arguments: numbers, worker.
 WITH found AS MATERIALIZED (
     SELECT number FROM bursar.records WHERE number = ANY ($1::text::bigint[]) AND worker = $2 AND due IS NOT NULL
     ORDER BY number FOR UPDATE SKIP LOCKED)
 UPDATE bursar.records r SET due = now() FROM found WHERE r.number = found.number RETURNING r.number
 
 -- name: look_again
--- After so long, or not before somebody speaks; unless it has moved meanwhile. Arguments: number, version, delay.
+-- After so long, or not before a signal comes; unless it has moved meanwhile. Arguments: number, version, delay.
 UPDATE bursar.records SET due = now() + $3::bigint * interval '1 microsecond', worker = ''
 WHERE number = $1 AND version = $2
 
@@ -163,15 +163,15 @@ RETURNING record
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- name: set_back_records
--- The clock was set back by so much: what is due in the future is due as much earlier (L24). Whoever is just moving one
--- writes a new due time.
+-- The clock was set back by so much: what is due in the future is due as much earlier (L24). A transaction that is
+-- moving one writes a new due time.
 WITH found AS MATERIALIZED (
     SELECT number FROM bursar.records WHERE due > now() ORDER BY number FOR UPDATE SKIP LOCKED)
 UPDATE bursar.records r SET due = greatest(now(), due - $1::bigint * interval '1 microsecond')
 FROM found WHERE r.number = found.number RETURNING r.number
 
 -- name: set_back_deliveries
--- The same for alerts that a sink has to be told.
+-- The same for alerts to be delivered to a sink.
 UPDATE bursar.alert_deliveries SET due = greatest(now(), due - $1::bigint * interval '1 microsecond')
 WHERE delivered_at IS NULL AND due > now()
 
@@ -180,13 +180,13 @@ WHERE delivered_at IS NULL AND due > now()
 UPDATE bursar.forced_calls SET due = greatest(now(), due - $1::bigint * interval '1 microsecond') WHERE due > now()
 
 -- name: alerts_open
--- Alerts that nobody has acknowledged.
+-- Alerts that are not acknowledged.
 SELECT @alert
 FROM bursar.alerts WHERE acknowledged_at IS NULL
 ORDER BY raised_at, record, reason LIMIT $1
 
 -- name: alerts_untold
--- Alerts that this sink has to be told now: those it was never told first. Due later than any
+-- Alerts to deliver to this sink now: fewest attempts first. Due later than any
 -- back-off here counts as due: a clock had jumped (L24). Arguments: sink, how many.
 SELECT @a.alert
 FROM bursar.alerts a LEFT JOIN bursar.alert_deliveries d
@@ -196,7 +196,7 @@ WHERE a.acknowledged_at IS NULL AND (d.record IS NULL OR (d.delivered_at IS NULL
 ORDER BY coalesce(d.attempts, 0), a.raised_at, a.record, a.reason LIMIT $2
 
 -- name: claim_delivery
--- Tell a sink of an alert, unless another process is just doing so. Arguments: record, reason, raised, sink, lease.
+-- Claim a delivery to a sink, unless another process has claimed it. Arguments: record, reason, raised, sink, lease.
 INSERT INTO bursar.alert_deliveries AS d (record, reason, sink, raised_at, attempts, due)
 SELECT record, reason, $4, raised_at, 1, now() + $5::bigint * interval '1 microsecond' FROM bursar.alerts
 WHERE record = $1 AND reason = $2 AND (extract(epoch FROM raised_at) * 1000000)::bigint = $3
@@ -209,13 +209,13 @@ WHERE d.raised_at <> excluded.raised_at OR (d.delivered_at IS NULL
 RETURNING attempts
 
 -- name: end_delivery
--- It was told; or why not, and when to try again. Arguments: record, reason, raised, sink, error, delay.
+-- It was delivered; or why not, and when to try again. Arguments: record, reason, raised, sink, error, delay.
 UPDATE bursar.alert_deliveries
 SET delivered_at = CASE WHEN $5 = '' THEN now() END, error = $5, due = now() + $6::bigint * interval '1 microsecond'
 WHERE record = $1 AND reason = $2 AND (extract(epoch FROM raised_at) * 1000000)::bigint = $3 AND sink = $4
 
 -- name: deliver_alert
--- Somebody has been told of it for the first time.
+-- It has been delivered to a sink for the first time.
 UPDATE bursar.alerts SET delivered_at = now() WHERE record = $1 AND reason = $2
   AND (extract(epoch FROM raised_at) * 1000000)::bigint = $3 AND delivered_at IS NULL
 

@@ -68,7 +68,7 @@ async def check_version(connection: asyncpg.Connection, *, migrate: bool) -> lis
 async def apply(connection: asyncpg.Connection) -> list[int]:
     """Apply what is missing. Two processes at once: the second waits and finds nothing to do."""
     applied = []
-    # The lock comes before the transaction: whoever waited for it must look with fresh eyes at what the other has made.
+    # The lock comes before the transaction: a process that waited for it must see what the other one has made.
     await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
     try:
         async with connection.transaction():

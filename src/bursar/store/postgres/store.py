@@ -114,7 +114,7 @@ class PostgresStore:
         self._readers: WeakSet[Connection] = WeakSet()  # of the pool
         self._connected = 0  # connections made for groups: after a failover, the next one may be to another server
         self._may_hang = False  # whether a commit got no answer since we last looked
-        self._busy: set[int] = set()  # server processes that work for somebody
+        self._busy: set[int] = set()  # server processes that are in use
         self.read = Tables(PoolSession(self))
 
     async def open(self, *, migrate: bool = False) -> None:
@@ -138,7 +138,7 @@ class PostgresStore:
             raise
 
     async def close(self) -> None:
-        """Let go of all connections. Whoever still waits for one is told that it is gone."""
+        """Let go of all connections. A caller that still waits for one gets an error."""
         self._drop_lanes()
         if self._pool is not None:
             try:
@@ -274,8 +274,8 @@ class PostgresStore:
             self._may_hang = False
 
     async def _hanging(self, tables: Tables) -> int:
-        """How many commits hang. Each keeps a process of the server until its standby is back, although whoever asked
-        for it is long gone: to start one after the other would use up all connections."""
+        """How many commits hang. Each keeps a process of the server until its standby is back, although the caller
+        is long gone: to start one after the other would use up all connections."""
         return await tables.heartbeats.hanging_commits(int(self.timeout_s * 1e6))
 
     async def run_batch(self, work: Work[T], lane: Lane = Lane.WRITE) -> T:
@@ -368,8 +368,8 @@ class PostgresStore:
 
 @contextlib.asynccontextmanager
 async def whole(connection: Connection, **options: Any) -> AsyncIterator[None]:
-    """A transaction. What has no answer is never waited for again: not to roll back (whoever has the connection drops
-    it, and the server rolls back), and not to learn whether COMMIT went through, which then nobody knows."""
+    """A transaction. What has no answer is never waited for again: not to roll back (the holder of the connection drops
+    it, and the server rolls back), and not to learn whether COMMIT went through, which then is unknown."""
     transaction = connection.transaction(**options)
     await transaction.start()
     try:

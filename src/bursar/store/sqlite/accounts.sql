@@ -5,7 +5,7 @@
 SELECT generation FROM rules WHERE id = 1
 
 -- name: share_rules
--- Hold the rules as they are until the unit ends.
+-- Hold the rules as they are until the transaction ends.
 SELECT generation FROM rules WHERE id = 1
 
 -- name: bump_rules
@@ -13,7 +13,7 @@ SELECT generation FROM rules WHERE id = 1
 UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 
 -- name: bump_rules_soon
--- The same: whoever has come so far has the file to himself.
+-- The same: a transaction that has come so far is the only writer.
 UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 
 -- name: take_account_number
@@ -81,7 +81,7 @@ WHERE a.path > ?1 AND a.path >= ?2 AND a.path < ?3
 ORDER BY a.path LIMIT ?4
 
 -- name: insert_account
--- A version of an account. The first needs a path nobody has; a later one must follow directly on the newest.
+-- A version of an account. The first needs a new path; a later one must follow directly on the newest.
 INSERT INTO accounts (id, version, path, policy, status, book, at)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, now_us()
 WHERE ?2 = coalesce((SELECT max(version) FROM accounts WHERE path = ?3), 0) + 1

@@ -10,7 +10,7 @@ SELECT generation, max(
 FROM rules WHERE id = 1
 
 -- name: batch_claim
--- Changes nothing, but only whoever sees the newest state and may write can do it: the transaction has the lock from now on.
+-- Changes nothing, but takes the write lock, which only a transaction that sees the newest state can have.
 UPDATE rules SET generation = generation WHERE 0
 
 -- name: batch_key
@@ -18,17 +18,17 @@ UPDATE rules SET generation = generation WHERE 0
 SELECT seq, id, book, legs FROM envelopes WHERE scope = ? AND key = ?
 
 -- name: insert_envelope_new
--- An envelope in a unit of its own group; a key or number that is there already is an error. Here and in what else a
--- group inserts: OR FAIL, because the unit is rolled back whatever fails. Without it, SQLite copies every page that a
+-- An envelope in its group's transaction; a key or number that is there already is an error. Here and in what else a
+-- group inserts: OR FAIL, as the transaction is rolled back whatever fails. Without it, SQLite copies every page that a
 -- statement of several rows changes, in case that one of them fails; that cost as much again as the rows.
 INSERT OR FAIL INTO envelopes (@envelopes, at) VALUES (:envelopes, :now)
 
 -- name: insert_account_history_new
--- Who took part, in a unit of its own group.
+-- Who took part, in its group's transaction.
 INSERT OR FAIL INTO involved (@account_history) VALUES (:account_history)
 
 -- name: insert_posting_new
--- A posting in a unit of its own group.
+-- A posting in its group's transaction.
 INSERT OR FAIL INTO postings (@postings) VALUES (:postings)
 
 -- name: insert_live_new
@@ -65,7 +65,7 @@ FROM json_each(?1) AS w JOIN live_postings l ON l.posting IN (
     ORDER BY amount LIMIT ?2)
 
 -- name: insert_spend
--- A spend within a unit; a second one of the same posting is an error.
+-- A spend within a transaction; a second one of the same posting is an error.
 INSERT OR FAIL INTO spends (@spends) VALUES (:spends)
 
 -- name: batch_dead_one
@@ -87,7 +87,7 @@ FROM json_each(?1) AS a
 JOIN account_heads h ON h.account = a.value AND h.asset = json_extract(?2, '$[' || a.key || ']')
 
 -- name: batch_hold
--- A hold as it stands after a commit. One that is closed, or belongs to somebody else, does not change.
+-- A hold as it stands after a commit. One that is closed, or belongs to another record, does not change.
 INSERT INTO holds (@holds) VALUES (:holds)
 ON CONFLICT (id) DO UPDATE SET remaining = excluded.remaining, posting = excluded.posting, state = excluded.state
 WHERE holds.state = 'open' AND holds.owner = excluded.owner

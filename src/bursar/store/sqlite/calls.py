@@ -86,7 +86,7 @@ def use_wal(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if turn == WAL_TURNS - 1 or not getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
                 raise
-        together(connection, int)  # waits until whoever is switching has done so
+        together(connection, int)  # waits until the connection that is switching has done so
 
 
 def rows(connection: sqlite3.Connection, name: str, args: Sequence[Any]) -> list[Row]:
@@ -119,8 +119,8 @@ def _write_each(connection: sqlite3.Connection, writes: Sequence[tuple[str, Sequ
 
 
 class CommitFailed(sqlite3.OperationalError):
-    """The disk failed in the middle of COMMIT. Its log may hold all of the transaction, and whoever opens it next would
-    take it for committed: only a key can tell, later."""
+    """The disk failed in the middle of COMMIT. Its log may hold all of the transaction, and the next process to open it
+    would take it for committed: only a key can say, later."""
 
     sqlite_errorname = "SQLITE_IOERR"
 
@@ -131,7 +131,7 @@ def together(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
     try:
         result = work()
         _commit(connection)
-    except BaseException:  # whatever it is, it goes on to whoever waits; nobody may find a transaction open
+    except BaseException:  # whatever it is, it goes on to the caller; no transaction may stay open
         roll_back(connection)
         raise
     return result

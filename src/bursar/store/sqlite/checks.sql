@@ -75,7 +75,7 @@ SELECT number, CAST(flow AS BLOB), CAST(id AS BLOB), CAST(state AS BLOB), transi
 ORDER BY number LIMIT ?2
 
 -- name: open_records
--- I4: records that somebody drives; after a number.
+-- I4: records that are driven; after a number.
 SELECT number, CAST(id AS BLOB) FROM records WHERE due IS NOT NULL AND number > ?1 ORDER BY number LIMIT ?2
 
 -- name: effects_refused

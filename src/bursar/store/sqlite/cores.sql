@@ -19,7 +19,7 @@ FROM cores c WHERE c.rail = ?
 INSERT INTO cores (rail, identity, bound_at) VALUES (?, ?, now_us()) ON CONFLICT DO NOTHING RETURNING rail
 
 -- name: rebind_core
--- People have decided that another core stands behind a rail now.
+-- Operators decided that another core stands behind a rail now.
 UPDATE cores SET identity = ?2, room = 1, forget = 1, compared = 0, bound_at = now_us(), pruned_at = NULL
 WHERE rail = ?1 AND identity = ?3 RETURNING rail
 
@@ -47,7 +47,7 @@ WHERE due IS NOT NULL AND +flow = ?1 AND substr(id, 1, length(?2)) = ?2
   AND substr(id, length(?2) + 1) NOT GLOB '*[^0-9]*' AND length(id) BETWEEN length(?2) + 1 AND length(?2) + 19
 
 -- name: forced_ids
--- The ids of a flow's records that people have forced, or wanted to.
+-- The ids of a flow's records that operators forced, or wanted to.
 SELECT DISTINCT r.id FROM transitions t JOIN records r ON r.number = t.record
 WHERE t.event = 'FORCE ASKED' AND r.flow = ?
 

@@ -62,12 +62,12 @@ SELECT max((SELECT number FROM records INDEXED BY records_resting
 FROM json_each(?2) AS w
 
 -- name: count_driven
--- How many records somebody drives, by flow and state, and since when the oldest of them is there.
+-- How many records are driven, by flow and state, and since when the oldest of them is there.
 SELECT flow, state, count(*), min(since) FROM records INDEXED BY records_due
 WHERE due IS NOT NULL GROUP BY flow, state ORDER BY flow, state
 
 -- name: count_resting
--- The same of those that nobody drives, in one state of one flow.
+-- The same of those that no worker drives, in one state of one flow.
 SELECT count(*), min(since) FROM records INDEXED BY records_resting WHERE due IS NULL AND flow = ?1 AND state = ?2
 
 -- name: count_records

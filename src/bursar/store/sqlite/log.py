@@ -2,7 +2,7 @@
 
 What is committed is in the log, and is copied back into the file when the log has become large. On a disk that is
 nearly full that would never come about: each commit takes what is left, the log stays below its size, and every byte
-that somebody frees becomes more of it. Two rules against that. The log may use a part of what is free, so that there
+that is freed becomes more of it. Two rules against that. The log may use a part of what is free, so that there
 is room to copy it back. And once the disk has been full, nothing is written before the log is in the file and its own
 bytes are free again: that needs less room than it sets free, and is tried again by itself.
 """

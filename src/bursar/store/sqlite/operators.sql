@@ -6,7 +6,7 @@
 SELECT @pause FROM pauses ORDER BY kind, name
 
 -- name: lock_pause
--- One pause. Nobody else writes while a unit is open.
+-- One pause. Only one transaction writes at a time.
 SELECT @pause FROM pauses
 WHERE kind = ? AND name = ?
 
@@ -16,7 +16,7 @@ INSERT INTO pauses (kind, name, actor, reason, two_people, at) VALUES (?, ?, ?, 
 ON CONFLICT DO NOTHING RETURNING name
 
 -- name: change_pause
--- Why it is off, whether two people are needed to lift it, and who wants to.
+-- Why it is off, whether two operators are needed to lift it, and who wants to.
 UPDATE pauses SET reason = ?3, two_people = ?4, proposed_by = ?5, proposed_reason = ?6 WHERE kind = ?1 AND name = ?2
 
 -- name: drop_pause

@@ -1,12 +1,12 @@
 -- SQLite's statements of the engine. A delay is in microseconds from now; null: never due; -1: unchanged. A timer is in
--- microseconds since 1970; negative: so many from now; 0: none; null: unchanged. What is free text is read as bytes: one row that is not UTF-8 would fail the statement, and with it everybody else's rows.
+-- microseconds since 1970; negative: so many from now; 0: none; null: unchanged. What is free text is read as bytes: one row that is not UTF-8 would fail the statement, and with it all other rows.
 
 -- name: batch_record
--- A new record, in the unit of its group.
+-- A new record, in the transaction of its group.
 INSERT INTO records (@new_records, attempt, since, created_at, updated_at) VALUES (:new_records, 0, :now, :now, :now)
 
 -- name: batch_move
--- A compare-and-set, in the unit of its group.
+-- A compare-and-set, in the transaction of its group.
 UPDATE records
 SET @moves.changes, since = CASE WHEN state = :moves.state THEN since ELSE :now END, updated_at = :now
 WHERE number = :moves.number AND version = :moves.expected_version
@@ -115,8 +115,8 @@ WHERE number IN (
 RETURNING @record
 
 -- name: claim_all
--- At start: take all that are open and that nobody else drives, page by page; leased for longer than any lease is not
--- driven: a clock was set back while nobody looked. Arguments as above, with the last number of the page before instead
+-- At start: take all that are open and that no other worker drives, page by page; leased longer than any lease is not
+-- driven: a clock was set back while no worker ran. Arguments as above, with the last number of the page before instead
 -- of the cap.
 UPDATE records SET due = now_us() + ?4, worker = ?3
 WHERE number IN (
@@ -127,7 +127,7 @@ WHERE number IN (
 RETURNING @record
 
 -- name: wake_record
--- Due now, whatever it was: a person says so. Nothing for a record that waits for nobody.
+-- Due now, whatever it was: a person says so. Nothing for a record that is not driven.
 UPDATE records SET due = now_us(), worker = '' WHERE flow = ? AND id = ? AND due IS NOT NULL RETURNING number
 
 -- name: wake_held
@@ -136,7 +136,7 @@ UPDATE records SET due = now_us()
 WHERE number IN (SELECT value FROM json_each(?1)) AND worker = ?2 AND due IS NOT NULL RETURNING number
 
 -- name: look_again
--- After so long, or not before somebody speaks; unless it has moved meanwhile. Arguments: number, version, delay.
+-- After so long, or not before a signal comes; unless it has moved meanwhile. Arguments: number, version, delay.
 UPDATE records SET due = now_us() + ?3, worker = '' WHERE number = ?1 AND version = ?2
 
 -- name: raise_alert
@@ -166,7 +166,7 @@ SELECT now_us()
 UPDATE records SET due = max(now_us(), due - ?1) WHERE due > now_us() RETURNING number
 
 -- name: set_back_deliveries
--- The same for alerts that a sink has to be told.
+-- The same for alerts to be delivered to a sink.
 UPDATE alert_deliveries SET due = max(now_us(), due - ?1) WHERE delivered_at IS NULL AND due > now_us()
 
 -- name: set_back_forced
@@ -174,12 +174,12 @@ UPDATE alert_deliveries SET due = max(now_us(), due - ?1) WHERE delivered_at IS 
 UPDATE forced_calls SET due = max(now_us(), due - ?1) WHERE due > now_us()
 
 -- name: alerts_open
--- Alerts that nobody has acknowledged.
+-- Alerts that are not acknowledged.
 SELECT @alert FROM alerts
 WHERE acknowledged_at IS NULL ORDER BY raised_at, record, reason LIMIT ?
 
 -- name: alerts_untold
--- Alerts that this sink has to be told now: those it was never told first. Due later than any
+-- Alerts to deliver to this sink now: fewest attempts first. Due later than any
 -- back-off here counts as due: a clock had jumped (L24). Arguments: sink, how many.
 SELECT @a.alert
 FROM alerts a LEFT JOIN alert_deliveries d
@@ -189,7 +189,7 @@ WHERE a.acknowledged_at IS NULL AND (d.record IS NULL OR (d.delivered_at IS NULL
 ORDER BY coalesce(d.attempts, 0), a.raised_at, a.record, a.reason LIMIT ?2
 
 -- name: claim_delivery
--- Tell a sink of an alert, unless another process is just doing so. Arguments: record, reason, raised, sink, lease.
+-- Claim a delivery to a sink, unless another process has claimed it. Arguments: record, reason, raised, sink, lease.
 INSERT INTO alert_deliveries (record, reason, sink, raised_at, attempts, due)
 SELECT record, reason, ?4, raised_at, 1, now_us() + ?5 FROM alerts
 WHERE record = ?1 AND reason = ?2 AND raised_at = ?3 AND acknowledged_at IS NULL
@@ -201,12 +201,12 @@ WHERE raised_at <> excluded.raised_at OR (delivered_at IS NULL
 RETURNING attempts
 
 -- name: end_delivery
--- It was told; or why not, and when to try again. Arguments: record, reason, raised, sink, error, delay.
+-- It was delivered; or why not, and when to try again. Arguments: record, reason, raised, sink, error, delay.
 UPDATE alert_deliveries SET delivered_at = CASE WHEN ?5 = '' THEN now_us() END, error = ?5, due = now_us() + ?6
 WHERE record = ?1 AND reason = ?2 AND raised_at = ?3 AND sink = ?4
 
 -- name: deliver_alert
--- Somebody has been told of it for the first time.
+-- It has been delivered to a sink for the first time.
 UPDATE alerts SET delivered_at = now_us()
 WHERE record = ? AND reason = ? AND raised_at = ? AND delivered_at IS NULL
 

@@ -51,7 +51,7 @@ class SqliteSession:
 
 
 class ReadSession(SqliteSession):
-    """Like a session, but waits for whoever holds the reading connection in a snapshot."""
+    """Like a session, but waits for a snapshot that holds the reading connection."""
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         async with self._store.read_lock:
@@ -59,9 +59,9 @@ class ReadSession(SqliteSession):
 
 
 class SingleSession(SqliteSession):
-    """Like a session on the writing connection, but never inside a unit that somebody else has open there.
+    """Like a session on the writing connection, but never inside a transaction that another caller has open there.
 
-    It need not hold the lock itself: the lane keeps order, so what is queued before a unit's BEGIN runs before it.
+    It need not hold the lock itself: the lane keeps order, so what is queued before a BEGIN runs before it.
     """
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
@@ -102,7 +102,7 @@ class SqliteStore:
         self._closed = False
         self._file = ""  # as SQLite names it
         self._identity: tuple[int, int] | None = None
-        self._used = 0  # the highest number told to a caller whose transaction may have been rolled back since
+        self._used = 0  # the highest number given to a caller whose transaction may have been rolled back since
         self._log = Log(ports, path)
         self.write_lock = asyncio.Lock()
         self.read_lock = asyncio.Lock()
@@ -112,7 +112,7 @@ class SqliteStore:
         """Open the file; make it if it is new. An older one is only brought forward if `migrate` says so."""
         await self.run(self._write_lane, partial(self._open_writer, migrate))
         await self.run(self._read_lane, self._open_reader)
-        if self._reader is self._writer:  # one connection for both (the simulator): a unit must not be read half-way
+        if self._reader is self._writer:  # one connection for both (the simulator): no transaction is read half-way
             self.read_lock = self.write_lock
 
     async def close(self) -> None:
@@ -152,7 +152,7 @@ class SqliteStore:
                 await self._do("BEGIN IMMEDIATE")
                 yield tables
                 await self._do("COMMIT")
-            except BaseException:  # BEGIN cancelled, COMMIT failed: nobody may find a transaction open; it goes on
+            except BaseException:  # BEGIN cancelled, COMMIT failed: no transaction may stay open; it goes on
                 await self.run(self._write_lane, partial(calls.roll_back, self._get_writer()))
                 raise
 
@@ -197,7 +197,7 @@ class SqliteStore:
             return await self.run(self._write_lane, partial(self._run_batch, work))
 
     def _check_there(self) -> None:
-        """What is written to a file that nobody will find again is lost, however well it was synced."""
+        """What is written to a file that can't be found again is lost, however well it was synced."""
         if self.ports.identity(self.path) != self._identity:
             raise DatabaseUnavailable("the file was moved, deleted or replaced while it was open; nothing was written")
 
@@ -320,7 +320,7 @@ def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
     if have and not migrate:
         raise DatabaseOlder(have, VERSION)
     applied = []
-    # All in one transaction: whoever else opens the file for the first time must not find it half-way.
+    # All in one transaction: another process that opens a new file must not find it half-way.
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Looked at again inside the transaction: another process may have been faster.

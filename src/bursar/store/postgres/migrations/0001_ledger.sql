@@ -138,7 +138,7 @@ CREATE TABLE bursar.holds (
 CREATE INDEX holds_open ON bursar.holds (account, id) WHERE state = 'open';
 CREATE INDEX holds_due ON bursar.holds (expires_us) WHERE state = 'open' AND expires_us IS NOT NULL;
 
--- Commits under way where the unit is a single statement (split mode).
+-- Commits under way where a transaction is one statement (split mode).
 CREATE TABLE bursar.sagas (
     id       text PRIMARY KEY,
     kind     text NOT NULL,
@@ -197,8 +197,8 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the rules have changed' USING ERRCODE = 'BU001';
     END IF;
-    -- A change of rules is short and worth waiting for. Whoever else holds what we need may take all day (a caller's
-    -- own transaction), and everybody else in this group would wait with us.
+    -- A change of rules is short and worth waiting for. Another transaction that holds what we need may take all
+    -- day (a caller's own), and all changes of this group would wait for it.
     PERFORM set_config('lock_timeout', coalesce(nullif(current_setting('bursar.lock_timeout', true), ''), '250ms'), true);
 
     INSERT INTO bursar.envelopes (seq, id, scope, key, book, kind, reverses, legs, pins, consumes, metadata)

@@ -5,13 +5,13 @@ CREATE TABLE bursar.records (
     number     bigint PRIMARY KEY,          -- from bursar.numbers
     flow       text COLLATE "C" NOT NULL,
     id         text COLLATE "C" NOT NULL,
-    owner      text COLLATE "C" NOT NULL,   -- whose it is; "" for nobody's
+    owner      text COLLATE "C" NOT NULL,   -- whose it is; "" for none
     state      text COLLATE "C" NOT NULL,
     version    integer NOT NULL CHECK (version >= 1),  -- passages so far: what every move compares and sets
     attempt    integer NOT NULL,            -- calls made in this state whose answer is not known
     transit    bigint NOT NULL,             -- the posting in transit that belongs to it, or 0
-    due        timestamptz,                 -- when somebody should look at it; null: not before somebody speaks
-    worker     text COLLATE "C" NOT NULL,   -- who drives it until then; "" for nobody. An optimisation, not a lock
+    due        timestamptz,                 -- when a worker should look at it; null: not before a signal comes
+    worker     text COLLATE "C" NOT NULL,   -- its worker until then; "" for none. An optimisation, not a lock
     body       json NOT NULL,               -- the flow's own
     error      text NOT NULL,               -- what the last call said
     since      timestamptz NOT NULL DEFAULT now(),  -- when it came into this state
@@ -98,7 +98,7 @@ END $$;
 
 -- The records' part of a group, whole or not at all: BU004 a record has moved, BU005 a limit is used up. A record, an
 -- operation or a passage that is there already is an ordinary unique violation. Everything comes sorted, and after the
--- ledger's part: one order of locks for everybody. A delay is in microseconds from now; null: never due; -1: unchanged.
+-- ledger's part: one order of locks for all. A delay is in microseconds from now; null: never due; -1: unchanged.
 CREATE FUNCTION bursar.write_records_1(
     o_scope text[], o_id text[], o_op text[], o_fingerprint text[], o_outcome text[], o_code text[], o_detail text[],
     c_key text[], c_count bigint[], c_amount text[], c_count_max bigint[], c_amount_max text[], c_until bigint[],

@@ -1,11 +1,11 @@
--- Who was told of an alert: each sink (log, webhook, command) by itself, so that one that is down repeats none of the others.
+-- Deliveries of an alert: each sink (log, webhook, command) by itself, so that one that is down repeats no other.
 -- runs_from: 1
 
 CREATE TABLE bursar.alert_deliveries (
     record       bigint NOT NULL,
     reason       text COLLATE "C" NOT NULL,
     sink         text COLLATE "C" NOT NULL,
-    raised_at    timestamptz NOT NULL,      -- of the alert this is about: one that is raised anew is told anew
+    raised_at    timestamptz NOT NULL,      -- of the alert this is about: one raised anew is delivered anew
     attempts     integer NOT NULL,
     due          timestamptz NOT NULL,      -- not tried again before; while it is tried, a lease
     delivered_at timestamptz,

@@ -8,14 +8,14 @@
 ALTER TABLE bursar.envelopes ALTER COLUMN at SET DEFAULT statement_timestamp();
 ALTER TABLE bursar.accounts ALTER COLUMN at SET DEFAULT statement_timestamp();
 
--- Whoever shares the rules goes through here first. Rows are not fair: those who share one let others who share it pass,
--- and whoever wants to change it waits for as long as there is always somebody. This lock is: who comes after somebody
--- who waits to change the rules, waits too.
+-- A transaction that shares the rules takes this lock first. Row locks are not fair: new sharers pass a transaction
+-- that waits to change the row, and it waits for as long as there is a sharer. This lock is fair: a sharer that comes
+-- after a transaction that waits to change the rules, waits too.
 CREATE FUNCTION bursar.take_turn_1() RETURNS void LANGUAGE sql AS $$
     SELECT pg_advisory_xact_lock_shared(108271206724722)
 $$;
 
--- A rule changes: nobody new is let in, and what is left to wait for is only who was there before. A transaction that
+-- A rule changes: no new sharer is let in, and only those that were there before are waited for. A transaction that
 -- stays open for longer than this waits stops the change (lock_not_available), and the commits for no longer than that.
 CREATE FUNCTION bursar.bump_rules_1(patience_ms integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE

@@ -41,5 +41,5 @@ BEGIN
     END IF;
 END $$;
 
--- Records that two people have forced: a core never forgets their operations (T34).
+-- Records that two operators forced: a core never forgets their operations (T34).
 CREATE INDEX transitions_forced ON bursar.transitions (record) WHERE event = 'FORCE ASKED';

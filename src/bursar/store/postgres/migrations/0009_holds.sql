@@ -6,15 +6,15 @@
 ALTER TABLE bursar.holds ADD COLUMN lasts_us bigint;
 
 -- From here on an owner is a record of a flow, and only a move of that record settles its hold (W34). Nothing of the kind
--- has been written so far: owners were names that callers made up. Such a hold stays open until somebody ends it, as any
--- hold without an end; with its made-up owner nobody could.
+-- has been written so far: owners were names that callers made up. Such a hold stays open until a caller ends it, as
+-- any hold without an end; with its made-up owner no caller could.
 DROP TRIGGER written_once ON bursar.holds;
 UPDATE bursar.holds SET owner = '' WHERE owner <> '' AND state = 'open';
 CREATE TRIGGER written_once BEFORE UPDATE OF id, account, asset, amount, owner, lasts_us OR DELETE ON bursar.holds
     FOR EACH ROW EXECUTE FUNCTION bursar.refuse_change();
 
 -- The holds of a group, after its entries. Each entry has spent the posting that its hold held, which is the
--- compare-and-set; one that is closed all the same, or belongs to somebody else, is never changed.
+-- compare-and-set; one that is closed all the same, or belongs to another record, is never changed.
 CREATE FUNCTION bursar.write_holds_1(
     o_id bigint[], o_account bigint[], o_asset integer[], o_amount text[], o_remaining text[], o_posting bigint[],
     o_state text[], o_owner text[], o_expires bigint[], o_lasts bigint[]
@@ -33,6 +33,6 @@ BEGIN
     WHERE holds.state = 'open' AND holds.owner = excluded.owner;
     GET DIAGNOSTICS n = ROW_COUNT;
     IF n <> cardinality(o_id) THEN
-        RAISE EXCEPTION 'a hold is closed, or belongs to somebody else' USING ERRCODE = 'BU006';
+        RAISE EXCEPTION 'a hold is closed, or belongs to another record' USING ERRCODE = 'BU006';
     END IF;
 END $$;

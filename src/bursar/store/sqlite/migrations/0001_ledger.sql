@@ -134,7 +134,7 @@ CREATE TABLE holds (
 CREATE INDEX holds_open ON holds (account, id) WHERE state = 'open';
 CREATE INDEX holds_due ON holds (expires_us) WHERE state = 'open' AND expires_us IS NOT NULL;
 
--- Commits under way where the unit is a single statement (split mode).
+-- Commits under way where a transaction is one statement (split mode).
 CREATE TABLE sagas (
     id       TEXT PRIMARY KEY,
     kind     TEXT NOT NULL,

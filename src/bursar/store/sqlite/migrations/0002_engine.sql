@@ -4,13 +4,13 @@ CREATE TABLE records (
     number     INTEGER PRIMARY KEY,         -- from numbers, like envelopes
     flow       TEXT NOT NULL,
     id         TEXT NOT NULL,
-    owner      TEXT NOT NULL,               -- whose it is; "" for nobody's
+    owner      TEXT NOT NULL,               -- whose it is; "" for none
     state      TEXT NOT NULL,
     version    INTEGER NOT NULL CHECK (version >= 1),  -- passages so far: what every move compares and sets
     attempt    INTEGER NOT NULL,            -- calls made in this state whose answer is not known
     transit    INTEGER NOT NULL,            -- the posting in transit that belongs to it, or 0
-    due        INTEGER,                     -- when somebody should look at it; null: not before somebody speaks
-    worker     TEXT NOT NULL,               -- who drives it until then; "" for nobody. An optimisation, not a lock
+    due        INTEGER,                     -- when a worker should look at it; null: not before a signal comes
+    worker     TEXT NOT NULL,               -- its worker until then; "" for none. An optimisation, not a lock
     body       TEXT NOT NULL,               -- JSON, the flow's own
     error      TEXT NOT NULL,               -- what the last call said
     since      INTEGER NOT NULL,            -- when it came into this state

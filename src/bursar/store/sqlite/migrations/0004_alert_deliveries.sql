@@ -1,10 +1,10 @@
--- Who was told of an alert: each sink (log, webhook, command) by itself, so that one that is down repeats none of the others.
+-- Deliveries of an alert: each sink (log, webhook, command) by itself, so that one that is down repeats no other.
 
 CREATE TABLE alert_deliveries (
     record       INTEGER NOT NULL,
     reason       TEXT NOT NULL,
     sink         TEXT NOT NULL,
-    raised_at    INTEGER NOT NULL,          -- of the alert this is about: one that is raised anew is told anew
+    raised_at    INTEGER NOT NULL,          -- of the alert this is about: one raised anew is delivered anew
     attempts     INTEGER NOT NULL,
     due          INTEGER NOT NULL,          -- not tried again before; while it is tried, a lease
     delivered_at INTEGER,

@@ -27,5 +27,5 @@ CREATE TABLE core_high_water (
     PRIMARY KEY (rail, worker)
 ) STRICT, WITHOUT ROWID;
 
--- Records that two people have forced: a core never forgets their operations (T34).
+-- Records that two operators forced: a core never forgets their operations (T34).
 CREATE INDEX transitions_forced ON transitions (record) WHERE event = 'FORCE ASKED';
