@@ -40,10 +40,11 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: ends by itself after that time)
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
-# By file: a file's tests share one worker, and each worker starts one PostgreSQL. Twice as many workers as a machine of
-# two cores has: many tests wait. In the order in which they are collected: what lasts comes first (tests/conftest.py).
+# By file: a file's tests share one worker, and each worker starts one PostgreSQL. As many workers as a small machine has
+# cores: with twice as many, the same tests cost up to 1.45 times as much CPU, because processes take turns on the cores.
+# In the order in which they are collected: what lasts comes first (tests/conftest.py).
 test: setup ## every test
-	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 mutants: setup ## change the model one operator at a time and see whether its unit tests notice (MUTANTS=--all: every one)
 	@$(BIN)/python -m tests.mutants $(MUTANTS)

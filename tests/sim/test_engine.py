@@ -120,7 +120,7 @@ def test_an_engine_that_obeys_no_switch_is_noticed(monkeypatch: pytest.MonkeyPat
         return False
 
     monkeypatch.setattr(Pauses, "stop", stop)
-    assert any(rule in error for error in broken(40))
+    assert any(rule in error for error in broken(13))
 
 
 def test_a_halt_that_is_obeyed_late_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_halt_that_is_obeyed_late_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         )
 
     monkeypatch.setattr(Pauses, "_switches", switches)
-    assert any("W21" in error for error in broken(60))
+    assert any("W21" in error for error in broken(30))
 
 
 def test_an_entry_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
