@@ -210,6 +210,23 @@ def test_records_of_another_programs_flow_are_shown_and_left_alone(
     assert run("flow", "retry", "orders", "wire-1", *WHO, *WHY).code == 1
 
 
+def test_another_programs_flow_is_paused_and_halted_by_name(run: Shell, ids: dict[str, str], tmp_path: Path) -> None:
+    """An operator needs no program of it; a name with a typing error is refused."""
+    file = sqlite3.connect(tmp_path / "bursar.db")
+    file.execute("UPDATE records SET flow = 'orders' WHERE flow = 'deposits'")
+    file.commit()
+    file.close()
+    assert run("flow", "pause", "order", *WHO, *WHY).code == 1
+    assert run.json("flow", "pause", "orders", *WHO, *WHY) == {"paused": True}
+    assert run.json("flow", "halt", "orders", *WHO, *WHY) == {"halted": True}
+    assert {one["kind"] for one in run.json("flow", "pauses")} == {"flow", "halt flow"}
+    assert run.json("flow", "resume", "orders", *WHO, *WHY)["resumed"]
+    assert run.json("flow", "unhalt", "orders", *WHO, *WHY)["proposed"]
+    again = run("flow", "unhalt", "orders", *WHO, *WHY)
+    assert "flow orders is halted: anna has proposed to lift it; another must agree" in again.err
+    assert run.json("flow", "unhalt", "orders", "--actor", "ben", *WHY)["unhalted"]
+
+
 def test_a_halt_of_all_signing_is_set_by_one_and_lifted_by_two(run: Shell, ids: dict[str, str]) -> None:
     assert run.json("flow", "halt", *WHO, *WHY) == {"halted": True}
     assert "all signing was halted before" in run.ok("flow", "halt", *WHO, *WHY)

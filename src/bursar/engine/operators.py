@@ -50,12 +50,13 @@ class Operators:
 
         What was sent before is asked about until its outcome is known, and what gives money back goes on (W15).
         """
-        self._require(kind, name)
+        await self._require(kind, name)
         return await self._set(kind, name, actor, reason)
 
     async def resume(self, kind: str, name: str, *, actor: str, reason: str) -> Lift:
         """And on again; where two operators are needed, the first one only proposes it."""
-        self._require(kind, name)
+        if not any((kind, name) == (pause.kind, pause.name) for pause in await self._engine.store.read.pauses.list()):
+            await self._require(kind, name)
         return await self._lift(kind, name, actor, reason)
 
     async def halt(self, kind: str = "", name: str = "", *, actor: str, reason: str) -> bool:
@@ -64,12 +65,11 @@ class Operators:
         It is obeyed by each call that begins after this has returned, in whatever process.
         """
         if kind:
-            self._require(kind, name)
-            if not any(
-                (kind, name) == ("flow", flow.name) or (kind == "rail" and name in flow.known_rails)
-                for flow in self._engine.flows.values()
-                if any(state.signs for state in flow.machine.states)
-            ):
+            await self._require(kind, name)
+            flows = [
+                f for f in self._engine.flows.values() if name == f.name or (kind == "rail" and name in f.known_rails)
+            ]
+            if flows and not any(state.signs for flow in flows for state in flow.machine.states):
                 raise InvalidName(kind, name, "nothing there signs, so a halt would stop nothing; pause it")
         return await self._set(*_halt(kind, name), actor, reason, two_people=True)
 
@@ -224,13 +224,16 @@ class Operators:
             raise InvalidState(flow, id, record.state, "it has ended")
         return record
 
-    def _require(self, kind: str, name: str) -> None:
-        """A pause with a typing error would pause nothing, without notice."""
+    async def _require(self, kind: str, name: str) -> None:
+        """A pause with a typing error would pause nothing, without notice. Another program's flow has records here."""
         flows = self._engine.flows
         known = {"flow": set(flows), "rail": {rail for flow in flows.values() for rail in flow.known_rails}}
-        if name not in known.get(kind, ()):
-            text = "; ".join(f"{what}s: {', '.join(sorted(names))}" for what, names in known.items())
-            raise InvalidName(kind, name, f"nothing of that name can be paused here. Known {text}")
+        if name in known.get(kind, ()) or (
+            kind == "flow" and await self._engine.store.read.records.list(name, limit=1)
+        ):
+            return
+        text = "; ".join(f"{what}s: {', '.join(sorted(names))}" for what, names in known.items())
+        raise InvalidName(kind, name, f"nothing of that name can be paused here. Known {text}")
 
     async def _note(self, record: Record, event: str, actor: str, evidence: dict[str, str], *, delay_us: int) -> Record:
         move = Move(

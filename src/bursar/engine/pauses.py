@@ -94,8 +94,8 @@ async def lift_pause(store: Store, kind: str, name: str, *, actor: str, reason: 
             await unit.actions.note(_action(kind, PROPOSED), kind, name, actor=person, reason=why)
             return Lift.PROPOSED
         if pause.two_people and same_person(pause.proposed_by, person):
-            state = described(kind, name).rpartition(" ")[2]
-            raise InvalidState(kind, name, state, f"{pause.proposed_by} has proposed to lift it; another must agree")
+            of, state = kind.removeprefix(HALT).strip(), described(kind, name).rpartition(" ")[2]
+            raise InvalidState(of, name, state, f"{pause.proposed_by} has proposed to lift it; another must agree")
         await unit.pauses.drop(kind, name)
         did = _action(kind, RESUMED)
         await unit.actions.note(did, kind, name, actor=person, reason=why, proposed_by=pause.proposed_by)
