@@ -210,7 +210,7 @@ async def test_a_core_is_open_only_after_what_it_shows_has_paused_the_intake(
     """The core comes back while requests arrive: none is taken between the look and the pause that follows from it."""
     async with linked(place, tmp_path) as (bursar, transfers, client):
         transfers.unchecked.add(AccountType.SPOT)
-        forgotten = first_id_at(bursar.store.ports.now_us())
+        forgotten = first_id_at(bursar.store.ports.now_us() + 1_000)
         assert (await client.deposit(forgotten, ALICE, "USDT", 5)).outcome is Outcome.SUCCESS
         request, pause = (
             Request(user=ALICE, source=FUNDING, target=SPOT, asset="USDT", amount="1"),
@@ -257,7 +257,7 @@ async def test_forgotten_transfers_pause_the_intake_and_are_written_down_again(p
         cores = {AccountType.SPOT: client}
         await look_at_cores(transfers, cores)
         # As if all that follows had been written to a database that is gone: the core alone knows of it.
-        ids = [first_id_at(bursar.store.ports.now_us()) + n for n in range(5)]
+        ids = [first_id_at(bursar.store.ports.now_us() + 1_000) + n for n in range(5)]
         assert (await client.deposit(ids[0], ALICE, "USDT", 30 * UNIT)).outcome is Outcome.SUCCESS
         assert (await client.withdraw(ids[1], ALICE, "USDT", 5 * UNIT)).outcome is Outcome.SUCCESS
         assert (await client.withdraw(ids[2], ALICE, "USDT", 900 * UNIT)).outcome is Outcome.EXPLICIT_FAIL
@@ -314,7 +314,7 @@ async def test_what_left_a_core_and_was_forgotten_arrives_nowhere_else(place: Pl
         cores = {AccountType.SPOT: client, AccountType.FUTURE: other}
         await Transfers(bursar.ledger, cores).prepare()
         await move(transfers, FUNDING, SPOT, "10")
-        id_ = first_id_at(bursar.store.ports.now_us()) + 9
+        id_ = first_id_at(bursar.store.ports.now_us() + 1_000) + 9
         assert (await client.withdraw(id_, ALICE, "USDT", 3 * UNIT)).outcome is Outcome.SUCCESS
         await reconcile(bursar.ledger, cores, actor="ann", reason="restored")
         assert (await bursar.ledger.balance(f"user:{ALICE}:funding", "USDT")).minor == 93 * UNIT
@@ -430,7 +430,7 @@ async def test_an_asset_that_the_database_has_forgotten_is_named(place: Place, t
     async with linked(place, tmp_path) as (bursar, transfers, client):
         cores = {AccountType.SPOT: client}
         await move(transfers, FUNDING, SPOT, "10")
-        at = first_id_at(bursar.store.ports.now_us())
+        at = first_id_at(bursar.store.ports.now_us() + 1_000)  # after the transfer's own id, which has this millisecond
         assert (await client.deposit(at, ALICE, "LATE", 5)).outcome is Outcome.SUCCESS
         assert (await client.deposit(at + 1, ALICE, "USDT", 5)).outcome is Outcome.SUCCESS
         report = await survey(bursar.ledger, cores)

@@ -105,8 +105,8 @@ def test_the_picture_is_the_machine(tmp_path: Path) -> None:
     assert drawn.strip() == picture.strip()
 
 
-def test_what_people_can_do_is_spelled_as_it_is_called() -> None:
+def test_what_operators_can_do_is_spelled_as_it_is_called() -> None:
     """Every call in that example is one that operators have."""
-    called = re.findall(r"await people\.(\w+)\(", HOW_TO)
+    called = re.findall(r"await operators\.(\w+)\(", HOW_TO)
     assert len(called) == 8
     assert all(hasattr(Operators, name) for name in called)
