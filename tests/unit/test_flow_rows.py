@@ -117,6 +117,13 @@ def test_amounts_are_reserved_up_to_the_bound_and_given_back_once() -> None:
     assert rows["payouts", "gas", "w"].amount == 100
 
 
+def test_the_only_reserved_amount_is_given_back_whole() -> None:
+    rows = Rows()
+    rows.do(Reserve(GAS, "w", 60, bound=100))
+    rows.do(GiveBack(GAS, "w"))
+    assert rows["payouts", "gas", "w"].amount == 0
+
+
 @pytest.mark.parametrize("amount", [0, -1, 2**127])
 def test_only_amounts_can_be_reserved(amount: int) -> None:
     Rows().refuses(InvalidEntry, Reserve(GAS, "w", amount, bound=2**128))
