@@ -201,7 +201,7 @@ def open(
 ) -> Bursar:
     """Open `sqlite:///funds.db` or `postgresql://…`. A new database is set up; an older one is refused, unless
     `migrate` is given or `bursar migrate` was run. With `require_synchronous`, a PostgreSQL server is refused whose
-    commits are not at a synchronous standby before they are told.
+    commits are not at a synchronous standby before they are reported.
 
     With `flows`, a worker drives their records until it is closed, also those that a dead process left; alerts go to
     the `sinks`. `worker_name` is a name of this process alone that is the same after a restart; `stop_s` is how long

@@ -13,7 +13,7 @@
 The client runs on the simulator: an event loop on a virtual clock, a disk in memory, and nothing of the outside world.
 First it runs undisturbed, and every call is counted: to the database, to the clock, and the calls of actions. Then it
 runs once for every call and moment: the process is killed before the call has its effect, or after the effect and
-before it hears of it, or it is told to stop at that call. Killed is as by a power cut: no `except` and no `finally`
+before it hears of it, or it is stopped at that call. Killed is as by a power cut: no `except` and no `finally`
 runs. The program is started again, and the client asks again, with the same keys. In the end every record must have
 ended, no critical alert may be open, the ledger's audit must find nothing, and `check` must agree. A call is the same
 place in every run: a failure names it, and `at=` runs it alone.
@@ -24,9 +24,7 @@ Not here: faults of the other sides. Those are fakes that `world` makes: have on
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -39,6 +37,7 @@ from bursar.instance import Bursar
 from bursar.model.machine import Kind
 from bursar.ports import SerialExecutor
 from bursar.sim import CrashAt, Kernel, Moment, Process, SimHost, SimNet, SimPorts, run
+from bursar.sim.two_process import quiet
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -78,7 +77,7 @@ def crash_everywhere(
     Raises `NotRecovered`.
     """
     image = _prepared(setup)
-    with _quiet():
+    with quiet():
         undisturbed = _Run(client, flows, world, check, image, None)
         undisturbed.play()
         places = undisturbed.places() if at is None else [at]
@@ -288,15 +287,3 @@ def _seen(name: str, action: Action, ports: _Ports) -> Action:
         return answer
 
     return call
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The engine says a lot about calls without an answer, and here they are the point."""
-    log = logging.getLogger("bursar")
-    before = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

@@ -146,7 +146,7 @@ class Operators:
         driven = self._engine.require(flow)
         state = driven.machine.state(record.state)
         if state.kind is not Kind.CALL:
-            raise InvalidState(flow, id, record.state, "nobody is being called")
+            raise InvalidState(flow, id, record.state, "it makes no call just now")
         try:
             arrow = driven.machine.arrow(record.state, event)
         except ImpossibleEvent as error:
