@@ -158,6 +158,10 @@ class Engine:
             raise Conflict("the record of that request can't be read yet", 1)
         return found
 
+    async def new_id(self, flow: str) -> str:
+        """An id for a record whose body must name it before it is started."""
+        return await self._ids.new(self.require(flow).prefix)
+
     async def get(self, flow: str, id: str) -> Record | None:
         """A record as it stands."""
         return await self.store.read.records.get(flow, id)
@@ -300,7 +304,7 @@ class Engine:
             stays = staying.poll if answer.unchanged and not answer.outcome.is_known else staying.stay
             return await stays(self, flow, item, arrow, answer, actor=actor)
         booking = flow.book(item, event, answer)
-        fact = fact and not booking.refused
+        fact = fact and not booking.refused and not answer.decision
         if answer.body is None and (after := flow.next_body(item, event, answer)) is not None:
             answer = msgspec.structs.replace(answer, body=after)
         body = item.body if answer.body is None else answer.body
@@ -325,7 +329,13 @@ class Engine:
         except Refusal as refusal:
             said = booking.refused.get(refusal.code)
             if said is not None and said is not answer.outcome:
-                no = Answer(outcome=said, code=refusal.code, message=str(refusal), evidence=refusal.facts)
+                no = Answer(
+                    outcome=said,
+                    code=refusal.code,
+                    message=str(refusal),
+                    evidence=refusal.facts,
+                    unchanged=not said.is_known,  # not now: it is asked again, and that is no news
+                )
                 return await self._settle(flow, item, state, no, actor=actor, fact=False)
             # An outside fact whose booking is refused: a mistake in the flow or in the ledger's set-up, no answer.
             message = f"the booking of {event} is refused: {refusal}"

@@ -74,6 +74,29 @@ class FeeTooHigh(BursarError):
 
 
 @dataclass(eq=False)
+class WalletShort(BursarError):
+    """The paying wallet has too little for the amount or the fee: our side, never the payment's fault (W7)."""
+
+    chain: str
+    wallet: str
+    why: str
+    code = "LOW_BALANCE"
+    text = "{wallet} on {chain} has too little: {why}"
+
+
+@dataclass(eq=False)
+class Reorganized(BursarError):
+    """A block that was final is not on the chain any more: nothing may be sent before people have looked (W19)."""
+
+    chain: str
+    block: int
+    expected: str
+    found: str
+    code = "FINAL_BLOCK_REORGANIZED"
+    text = "{chain}: final block {block} was {expected} and is {found} now"
+
+
+@dataclass(eq=False)
 class NodesUnavailable(BursarError):
     """Too few nodes answered, or they disagree. It says nothing about any transaction."""
 
@@ -222,6 +245,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
     seen: bool
     block: int | None = None  # where it is, while that is not final
+    blocked: bool = False  # an earlier nonce of its sender is missing: a higher fee would not help
 
 
 class Unknown(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,8 +363,11 @@ class Chain(Protocol):
         """What an address has at the last final block."""
         ...
 
-    async def scan(self, addresses: frozenset[str], after: int) -> Page:
-        """Final transactions signed by these addresses, in the blocks after `after`; a bounded number of blocks."""
+    async def scan(self, addresses: frozenset[str], after: int, after_hash: str) -> Page:
+        """Final transactions signed by these addresses, in the blocks after `after`; a bounded number of blocks.
+
+        `after_hash` is the hash that block had ("": not known): if it has another one now, `Reorganized`.
+        """
         ...
 
     async def final_block(self) -> tuple[int, str]:

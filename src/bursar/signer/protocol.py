@@ -70,13 +70,6 @@ class Never(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
 
 
-class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """The signer would sign this payment now. `nonce_floor`: the first nonce of the wallet that it has not signed."""
-
-    nonce_floor: int
-    sequence: int
-
-
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One signature or tombstone of the signer's log, with all that is needed to rebuild the attempt."""
 
@@ -85,6 +78,14 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     request: SignRequest
     raw: bytes = b""  # empty: a tombstone
     hash: str = ""
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """The signer would sign this payment now. `nonce_floor`: the first nonce of the wallet that it has not signed."""
+
+    nonce_floor: int
+    sequence: int
+    attempts: tuple[LogEntry, ...] = ()  # what it has signed or tombstoned for this payout before
 
 
 class SignerStatus(msgspec.Struct, frozen=True, kw_only=True):

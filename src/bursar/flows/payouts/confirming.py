@@ -1,0 +1,211 @@
+"""The last step of a payout: what became of its transactions? Until one is final, send them again, or replace them.
+
+Nothing here signs, so nothing that stops signatures stops confirmation: a replacement is a record of its own. Only two
+fates end a payout by themselves: final and exactly what was ordered, or dead with its proof. A final transaction that
+moved something else waits for two people (W36).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bursar.engine import Answer, FlowRecord
+from bursar.flows.payouts.documents import ASSET, CHAIN, asset_name
+from bursar.flows.payouts.machine import AGAIN, MISMATCH, REPLACE
+from bursar.flows.payouts.outside import OUTAGE_S, Outside, order_of, waits
+from bursar.flows.payouts.payout import ATTEMPTS_MAX, Attempt, Payout, Result
+from bursar.flows.payouts.wallets import nonce_key
+from bursar.model.outcome import Outcome
+from bursar.rails.chain import (
+    Chain,
+    Confirmed,
+    Dead,
+    Mismatch,
+    NodesUnavailable,
+    Pending,
+    Question,
+    Shape,
+    Try,
+    Unknown,
+)
+
+
+class Confirming:
+    """The action of `confirming`, and the query of what people have decided."""
+
+    def __init__(self, out: Outside) -> None:
+        self.out = out
+
+    async def confirm(self, item: FlowRecord[Payout]) -> Answer:
+        """What became of it? Until it is final: send it again if no node has it, replace it if it is stuck."""
+        body = item.body
+        chain = self.out.chains.get(body.payment.chain)
+        if chain is None:
+            return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.payment.chain} are configured here")
+        more = [await self.out.replacement(item.id, number) for number in body.replacements]
+        try:
+            fate = await chain.fate(await self._question(item, chain, [a for a in more if a is not None and a.hash]))
+        except NodesUnavailable as away:
+            return waits(item, away.code, str(away), OUTAGE_S)
+        unsigned = any(a is None or not (a.hash or a.outcome) for a in more)
+        return await self._settled(item, chain, fate, more, unsigned)
+
+    async def query(self, item: FlowRecord[Payout]) -> Answer:
+        """What became of it, asked after people have decided: nothing is sent or replaced (T34)."""
+        chain = self.out.chains.get(item.body.payment.chain)
+        if chain is None or not item.body.tries:
+            return Answer(outcome=Outcome.PENDING, message="its chain can't be asked here")
+        more = [await self.out.replacement(item.id, number) for number in item.body.replacements]
+        fate = await chain.fate(await self._question(item, chain, [a for a in more if a is not None and a.hash]))
+        match fate:
+            case Confirmed():
+                return Answer(outcome=Outcome.SUCCESS, evidence={"hash": fate.hash, "block": fate.block})
+            case Dead():
+                return Answer(outcome=Outcome.EXPLICIT_FAIL, evidence={"proof": fate.proof})
+            case _:
+                return Answer(outcome=Outcome.PENDING, message=type(fate).__name__)
+
+    async def _question(self, item: FlowRecord[Payout], chain: Chain, more: list[Attempt]) -> Question:
+        body = item.body
+        document = await self.out.documents.current(ASSET, asset_name(body.payment.asset, body.payment.chain))
+        limit = 0 if document is None else int(document.body.one_node_limit)
+        tries: tuple[Try, ...] = (*body.tries, *(attempt.attempted() for attempt in more))
+        consumer = ""
+        if tries and (nonce := tries[0].slot.nonce) is not None:
+            seen = await self.out.store.read.flow_rows.get(
+                "chains", "spent", f"{nonce_key(body.payment.chain, body.sender)}/{nonce}"
+            )
+            consumer = "" if seen is None else str(msgspec.json.decode(seen.body).get("hash", ""))
+        return Question(
+            sender=body.sender,
+            order=order_of(item.id, body),
+            tries=tries,
+            consumer=consumer,
+            one_node_is_enough=body.order_amount <= limit,
+        )
+
+    async def _settled(
+        self,
+        item: FlowRecord[Payout],
+        chain: Chain,
+        fate: Confirmed | Dead | Mismatch | Pending | Unknown,
+        more: list[Attempt | None],
+        unsigned: bool,
+    ) -> Answer:
+        body = item.body
+        match fate:
+            case Confirmed():
+                after = ended(body, fate, block=fate.block, block_hash=fate.block_hash)
+                evidence = {"hash": fate.hash, "block": fate.block, "block_hash": fate.block_hash}
+                evidence |= {"fee_paid": str(fate.fee_paid), "nodes": fate.evidence}
+                return Answer(outcome=Outcome.SUCCESS, body=after, evidence=evidence)
+            case Mismatch():
+                evidence = {"hash": fate.hash, "why": fate.why, "fee_paid": str(fate.fee_paid), "nodes": fate.evidence}
+                after = ended(body, fate)
+                return Answer(
+                    outcome=Outcome.EXPLICIT_FAIL,
+                    event=MISMATCH,
+                    code="MISMATCH",
+                    message=fate.why,
+                    body=after,
+                    evidence=evidence,
+                )
+            case Dead():
+                return self._dead(item, fate)
+            case Unknown(why=why, person=person):
+                code = "NEEDS_PEOPLE" if person and not unsigned else "UNCLEAR"
+                return await self.out.waits(item, code, why, OUTAGE_S)
+            case Pending():
+                return await self._unconfirmed(item, chain, fate, more, unsigned)
+
+    def _dead(self, item: FlowRecord[Payout], fate: Dead) -> Answer:
+        """Nothing of it can pay any more. Another attempt may, unless it was cancelled or died too often."""
+        body = item.body
+        after = msgspec.structs.replace(
+            ended(body, fate), dead=body.dead + 1, tries=(), replacements=(), reserved=False, bumped=body.bumps
+        )
+        evidence = {"proof": {"kind": "dead", "facts": fate.proof}, "hash": fate.hash, "fee_paid": str(fate.fee_paid)}
+        again = not body.cancel and after.dead < ATTEMPTS_MAX
+        return Answer(
+            outcome=Outcome.EXPLICIT_FAIL,
+            event=AGAIN if again else "",
+            code="CANCELLED" if body.cancel else "DEAD",
+            message=body.cancel or "its transactions can't take effect any more",
+            body=after,
+            evidence=evidence,
+        )
+
+    async def _unconfirmed(
+        self, item: FlowRecord[Payout], chain: Chain, fate: Pending, more: list[Attempt | None], unsigned: bool
+    ) -> Answer:
+        body = item.body
+        network = await self.out.documents.current(CHAIN, body.payment.chain)
+        poll_s = 15.0 if network is None else max(network.body.block_ms / 1000, 0.05)
+        known = [attempt for attempt in more if attempt is not None]
+        cancelling = any(attempt.shape is Shape.CANCEL and not attempt.outcome for attempt in known)
+        cancelling = cancelling or body.shape is Shape.CANCEL
+        age_s = (self.out.ports.now_us() - body.first_sent_us) / 1e6
+        if fate.block is None and not unsigned and (body.tries or known) and body.tries[-1].slot.nonce is not None:
+            wants_cancel = bool(body.cancel) and not cancelling
+            tried = len(known) + 1
+            slow = network is not None and 0 < network.body.bump_after_s * tried <= age_s and not fate.blocked
+            if wants_cancel or body.bumps > body.bumped or slow:
+                answer = await self._replace(item, chain, known, cancel=cancelling or wants_cancel)
+                if answer is not None:
+                    return answer
+        if not fate.seen and not (body.cancel and body.shape is Shape.PAY and not cancelling):
+            await self._resend(item, chain, known)
+        why = "not final yet" if fate.block is not None else "not in a block yet"
+        return Answer(outcome=Outcome.PENDING, message=why, unchanged=True, retry_after_s=poll_s, decision=True)
+
+    async def _replace(
+        self, item: FlowRecord[Payout], chain: Chain, known: list[Attempt], *, cancel: bool
+    ) -> Answer | None:
+        """Another transaction on the same nonce: a higher fee, or a cancellation. Its bytes are in the move."""
+        body = item.body
+        before = known[-1] if known else (await self.out.attempt(item))[2]
+        fee = await chain.higher(before.fee, body.priority)
+        if fee is None:
+            return None  # above the ceiling: wait until the chain is cheaper, or the ceiling is raised
+        shape, number = Shape.CANCEL if cancel else Shape.PAY, body.attempts + 1
+        unsigned = chain.codec.build(
+            chain.network, body.sender, order_of(item.id, body), shape, body.tries[-1].slot, fee
+        )
+        attempt = msgspec.structs.replace(
+            before,
+            number=number,
+            shape=shape,
+            fee=fee,
+            made_us=self.out.ports.now_us(),
+            unsigned=unsigned.hex(),
+            raw="",
+            hash="",
+            sequence=0,
+            outcome="",
+        )
+        after = msgspec.structs.replace(
+            body, attempts=number, replacements=(*body.replacements, number), bumped=max(body.bumped, body.bumps)
+        )
+        evidence = {"attempt": msgspec.to_builtins(attempt)}
+        return Answer(outcome=Outcome.SUCCESS, event=REPLACE, body=after, evidence=evidence, decision=True)
+
+    async def _resend(self, item: FlowRecord[Payout], chain: Chain, known: list[Attempt]) -> None:
+        """No node has it: the same bytes once more. A pause does not stop this: it was sent before (W15)."""
+        latest = next((attempt for attempt in reversed(known) if attempt.raw), None)
+        if latest is None:
+            latest = (await self.out.attempt(item))[2]
+        if latest.raw:
+            await chain.send(bytes.fromhex(latest.raw))
+
+
+def ended(body: Payout, fate: Confirmed | Dead | Mismatch, block: int = 0, block_hash: str = "") -> Payout:
+    """The body with what the chain said in the end."""
+    result = Result(
+        hash=fate.hash,
+        block=block,
+        block_hash=block_hash,
+        gas_used=fate.gas_used,
+        gas_price=str(fate.gas_price),
+        fee_paid=str(fate.fee_paid),
+    )
+    return msgspec.structs.replace(body, result=result, gas_booked=body.gas_booked + 1)
