@@ -306,7 +306,10 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Codec(Protocol):
     """A chain's formats. Pure."""
 
-    kind: str
+    @property
+    def kind(self) -> str:
+        """Which formats these are: "evm"."""
+        ...
 
     def check_address(self, chain: str, text: str) -> str:
         """The address as it is stored and compared; InvalidAddress if it is none."""
@@ -336,8 +339,15 @@ class Codec(Protocol):
 class Chain(Protocol):
     """A chain behind its nodes. Anything that can't be said now is `NodesUnavailable`."""
 
-    network: Network
-    codec: Codec
+    @property
+    def network(self) -> Network:
+        """Which chain it is."""
+        ...
+
+    @property
+    def codec(self) -> Codec:
+        """Its formats."""
+        ...
 
     async def quote(self, sender: str, order: Order, shape: Shape, priority: Priority) -> Fee:
         """A fee that should do now, after a dry run. `FeeTooHigh`: wait. `WouldRevert`: not this payment."""

@@ -100,7 +100,10 @@ class SignerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Signer(Protocol):
     """The signer as callers use it. `SignerRefused` is a definite no; `SignerUnavailable` is no answer."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """How marks and operators name it."""
+        ...
 
     async def preview(self, payment: Payment, authorization: Authorization, wallet: str) -> Preview:
         """Would it sign this payment now? Asked before a nonce is taken; promises nothing."""

@@ -69,6 +69,8 @@ class Assigning:
             return fails("CANCELLED", body.cancel)
         if payment.expires_us and self.out.ports.now_us() >= payment.expires_us:
             return fails("EXPIRED", "its approval has expired: request it again")
+        if not self.out.reconciled:
+            raise NotNow("SIGNER_UNCHECKED", "the signer's log was not compared with the database yet", OUTAGE_S)
         if body.held:
             raise NotNow("HELD", f"an operator holds it: {body.held}", BACK_OFF_S)
         chain, network, asset = await self._rules(payment.chain, payment.asset)

@@ -11,9 +11,9 @@ import msgspec
 
 from bursar.engine import Answer, FlowRecord
 from bursar.flows.payouts.documents import ASSET, CHAIN, asset_name
-from bursar.flows.payouts.machine import AGAIN, MISMATCH, REPLACE
+from bursar.flows.payouts.machine import AGAIN, CHAINS, MISMATCH, REPLACE
 from bursar.flows.payouts.outside import OUTAGE_S, Outside, order_of, waits
-from bursar.flows.payouts.payout import ATTEMPTS_MAX, Attempt, Payout, Result
+from bursar.flows.payouts.payout import ATTEMPTS_MAX, SPENT, Attempt, Payout, Result
 from bursar.flows.payouts.wallets import nonce_key
 from bursar.model.outcome import Outcome
 from bursar.rails.chain import (
@@ -73,7 +73,7 @@ class Confirming:
         consumer = ""
         if tries and (nonce := tries[0].slot.nonce) is not None:
             seen = await self.out.store.read.flow_rows.get(
-                "chains", "spent", f"{nonce_key(body.payment.chain, body.sender)}/{nonce}"
+                CHAINS.name, SPENT.name, f"{nonce_key(body.payment.chain, body.sender)}/{nonce}"
             )
             consumer = "" if seen is None else str(msgspec.json.decode(seen.body).get("hash", ""))
         return Question(

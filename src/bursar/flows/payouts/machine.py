@@ -18,21 +18,20 @@ from typing import Final
 from bursar.model.machine import Arrow, Effect, Kind, Machine, State
 from bursar.model.outcome import Outcome
 
-NEW, PENDING, PROCESSING, SIGNING, SENDING = "new", "pending", "processing", "signing", "sending"
+PENDING, PROCESSING, SIGNING, SENDING = "pending", "processing", "signing", "sending"
 CONFIRMING, REPLACING, DISPUTED, CONFIRMED, FAILED = "confirming", "replacing", "disputed", "confirmed", "failed"
 
-GO, ADOPT, ADOPTED = "GO", "ADOPT", "ADOPTED"
+ADOPTED = "ADOPTED"
 FILL, AGAIN, REPLACE, REPLACED, MISMATCH = "FILL", "AGAIN", "REPLACE", "REPLACED", "MISMATCH"
 PAID, NOT_PAID = "PAID", "NOT_PAID"  # what two people decide of a disputed payout
 # Signals that no state waits for: they change the body, and a call state sees it.
-BUMP, CANCEL, HOLD, RELEASE, APPROVE = "BUMP", "CANCEL", "HOLD", "RELEASE", "APPROVE"
+BUMP, CANCEL, HOLD, RELEASE, APPROVE, KNOWN = "BUMP", "CANCEL", "HOLD", "RELEASE", "APPROVE", "KNOWN"
 
 MACHINE: Final = Machine(
     name="payouts",
-    initial=NEW,
-    events=(GO, ADOPT, ADOPTED, FILL, AGAIN, REPLACE, REPLACED, MISMATCH, PAID, NOT_PAID),
+    initial=PENDING,
+    events=(ADOPTED, FILL, AGAIN, REPLACE, REPLACED, MISMATCH, PAID, NOT_PAID),
     states=(
-        State(NEW, Kind.AUTOMATIC, in_flight=True),
         State(PENDING, Kind.CALL, action="assign", effect=Effect.PREPARE, poll_s=5.0, in_flight=True),
         State(PROCESSING, Kind.CALL, action="build", effect=Effect.PREPARE, poll_s=5.0, in_flight=True),
         State(SIGNING, Kind.CALL, action="sign", effect=Effect.SIGN, poll_s=10.0, in_flight=True),
@@ -44,10 +43,8 @@ MACHINE: Final = Machine(
         State(FAILED, Kind.TERMINAL, compensating=True),
     ),
     arrows=(
-        Arrow(NEW, GO, PENDING),
-        Arrow(NEW, ADOPT, CONFIRMING),  # rebuilt from the signer's log after a restore (W33)
         Arrow(PENDING, Outcome.SUCCESS, PROCESSING),
-        Arrow(PENDING, ADOPTED, CONFIRMING, Outcome.SUCCESS),  # the signer has signed for it already: same reason
+        Arrow(PENDING, ADOPTED, CONFIRMING, Outcome.SUCCESS),  # signed before this database was restored (W33)
         Arrow(PENDING, Outcome.EXPLICIT_FAIL, FAILED),
         Arrow(PROCESSING, Outcome.SUCCESS, SIGNING),
         Arrow(PROCESSING, Outcome.EXPLICIT_FAIL, PROCESSING),
@@ -64,6 +61,22 @@ MACHINE: Final = Machine(
         Arrow(CONFIRMING, MISMATCH, DISPUTED, Outcome.EXPLICIT_FAIL),
         Arrow(DISPUTED, PAID, CONFIRMED),
         Arrow(DISPUTED, NOT_PAID, FAILED),
+    ),
+)
+
+WATCHING, RETIRED, REBASE = "watching", "retired", "REBASE"
+
+# One record per chain, for ever: it reads every final transaction of our wallets (W41).
+CHAINS: Final = Machine(
+    name="chains",
+    initial=WATCHING,
+    states=(
+        State(WATCHING, Kind.CALL, action="watch", effect=Effect.CONFIRM, poll_s=15.0),
+        State(RETIRED, Kind.TERMINAL),
+    ),
+    arrows=(
+        Arrow(WATCHING, Outcome.SUCCESS, WATCHING),
+        Arrow(WATCHING, Outcome.EXPLICIT_FAIL, RETIRED),  # its document is retired
     ),
 )
 
@@ -88,7 +101,6 @@ REPLACEMENTS: Final = Machine(
 )
 
 STATUS: Final = {
-    NEW: "pending",
     PENDING: "pending",
     PROCESSING: "processing",
     SIGNING: "processing",

@@ -57,6 +57,7 @@ class Outside:
         self.signer = signer
         self.alert = alert
         self.wallets = Wallets(store, documents)
+        self.reconciled = False  # whether the signer's log was compared with this database: no send before (W33)
 
     async def waits(self, item: FlowRecord[Any], code: str, message: str, retry_after_s: float) -> Answer:
         """Stay here; where an operator can help, an alert is raised."""
@@ -135,6 +136,26 @@ def unlike(chain: Chain, request: SignRequest, said: Signature) -> str:
     return "" if hash_ == said.hash else f"their hash is {hash_}, not {said.hash}"
 
 
+def from_log(chain: Chain, entry: LogEntry) -> Attempt:
+    """An attempt as the signer's log has it."""
+    decoded = chain.codec.decode(entry.request.unsigned)
+    return Attempt(
+        number=entry.request.attempt,
+        shape=entry.request.shape,
+        wallet=entry.request.wallet,
+        nonce=decoded.slot.nonce,
+        expires=decoded.slot.expires,
+        reference=decoded.slot.reference,
+        fee=decoded.fee,
+        made_us=entry.at_us,
+        unsigned=entry.request.unsigned.hex(),
+        raw=entry.raw.hex(),
+        hash=entry.hash,
+        sequence=entry.sequence,
+        outcome="" if entry.raw else "never signed",
+    )
+
+
 def adopted(
     chain: Chain, payout: str, body: Payout, entries: list[LogEntry]
 ) -> tuple[Payout, tuple[RowOperation, ...]]:
@@ -143,22 +164,7 @@ def adopted(
     tries: list[Try] = list(body.tries)
     last = entries[-1].request
     for entry in entries:
-        decoded = chain.codec.decode(entry.request.unsigned)
-        attempt = Attempt(
-            number=entry.request.attempt,
-            shape=entry.request.shape,
-            wallet=entry.request.wallet,
-            nonce=decoded.slot.nonce,
-            expires=decoded.slot.expires,
-            reference=decoded.slot.reference,
-            fee=decoded.fee,
-            made_us=entry.at_us,
-            unsigned=entry.request.unsigned.hex(),
-            raw=entry.raw.hex(),
-            hash=entry.hash,
-            sequence=entry.sequence,
-            outcome="" if entry.raw else "never signed",
-        )
+        attempt = from_log(chain, entry)
         rows.append(put_attempt(payout, attempt, 0))
         if entry.raw:
             rows.append(claim_hash(payout, body.payment.chain, attempt))
@@ -171,7 +177,6 @@ def adopted(
         current=last.attempt,
         shape=last.shape,
         tries=tuple(tries),
-        adopted=True,
         first_sent_us=entries[0].at_us,
     )
     return after, tuple(rows)

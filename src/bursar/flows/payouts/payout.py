@@ -37,6 +37,7 @@ HASH: Final = RowKind("hash", Form.UNIQUE)  # "chain/hash" → who signed it and
 ATTEMPT: Final = RowKind("attempt", Form.VALUE)  # "payout/number"
 RESERVED: Final = RowKind("reserved", Form.AMOUNT)  # "wallet/asset": what is not final yet, gas included (W43)
 UNCONFIRMED: Final = RowKind("unconfirmed", Form.AMOUNT)  # "wallet": transactions that are not final yet
+SPENT: Final = RowKind("spent", Form.VALUE)  # of the flow `chains`: "chain/address/nonce" → what took it
 ROW_KINDS: Final = (SOURCE, NONCE, HASH, ATTEMPT, RESERVED, UNCONFIRMED)
 REPLACEMENT_ROW_KINDS: Final = (HASH, ATTEMPT)
 
@@ -103,7 +104,7 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cancel: str = ""  # why it is to be cancelled; "": it is not
     held: str = ""  # why it waits; "": it does not
     reserved: bool = False  # whether it has reservations of its wallet
-    adopted: bool = False  # rebuilt from the signer's log
+    booked_from: str = ""  # instead of the payment's account: a restored one, whose account has less than it needs
     first_sent_us: int = 0
     result: Result = Result()
     gas_booked: int = 0  # attempts whose fee is booked: each key once
@@ -144,18 +145,13 @@ def rank(payout: Payout) -> Priority:
     return payout.priority
 
 
-def choose(item: FlowRecord[Payout]) -> str:
-    """How a record goes on by itself: out of `new`, and out of `replacing`. Pure."""
-    return "ADOPT" if item.body.adopted else "GO"
-
-
 # --- entries ---------------------------------------------------------------------------------------------------------
 
 
 def held(item: FlowRecord[Payout]) -> Held:
     """What is set aside for it: the amount and our fee."""
-    payment = item.body.payment
-    return Held(account=payment.account, asset=payment.asset, amount=int(payment.amount) + int(payment.fee))
+    payment, account = item.body.payment, item.body.booked_from or item.body.payment.account
+    return Held(account=account, asset=payment.asset, amount=int(payment.amount) + int(payment.fee))
 
 
 def book_start(item: FlowRecord[Payout]) -> Booking:
@@ -248,6 +244,9 @@ def on_signal(item: FlowRecord[Payout], event: str, evidence: dict[str, Any]) ->
             return msgspec.structs.replace(body, bumps=body.bumps + 1)
         case "CANCEL":
             return msgspec.structs.replace(body, cancel=body.cancel or reason)
+        case "KNOWN":  # the signer's log has an attempt that this database has forgotten
+            numbers = tuple(sorted({*body.replacements, int(evidence["attempt"])}))
+            return msgspec.structs.replace(body, replacements=numbers, attempts=max(body.attempts, numbers[-1]))
         case "HOLD":
             return msgspec.structs.replace(body, held=reason)
         case "RELEASE":

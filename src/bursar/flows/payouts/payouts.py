@@ -9,6 +9,7 @@ Not here: who may withdraw and how much (withdrawals), how a chain builds a tran
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -23,10 +24,12 @@ from bursar.flows.payouts.machine import (
     APPROVE,
     BUMP,
     CANCEL,
+    CHAINS,
     CONFIRMED,
     CONFIRMING,
     DISPUTED,
     HOLD,
+    KNOWN,
     MACHINE,
     NOT_PAID,
     PAID,
@@ -52,18 +55,19 @@ from bursar.flows.payouts.payout import (
     attempt_key,
     book,
     book_start,
-    choose,
     dispute,
     on_signal,
     rank,
     wallet_account,
 )
+from bursar.flows.payouts.reconciling import Reconciling
 from bursar.flows.payouts.signing import Signing
+from bursar.flows.payouts.watching import Watch, Watching
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount, Policy, SystemAccount
 from bursar.model.authorizations import Approval, Authorization
 from bursar.model.entries import check_key
-from bursar.model.errors import AlreadyExists, IdempotencyKeyReused, UnknownRecord
+from bursar.model.errors import AlreadyExists, Conflict, IdempotencyKeyReused, RecordMoved, UnknownRecord
 from bursar.model.flow_rows import RowTaken
 from bursar.model.money import Asset
 from bursar.model.records import Record
@@ -81,7 +85,7 @@ ALARMS = (
     Alarm(reason="stuck", tries=10),
 )
 CALL_TIMEOUT_S = 30.0
-SIGNALS = frozenset({BUMP, CANCEL, HOLD, RELEASE, APPROVE})
+SIGNALS = frozenset({BUMP, CANCEL, HOLD, RELEASE, APPROVE, KNOWN})
 APPROVED_BY = "an approval is signed with the approver's own key: `bursar payout approve`"
 
 
@@ -126,7 +130,9 @@ class Payouts:
         self.chains = chains
         self.engine = engine
         self.out = Outside(ledger.store, documents, chains, signer, engine.alert)
-        engine.register(self._flow()).register(self._replacements())
+        self.reconciling = Reconciling(self.out, engine)
+        watching = Watching(self.out)
+        engine.register(self._flow()).register(self._replacements()).register(watching.flow(chains))
 
     def _flow(self) -> Flow[Payout]:
         assigning, signing, confirming = Assigning(self.out), Signing(self.out), Confirming(self.out)
@@ -144,7 +150,6 @@ class Payouts:
             book=book,
             book_start=book_start,
             active=lambda body: (body.payment.account,),
-            choose=choose,
             dispute=dispute,
             rails={
                 "assign": lambda item: f"chain {item.body.payment.chain}",
@@ -154,7 +159,7 @@ class Payouts:
             },
             rail_names=frozenset({f"chain {name}" for name in self.chains} | {"signer"}),
             second_person=frozenset({PAID, NOT_PAID}),
-            reserved_events={APPROVE: APPROVED_BY},
+            reserved_events={APPROVE: APPROVED_BY, KNOWN: "the comparison with the signer's log sends it"},
             row_kinds=ROW_KINDS,
             inbox_events=SIGNALS,
             on_signal=on_signal,
@@ -180,7 +185,7 @@ class Payouts:
         )
 
     async def prepare(self) -> None:
-        """Make the accounts that payouts are booked in, those of every wallet among them. Twice is once."""
+        """Make the accounts that payouts are booked in and the watchers of chains. Twice is once."""
         wanted: dict[str, Policy] = {GAS: SystemAccount(), FEES: SystemAccount(), SUSPENSE: SystemAccount()}
         for name, wallet in (await self.documents.all(WALLET, fresh=True)).items():
             wanted[wallet_account(wallet.body.chain, name)] = ExternalAccount()
@@ -189,6 +194,10 @@ class Payouts:
                 await self.ledger.create_account(path, policy=policy)
             except AlreadyExists:
                 continue
+        for name in self.chains:
+            if await self.engine.get(CHAINS.name, name) is None:
+                with contextlib.suppress(RecordMoved, Conflict):  # another process has started it just now
+                    await self.engine.start(CHAINS.name, Watch(chain=name), id=name)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

@@ -74,9 +74,10 @@ class Wallets:
     async def payers(self, chain: Chain, requested: str, assets: dict[str, str]) -> list[Candidate]:
         """The wallets that may pay, as they stand. `assets`: code → contract of what is asked for, native included."""
         name, found = chain.network.name, []
+        stopped = {pause.name for pause in await self._store.read.pauses.list() if pause.kind == "rail"}
         for wallet, document in sorted((await self.of_chain(name)).items()):
             wanted = wallet == requested if requested else document.role is Role.HOT
-            if wanted and document.status is WalletStatus.ACTIVE:
+            if wanted and document.status is WalletStatus.ACTIVE and wallet_rail(wallet) not in stopped:
                 found.append(await self._candidate(chain, wallet, document, assets))
         return found
 
@@ -121,3 +122,8 @@ class Wallets:
 def nonce_key(chain: str, address: str) -> str:
     """The key of a wallet's nonces."""
     return f"{chain}/{address}"
+
+
+def wallet_rail(wallet: str) -> str:
+    """The name under which a wallet is paused, as a rail: what it has sent is confirmed, and it pays nothing new."""
+    return f"wallet {wallet}"

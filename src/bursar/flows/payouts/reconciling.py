@@ -1,0 +1,132 @@
+"""The signer's log against this database: each can be restored from a backup, and the other one shows it (W33).
+
+The signer refuses a caller who has seen more of its log than it has: then the signer was restored. If its log has
+attempts that this database does not know, the database was: payouts stop by themselves until two people have looked,
+and what was forgotten is put back. A payout that is missing is written down again, under its own id; when it goes on,
+the signer says that it has signed for it, and it is watched instead of paid again (assigning). A forgotten replacement
+is started again, and gets the same signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Final
+
+import msgspec
+
+from bursar.engine import Engine, set_pause
+from bursar.flows.payouts.machine import KNOWN, MACHINE, REPLACEMENTS, STATUS
+from bursar.flows.payouts.outside import SIGNER_PEER, Outside, from_log
+from bursar.flows.payouts.payout import ATTEMPT, SUSPENSE, Payout, Replacement, attempt_key, replacement_id
+from bursar.model.errors import Conflict, RecordMoved, Refusal
+from bursar.model.marks import Restored, restored
+from bursar.model.records import Record
+from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable
+
+PAGE: Final = 500
+INTERVAL_S: Final = 60.0
+RETRY_S: Final = 2.0
+ACTOR: Final = "signer"
+
+log = logging.getLogger("bursar.payouts")
+
+
+class Reconciling:
+    """Compares the signer's log with the attempts here."""
+
+    def __init__(self, out: Outside, engine: Engine) -> None:
+        self.out = out
+        self.engine = engine
+        self._checked = -1  # up to which sequence all is known here
+
+    async def run(self) -> None:
+        """Until cancelled: compare, at the start and from time to time."""
+        while True:
+            try:
+                await self.look()
+            except (SignerUnavailable, SignerRefused) as away:
+                log.error("the signer's log can't be compared: %s", away)
+            await self.out.ports.sleep(INTERVAL_S if self.out.reconciled else RETRY_S)
+
+    async def look(self) -> Restored:
+        """Compare once. Until this has succeeded, no payout takes a nonce in this process."""
+        mark = await self.out.store.read.marks.highest(SIGNER_PEER + self.out.signer.name)
+        status = await self.out.signer.status()
+        after, unknown = max(self._checked, mark), list[LogEntry]()
+        while page := await self.out.signer.log(after, PAGE):
+            unknown += [entry for entry in page if not await self._is_known(entry)]
+            after = page[-1].sequence
+        found = restored(mark=mark, sequence=status.sequence, unknown=len(unknown))
+        if found is Restored.PEER:
+            reason = f"the signer's log ends at {status.sequence}, and {mark} is known here: it was restored"
+            await self._stop(reason)
+            return found
+        if found is Restored.DATABASE:
+            numbers = ", ".join(sorted({entry.request.payout for entry in unknown})[:10])
+            await self._stop(f"the signer has signed what this database does not know: {numbers}; it was restored")
+            for entry in unknown:
+                await self._put_back(entry)
+        self._checked = max(after, mark)
+        self.out.reconciled = True
+        return found
+
+    async def _is_known(self, entry: LogEntry) -> bool:
+        """Whether the attempt is here. Its unsigned bytes are stored before the signer is asked (W30)."""
+        key = attempt_key(entry.request.payout, entry.request.attempt)
+        for flow in (MACHINE.name, REPLACEMENTS.name):
+            if await self.out.store.read.flow_rows.get(flow, ATTEMPT.name, key) is not None:
+                return True
+        id_ = replacement_id(entry.request.payout, entry.request.attempt)
+        return await self.engine.get(REPLACEMENTS.name, id_) is not None
+
+    async def _stop(self, reason: str) -> None:
+        await set_pause(self.out.store, "flow", MACHINE.name, actor=ACTOR, reason=reason, two_people=True)
+        await self.out.alert(None, "payouts and signer disagree", "critical", reason)
+
+    async def _put_back(self, entry: LogEntry) -> None:
+        """Write down what was forgotten; where it is there by now, nothing happens."""
+        request = entry.request
+        record = await self.engine.get(MACHINE.name, request.payout)
+        if record is None:
+            await self._start_again(entry)
+        elif STATUS[record.state] in ("processing", "confirming") and entry.raw:
+            await self._replace_again(record, entry)
+
+    async def _start_again(self, entry: LogEntry) -> None:
+        request = entry.request
+        body = Payout(
+            payment=request.payment,
+            authorization=request.authorization,
+            source=f"restored:{request.payout}",
+            native=self.out.chains[request.chain].network.native,
+        )
+        for booked_from in ("", SUSPENSE):
+            try:
+                whole = msgspec.structs.replace(body, booked_from=booked_from)
+                await self.engine.start(
+                    MACHINE.name, whole, id=request.payout, owner=request.payment.account, actor=ACTOR
+                )
+            except (RecordMoved, Conflict):
+                return  # another process has done it
+            except Refusal as refusal:
+                log.critical("%s can't be held from its account again: %s", request.payout, refusal)
+                continue
+            return
+
+    async def _replace_again(self, record: Record, entry: LogEntry) -> None:
+        request = entry.request
+        body = Replacement(
+            payout=request.payout,
+            payment=request.payment,
+            authorization=request.authorization,
+            sender=request.sender,
+            attempt=msgspec.structs.replace(
+                from_log(self.out.chains[request.chain], entry), raw="", hash="", sequence=0
+            ),
+        )
+        id_ = replacement_id(request.payout, request.attempt)
+        with contextlib.suppress(RecordMoved, Conflict):  # another process has done it
+            await self.engine.start(REPLACEMENTS.name, body, id=id_, owner=record.owner, actor=ACTOR)
+        evidence = {"attempt": request.attempt}
+        await self.engine.signal(record, KNOWN, ACTOR, evidence, sender=f"known {request.attempt}")
