@@ -497,3 +497,22 @@ async def test_replacement_that_a_restored_database_does_not_have_is_put_back(pl
         assert (await t.replace(made.id, 2)).state == "sent"
         await t.until(made.id, "confirmed")
         assert (await t.payouts.view(made.id)).tx_hash == town.signer.entries[1].hash
+
+
+@scenario
+async def test_decision_that_came_too_late_contradicts_nothing(place: Place) -> None:
+    """Two workers poll: one decides to replace, the other one has seen the payment final. No alarm (W46)."""
+    town = Town()
+    async with till(place, town) as t:
+        made = await t.request()
+        seen = await t.until(made.id, "confirming")
+        await t.payouts.bump(made.id, **WHY)
+        seen = await t.record(made.id)
+        flow = t.engine.flows["payouts"]
+        late = await flow.actions["confirm"](flow.item(seen))
+        assert late.event == "REPLACE"
+        town.chain.mine()
+        await t.until(made.id, "confirmed")
+        await t.engine.apply_answer(seen, late)
+        assert (await t.record(made.id)).state == "confirmed"
+        assert await t.engine.store.read.alerts.open() == []
