@@ -234,7 +234,6 @@ async def test_outages_and_empty_wallets_wait_and_count_no_refusal(place: Place)
         assert "LOW_BALANCE" in (await t.step(made.id)).error
         assert [a.reason for a in await t.engine.store.read.alerts.open()] == ["low balance"]
         town.chain.tokens |= tokens
-        t.payouts.out.wallets._balances.clear()
         town.chain.away = True
         assert "NODES_UNAVAILABLE" in (await t.step(made.id)).error
         town.chain.away, town.signer.away = False, True
@@ -516,3 +515,40 @@ async def test_decision_that_came_too_late_contradicts_nothing(place: Place) -> 
         await t.engine.apply_answer(seen, late)
         assert (await t.record(made.id)).state == "confirmed"
         assert await t.engine.store.read.alerts.open() == []
+
+
+@scenario
+@pytest.mark.parametrize("paid", [True, False])
+async def test_nonce_that_an_unknown_transaction_used_up_waits_for_two_people(place: Place, paid: bool) -> None:
+    town = Town()
+    async with till(place, town) as t:
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.pool.clear()
+        town.chain.nonces["@hot1"] = 1
+        assert "NEEDS_PEOPLE" in (await t.step(made.id)).error
+        assert ("critical", "needs people") in [(a.severity, a.reason) for a in await t.engine.store.read.alerts.open()]
+        await t.payouts.resolve(made.id, paid=paid, **WHY)
+        assert (await t.record(made.id)).state == "confirming"
+        await t.payouts.resolve(made.id, paid=paid, **ALSO)
+        assert (await t.record(made.id)).state == ("confirmed" if paid else "failed")
+        assert await t.minor("alice") == (95_000_000 if paid else 100_000_000)
+
+
+@scenario
+async def test_nonce_that_the_watcher_saw_used_up_is_dead(place: Place) -> None:
+    town = Town()
+    async with till(place, town) as t:
+        await watch(t)
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.pool.clear()
+        other = Decoded(
+            chain_id=7, to="@carol", contract="", amount=1, slot=Slot(nonce=0), fee=Fee(gas_limit=1, price=10)
+        )
+        town.chain.height += 1
+        town.chain.include("other", other, "@hot1")
+        await watch(t)
+        assert (await t.step(made.id)).state == "pending", "dead, and tried again with another wallet"
+        await t.until(made.id, "confirming")
+        assert (await t.payouts.view(made.id)).wallet == "hot2", "the first one is stopped"

@@ -65,15 +65,9 @@ async def dies(place: Place, town: Town, story: str, fault: str, call: int) -> b
 async def test_payout_survives_a_crash_at_every_call(place: Place, fault: str, story: str, tmp_path: Path) -> None:
     async with till(place, Town()) as t:
         await t.engine.store.read.records.list("payouts")  # furnished
-    for suffix in ("", "-wal", "-shm"):
-        if Path(place.path + suffix).exists():
-            shutil.copyfile(place.path + suffix, tmp_path / f"first{suffix}")
+    copy(Path(place.path), tmp_path / "first.db")
     for call in range(1, CALLS_MAX):
-        for suffix in ("", "-wal", "-shm"):
-            if (tmp_path / f"first{suffix}").exists():
-                shutil.copyfile(tmp_path / f"first{suffix}", tmp_path / f"run.db{suffix}")
-            else:
-                (tmp_path / f"run.db{suffix}").unlink(missing_ok=True)
+        copy(tmp_path / "first.db", tmp_path / "run.db")
         at = Place("sqlite", f"sqlite:///{tmp_path}/run.db")
         town = Town()
         reached = await dies(at, town, story, fault, call)
@@ -86,6 +80,16 @@ async def test_payout_survives_a_crash_at_every_call(place: Place, fault: str, s
             assert call > 20, "the process was not killed at all"
             return
     raise AssertionError("it never came to an end")
+
+
+def copy(source: Path, target: Path) -> None:
+    """A database with its log."""
+    for suffix in ("", "-wal", "-shm"):
+        there = source.with_name(source.name + suffix)
+        here = target.with_name(target.name + suffix)
+        here.unlink(missing_ok=True)
+        if there.exists():
+            shutil.copyfile(there, here)
 
 
 async def judge(t: Till, story: str) -> None:

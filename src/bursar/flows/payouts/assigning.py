@@ -109,8 +109,7 @@ class Assigning:
         self, item: FlowRecord[Payout], chain: Chain, network: ChainDocument, order: Order
     ) -> tuple[Candidate, Fee]:
         body, payment = item.body, item.body.payment
-        assets = {payment.asset: payment.contract, body.native: ""}
-        candidates = await self.out.wallets.payers(chain, body.requested_wallet, assets)
+        candidates = await self.out.wallets.payers(chain, body.requested_wallet, payment.asset, payment.contract)
         if not candidates:
             wanted = body.requested_wallet or "an active hot wallet"
             raise NotNow("NO_WALLET", f"{payment.chain} has not {wanted}", BACK_OFF_S)
@@ -163,14 +162,14 @@ class Assigning:
         floor: int,
     ) -> Answer:
         body, payment, number = item.body, item.body.payment, item.body.attempts + 1
-        at_us = self.out.wallets.chosen(candidate.name)
-        needs = {f"{candidate.name}/{payment.asset}": order.amount}
-        bounds = {f"{candidate.name}/{payment.asset}": candidate.tokens.get(payment.contract, 0)}
-        gas = f"{candidate.name}/{body.native}"
-        needs[gas] = needs.get(gas, 0) + fee.worst
-        bounds[gas] = candidate.coin
+        needs = {payment.asset: order.amount}
+        needs[body.native] = needs.get(body.native, 0) + fee.worst
+        bounds = {payment.asset: candidate.tokens.get(payment.contract, 0), body.native: candidate.coin}
+        at_us = self.out.wallets.chosen(payment.chain, candidate.name, needs)
         attempt = Attempt(number=number, shape=Shape.PAY, wallet=candidate.name, fee=fee, made_us=at_us)
-        rows: list[RowOperation] = [Reserve(RESERVED, key, needs[key], bounds[key]) for key in sorted(needs)]
+        rows: list[RowOperation] = [
+            Reserve(RESERVED, f"{candidate.name}/{code}", needs[code], bounds[code]) for code in sorted(needs)
+        ]
         rows.append(Reserve(UNCONFIRMED, candidate.name, 1, network.unconfirmed_max))
         if slot.nonce is not None:
             key = nonce_key(payment.chain, candidate.address)

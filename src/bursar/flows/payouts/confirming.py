@@ -20,12 +20,12 @@ from bursar.rails.chain import (
     Chain,
     Confirmed,
     Dead,
+    Fate,
     Mismatch,
     NodesUnavailable,
     Pending,
     Question,
     Shape,
-    Try,
     Unknown,
 )
 
@@ -44,7 +44,7 @@ class Confirming:
             return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.payment.chain} are configured here")
         more = [await self.out.replacement(item.id, number) for number in body.replacements]
         try:
-            fate = await chain.fate(await self._question(item, chain, [a for a in more if a is not None and a.hash]))
+            fate = await self._fate(item, chain, more)
         except NodesUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
         unsigned = any(a is None or not (a.hash or a.outcome) for a in more)
@@ -52,11 +52,23 @@ class Confirming:
 
     async def query(self, item: FlowRecord[Payout]) -> Answer:
         """What became of it, asked after people have decided: nothing is sent or replaced (T34)."""
+        return self._told(await self._asked(item))
+
+    async def give_up(self, item: FlowRecord[Payout]) -> Answer:
+        """Two people say that it will never pay. They are believed only where the chain can't say more (W17)."""
+        fate = await self._asked(item)
+        if isinstance(fate, Unknown) and fate.person:
+            return Answer(outcome=Outcome.EXPLICIT_FAIL, code="DECLARED_DEAD", message=fate.why)
+        return self._told(fate)
+
+    async def _asked(self, item: FlowRecord[Payout]) -> Fate:
         chain = self.out.chains.get(item.body.payment.chain)
         if chain is None or not item.body.tries:
-            return Answer(outcome=Outcome.PENDING, message="its chain can't be asked here")
+            return Unknown(why="its chain can't be asked here")
         more = [await self.out.replacement(item.id, number) for number in item.body.replacements]
-        fate = await chain.fate(await self._question(item, chain, [a for a in more if a is not None and a.hash]))
+        return await self._fate(item, chain, more)
+
+    def _told(self, fate: Fate) -> Answer:
         match fate:
             case Confirmed():
                 return Answer(outcome=Outcome.SUCCESS, evidence={"hash": fate.hash, "block": fate.block})
@@ -65,30 +77,34 @@ class Confirming:
             case _:
                 return Answer(outcome=Outcome.PENDING, message=type(fate).__name__)
 
-    async def _question(self, item: FlowRecord[Payout], chain: Chain, more: list[Attempt]) -> Question:
+    async def _fate(self, item: FlowRecord[Payout], chain: Chain, more: list[Attempt | None]) -> Fate:
+        """Ask the chain. What took its nonce is looked up only if it was none of ours."""
         body = item.body
         document = await self.out.documents.current(ASSET, asset_name(body.payment.asset, body.payment.chain))
         limit = 0 if document is None else int(document.body.one_node_limit)
-        tries: tuple[Try, ...] = (*body.tries, *(attempt.attempted() for attempt in more))
-        consumer = ""
-        if tries and (nonce := tries[0].slot.nonce) is not None:
-            seen = await self.out.store.read.flow_rows.get(
-                CHAINS.name, SPENT.name, f"{nonce_key(body.payment.chain, body.sender)}/{nonce}"
-            )
-            consumer = "" if seen is None else str(msgspec.json.decode(seen.body).get("hash", ""))
-        return Question(
+        tries = (*body.tries, *(attempt.attempted() for attempt in more if attempt is not None and attempt.hash))
+        question = Question(
             sender=body.sender,
             order=order_of(item.id, body),
             tries=tries,
-            consumer=consumer,
             one_node_is_enough=body.order_amount <= limit,
         )
+        fate = await chain.fate(question)
+        nonce = tries[0].slot.nonce if tries else None
+        if not isinstance(fate, Unknown) or not fate.person or nonce is None:
+            return fate
+        key = f"{nonce_key(body.payment.chain, body.sender)}/{nonce}"
+        seen = await self.out.store.read.flow_rows.get(CHAINS.name, SPENT.name, key)
+        if seen is None:
+            return fate
+        consumer = str(msgspec.json.decode(seen.body)["hash"])
+        return await chain.fate(msgspec.structs.replace(question, consumer=consumer))
 
     async def _settled(
         self,
         item: FlowRecord[Payout],
         chain: Chain,
-        fate: Confirmed | Dead | Mismatch | Pending | Unknown,
+        fate: Fate,
         more: list[Attempt | None],
         unsigned: bool,
     ) -> Answer:
@@ -145,7 +161,7 @@ class Confirming:
         cancelling = any(attempt.shape is Shape.CANCEL and not attempt.outcome for attempt in known)
         cancelling = cancelling or body.shape is Shape.CANCEL
         age_s = (self.out.ports.now_us() - body.first_sent_us) / 1e6
-        if fate.block is None and not unsigned and (body.tries or known) and body.tries[-1].slot.nonce is not None:
+        if fate.block is None and not unsigned and body.tries and body.tries[-1].slot.nonce is not None:
             wants_cancel = bool(body.cancel) and not cancelling
             tried = len(known) + 1
             slow = network is not None and 0 < network.body.bump_after_s * tried <= age_s and not fate.blocked

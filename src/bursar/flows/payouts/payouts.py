@@ -70,6 +70,7 @@ from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, Conflict, IdempotencyKeyReused, RecordMoved, UnknownRecord
 from bursar.model.flow_rows import RowTaken
 from bursar.model.money import Asset
+from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
 from bursar.rails.chain import Chain
@@ -146,6 +147,7 @@ class Payouts:
                 "send": signing.send,
                 "confirm": confirming.confirm,
             },
+            cancels={"confirm": confirming.give_up},
             queries={"confirm": confirming.query},
             book=book,
             book_start=book_start,
@@ -289,9 +291,14 @@ class Payouts:
         return await self._signal(id_, RELEASE, actor, reason, sender)
 
     async def resolve(self, id_: str, *, paid: bool, actor: str, reason: str) -> PayoutView:
-        """Two people decide about a final transaction that moved something else than was ordered (W36)."""
-        event = PAID if paid else NOT_PAID
+        """Two people decide where the chain can't: a final transaction that moved something else (W36), a nonce that
+        an unknown transaction used up (W17). What they declare dead stays watched."""
         operators = Operators(self.engine)
+        if (await self._record(id_)).state == CONFIRMING:
+            outcome = Outcome.SUCCESS if paid else Outcome.EXPLICIT_FAIL
+            await operators.force(MACHINE.name, id_, outcome, actor=actor, reason=reason)
+            return await self.view(id_)
+        event = PAID if paid else NOT_PAID
         await operators.signal(MACHINE.name, id_, event, actor=actor, reason=reason, declared_dead=not paid)
         return await self.view(id_)
 

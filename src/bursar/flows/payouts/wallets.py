@@ -17,10 +17,10 @@ from bursar.flows.payouts.documents import WALLET, Role, WalletDocument, WalletS
 from bursar.flows.payouts.machine import MACHINE
 from bursar.flows.payouts.payout import NONCE, RESERVED, UNCONFIRMED
 from bursar.model.flow_rows import numbered
-from bursar.rails.chain import Balances, Chain
+from bursar.rails.chain import Chain
 from bursar.store import Store
 
-FRESH_S: Final = 1.0  # how old balances may be
+FRESH_S: Final = 0.25  # how old a look at all wallets may be
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +28,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     address: str
+    role: Role
     last_used_us: int
     unconfirmed: int
     reserved: dict[str, int]  # by asset
@@ -37,6 +38,13 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     def free(self, asset: str, contract: str) -> int:
         """What it can still pay of an asset."""
         return (self.tokens.get(contract, 0) if contract else self.coin) - self.reserved.get(asset, 0)
+
+
+class Look(msgspec.Struct):
+    """All wallets of a chain at a moment, with what was chosen here since."""
+
+    at_s: float
+    wallets: dict[str, Candidate]
 
 
 def ranked(candidates: Iterable[Candidate], asset: str) -> list[Candidate]:
@@ -54,13 +62,18 @@ def short_of(candidate: Candidate, asset: str, contract: str, amount: int, nativ
 
 
 class Wallets:
-    """The wallets of all chains, as this process knows them."""
+    """The wallets of all chains, as this process knows them.
+
+    What was read stays in use for a moment, with what was chosen here since: payouts that are assigned at the same time
+    share one look, and do not all choose the same wallet.
+    """
 
     def __init__(self, store: Store, documents: Documents) -> None:
         self._store = store
         self._documents = documents
-        self._balances: dict[tuple[str, tuple[str, ...]], tuple[float, Balances]] = {}
-        self._used: dict[str, int] = {}  # chosen here, and perhaps not written yet: else all would choose the same one
+        self._looks: dict[tuple[str, str], Look] = {}  # by chain and asset
+        self.fresh_s = FRESH_S
+        self._used_us = 0  # when a wallet was chosen here last
 
     async def of_chain(self, chain: str) -> dict[str, WalletDocument]:
         """Every wallet of a chain, by name."""
@@ -71,52 +84,61 @@ class Wallets:
         """Address → name."""
         return {wallet.address: name for name, wallet in (await self.of_chain(chain)).items()}
 
-    async def payers(self, chain: Chain, requested: str, assets: dict[str, str]) -> list[Candidate]:
-        """The wallets that may pay, as they stand. `assets`: code → contract of what is asked for, native included."""
-        name, found = chain.network.name, []
+    async def payers(self, chain: Chain, requested: str, asset: str, contract: str) -> list[Candidate]:
+        """The wallets that may pay an asset, as they stand: the one that is requested, or every hot one."""
+        key, now = (chain.network.name, asset), self._store.ports.monotonic()
+        look = self._looks.get(key)
+        if look is None or now - look.at_s > self.fresh_s:
+            look = self._looks[key] = Look(at_s=now, wallets=await self._look(chain, asset, contract))
         stopped = {pause.name for pause in await self._store.read.pauses.list() if pause.kind == "rail"}
+        return [
+            wallet
+            for wallet in look.wallets.values()
+            if (wallet.name == requested if requested else wallet.role is Role.HOT)
+            and wallet_rail(wallet.name) not in stopped
+        ]
+
+    async def _look(self, chain: Chain, asset: str, contract: str) -> dict[str, Candidate]:
+        name, found = chain.network.name, {}
         for wallet, document in sorted((await self.of_chain(name)).items()):
-            wanted = wallet == requested if requested else document.role is Role.HOT
-            if wanted and document.status is WalletStatus.ACTIVE and wallet_rail(wallet) not in stopped:
-                found.append(await self._candidate(chain, wallet, document, assets))
+            if document.status is WalletStatus.ACTIVE:
+                found[wallet] = await self._candidate(chain, wallet, document, asset, contract)
         return found
 
     async def _candidate(
-        self, chain: Chain, wallet: str, document: WalletDocument, assets: dict[str, str]
+        self, chain: Chain, wallet: str, document: WalletDocument, asset: str, contract: str
     ) -> Candidate:
-        rows, flow = self._store.read.flow_rows, MACHINE.name
-        reserved = {}
-        for asset in assets:
-            row = await rows.get(flow, RESERVED.name, f"{wallet}/{asset}")
-            reserved[asset] = 0 if row is None else row.amount
+        rows, flow, reserved = self._store.read.flow_rows, MACHINE.name, {}
+        for code in (asset, chain.network.native):
+            row = await rows.get(flow, RESERVED.name, f"{wallet}/{code}")
+            reserved[code] = 0 if row is None else row.amount
         unconfirmed = await rows.get(flow, UNCONFIRMED.name, wallet)
         key = nonce_key(chain.network.name, document.address)
         counter = await rows.get(flow, NONCE.name, key)
         last = None if counter is None else await rows.get(flow, NONCE.name, numbered(key, counter.amount - 1))
-        used = 0 if last is None else int(msgspec.json.decode(last.body).get("at_us", 0))
-        balances = await self._fresh(chain, document.address, tuple(sorted(c for c in assets.values() if c)))
+        balances = await chain.balances(document.address, (contract,) if contract else ())
         return Candidate(
             name=wallet,
             address=document.address,
-            last_used_us=max(used, self._used.get(wallet, 0)),
+            role=document.role,
+            last_used_us=0 if last is None else int(msgspec.json.decode(last.body).get("at_us", 0)),
             unconfirmed=0 if unconfirmed is None else unconfirmed.amount,
             reserved=reserved,
             coin=balances.coin,
             tokens=balances.tokens,
         )
 
-    async def _fresh(self, chain: Chain, address: str, contracts: tuple[str, ...]) -> Balances:
-        key, now = (f"{chain.network.name}/{address}", contracts), self._store.ports.monotonic()
-        known = self._balances.get(key)
-        if known is None or now - known[0] > FRESH_S:
-            known = self._balances[key] = (now, await chain.balances(address, contracts))
-        return known[1]
-
-    def chosen(self, wallet: str) -> int:
-        """A wallet was chosen just now: the time of it, later than every other."""
-        now_us = max(self._store.ports.now_us(), *self._used.values(), 0) + 1
-        self._used[wallet] = now_us
-        return now_us
+    def chosen(self, chain: str, wallet: str, needs: dict[str, int]) -> int:
+        """A wallet was chosen just now, for so much of some assets: the time of it, later than every other."""
+        self._used_us = max(self._store.ports.now_us(), self._used_us + 1)
+        for (name, _), look in self._looks.items():
+            known = look.wallets.get(wallet) if name == chain else None
+            if known is not None:
+                reserved = {code: held + needs.get(code, 0) for code, held in known.reserved.items()}
+                look.wallets[wallet] = msgspec.structs.replace(
+                    known, last_used_us=self._used_us, unconfirmed=known.unconfirmed + 1, reserved=reserved
+                )
+        return self._used_us
 
 
 def nonce_key(chain: str, address: str) -> str:
