@@ -92,7 +92,7 @@ async def test_request_again_is_the_same_payout_and_a_source_has_one(place: Plac
             await t.request("6")
         with pytest.raises(PayoutRefused) as refused:
             await t.request("5", key="k2", source="test:k1")
-        assert refused.value.code == "PAYOUT_EXISTS"
+        assert refused.value.reason == "PAYOUT_EXISTS"
         await t.payouts.cancel(first.id, **WHY)
         await t.until(first.id, "failed")
         assert (await t.request("5", key="k2", source="test:k1")).id != first.id, "the first one has failed"
@@ -115,7 +115,7 @@ async def test_requests_that_are_refused_write_nothing(place: Place) -> None:
         for code, wanted in cases.items():
             with pytest.raises(PayoutRefused) as refused:
                 await t.request(**{"amount": "5", **wanted})
-            assert refused.value.code == code
+            assert refused.value.reason == code
         with pytest.raises(InvalidAddress):
             await t.request(to="bob")
         with pytest.raises(InsufficientFunds):
@@ -124,7 +124,7 @@ async def test_requests_that_are_refused_write_nothing(place: Place) -> None:
         await t.put(CHAIN, "paper", msgspec.structs.replace(DOCUMENT, active=False))
         with pytest.raises(PayoutRefused) as refused:
             await t.request()
-        assert refused.value.code == "CHAIN_INACTIVE"
+        assert refused.value.reason == "CHAIN_INACTIVE"
 
 
 @scenario

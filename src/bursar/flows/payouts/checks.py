@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
@@ -23,18 +24,36 @@ TEXT_LENGTH_MAX = 200  # of source and memo
 PRIORITIES = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
 
 
+class PayoutCode(StrEnum):
+    """Why a request for a payout, or an operator's request about one, is refused."""
+
+    UNKNOWN_CHAIN = "UNKNOWN_CHAIN"
+    CHAIN_INACTIVE = "CHAIN_INACTIVE"
+    ASSET_NOT_ON_CHAIN = "ASSET_NOT_ON_CHAIN"
+    ASSET_INACTIVE = "ASSET_INACTIVE"
+    INVALID_PRIORITY = "INVALID_PRIORITY"
+    INVALID_REQUEST = "INVALID_REQUEST"
+    INVALID_AMOUNT = "INVALID_AMOUNT"
+    PRECISION_OVERFLOW = "PRECISION_OVERFLOW"
+    BELOW_MINIMUM = "BELOW_MINIMUM"
+    AMOUNT_TOO_LARGE = "AMOUNT_TOO_LARGE"
+    DESTINATION_IS_TOKEN = "DESTINATION_IS_TOKEN"
+    NOT_OWN_ADDRESS = "NOT_OWN_ADDRESS"
+    OWN_ADDRESS = "OWN_ADDRESS"
+    INVALID_ACCOUNT = "INVALID_ACCOUNT"
+    NATIVE_PRECISION = "NATIVE_PRECISION"
+    PAYOUT_EXISTS = "PAYOUT_EXISTS"
+    INVALID_STATE = "INVALID_STATE"
+
+
 @dataclass(eq=False)
 class PayoutRefused(Refusal):
-    """The payout can't be requested as it is; `reason` is the code that an API answers with."""
+    """A payout is refused before anything is written. `reason` is the code that an API answers with."""
 
-    reason: str
+    reason: PayoutCode
     why: str
-    text = "{why}"
-
-    @property
-    def code(self) -> str:  # type: ignore[override]  # one class, one code per reason
-        """The reason."""
-        return self.reason
+    code = "PAYOUT_REFUSED"
+    text = "{reason}: {why}"
 
 
 class PayoutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,29 +84,35 @@ def check_request(
 ) -> Payment:
     """The exact payment that is requested; raises why it can't be. `own`: address → name of our wallets there."""
     if chain is None or codec is None:
-        raise PayoutRefused("UNKNOWN_CHAIN", f"there is no chain {request.chain!r} here; `bursar chain list`")
+        raise PayoutRefused(PayoutCode.UNKNOWN_CHAIN, f"there is no chain {request.chain!r} here; `bursar chain list`")
     if not chain.active:
-        raise PayoutRefused("CHAIN_INACTIVE", f"chain {request.chain} is switched off")
+        raise PayoutRefused(PayoutCode.CHAIN_INACTIVE, f"chain {request.chain} is switched off")
     if on_chain is None:
-        raise PayoutRefused("ASSET_NOT_ON_CHAIN", f"{request.asset} is not paid out on {request.chain}")
+        raise PayoutRefused(PayoutCode.ASSET_NOT_ON_CHAIN, f"{request.asset} is not paid out on {request.chain}")
     if not on_chain.active:
-        raise PayoutRefused("ASSET_INACTIVE", f"{request.asset} on {request.chain} is switched off")
+        raise PayoutRefused(PayoutCode.ASSET_INACTIVE, f"{request.asset} on {request.chain} is switched off")
     if request.priority not in PRIORITIES:
-        raise PayoutRefused("INVALID_PRIORITY", f"priority is {request.priority!r}: one of {', '.join(PRIORITIES)}")
+        raise PayoutRefused(
+            PayoutCode.INVALID_PRIORITY, f"priority is {request.priority!r}: one of {', '.join(PRIORITIES)}"
+        )
     for name, text in (("source", request.source), ("memo", request.memo)):
         if len(text) > TEXT_LENGTH_MAX or not text.isprintable() or (name == "source" and not text):
-            raise PayoutRefused("INVALID_REQUEST", f"{name} is 1 to {TEXT_LENGTH_MAX} printable characters")
+            raise PayoutRefused(PayoutCode.INVALID_REQUEST, f"{name} is 1 to {TEXT_LENGTH_MAX} printable characters")
     amount, fee = asset.minor(request.amount), asset.minor(request.fee)
     if amount <= 0 or fee < 0:
-        raise PayoutRefused("INVALID_AMOUNT", f"{request.amount} with a fee of {request.fee} is not an amount to pay")
+        raise PayoutRefused(
+            PayoutCode.INVALID_AMOUNT, f"{request.amount} with a fee of {request.fee} is not an amount to pay"
+        )
     raw = to_chain_units(amount, asset.precision, on_chain.decimals)
     if raw is None:
         why = f"{request.amount} {asset.code} has more decimals than {request.chain} keeps ({on_chain.decimals})"
-        raise PayoutRefused("PRECISION_OVERFLOW", why)
+        raise PayoutRefused(PayoutCode.PRECISION_OVERFLOW, why)
     if raw < int(on_chain.minimum):
-        raise PayoutRefused("BELOW_MINIMUM", f"{request.amount} {asset.code} is below the minimum on {request.chain}")
+        raise PayoutRefused(
+            PayoutCode.BELOW_MINIMUM, f"{request.amount} {asset.code} is below the minimum on {request.chain}"
+        )
     if raw > MINOR_MAX:
-        raise PayoutRefused("AMOUNT_TOO_LARGE", f"{request.amount} {asset.code} does not fit")
+        raise PayoutRefused(PayoutCode.AMOUNT_TOO_LARGE, f"{request.amount} {asset.code} does not fit")
     to = codec.check_address(request.chain, request.to)
     _check_destination(request, to, on_chain, own)
     return Payment(
@@ -110,19 +135,23 @@ def check_request(
 def _check_destination(request: PayoutRequest, to: str, on_chain: AssetDocument, own: Mapping[str, str]) -> None:
     """Money to the token's contract is lost; to a wallet of ours it is no payout, unless it is a sweep of ours."""
     if to == on_chain.contract:
-        raise PayoutRefused("DESTINATION_IS_TOKEN", f"{to} is the contract of {request.asset}: what it gets is lost")
+        raise PayoutRefused(
+            PayoutCode.DESTINATION_IS_TOKEN, f"{to} is the contract of {request.asset}: what it gets is lost"
+        )
     target = own.get(to)
     if target is None and not request.wallet:
         return
     if target is None:
-        raise PayoutRefused("NOT_OWN_ADDRESS", f"{request.wallet} is named as payer, so {to} must be a wallet of ours")
+        raise PayoutRefused(
+            PayoutCode.NOT_OWN_ADDRESS, f"{request.wallet} is named as payer, so {to} must be a wallet of ours"
+        )
     if not request.wallet:
-        raise PayoutRefused("OWN_ADDRESS", f"{to} is our own wallet {target}")
+        raise PayoutRefused(PayoutCode.OWN_ADDRESS, f"{to} is our own wallet {target}")
     if request.wallet == target:
-        raise PayoutRefused("OWN_ADDRESS", f"{target} would pay itself")
+        raise PayoutRefused(PayoutCode.OWN_ADDRESS, f"{target} would pay itself")
     books = wallet_account(request.chain, target)
     if request.account != books:
-        raise PayoutRefused("INVALID_ACCOUNT", f"what moves to {target} is booked from {books}")
+        raise PayoutRefused(PayoutCode.INVALID_ACCOUNT, f"what moves to {target} is booked from {books}")
 
 
 def to_chain_units(minor: int, precision: int, decimals: int) -> int | None:

@@ -17,7 +17,7 @@ import msgspec
 from bursar.documents import Documents
 from bursar.engine import Engine, Flow, Operators
 from bursar.flows.payouts.assigning import Assigning
-from bursar.flows.payouts.checks import PRIORITIES, PayoutRefused, PayoutRequest, check_request
+from bursar.flows.payouts.checks import PRIORITIES, PayoutCode, PayoutRefused, PayoutRequest, check_request
 from bursar.flows.payouts.confirming import Confirming
 from bursar.flows.payouts.documents import ASSET, CHAIN, WALLET, asset_name
 from bursar.flows.payouts.machine import (
@@ -238,7 +238,7 @@ class Payouts:
             )
         except RowTaken as taken:
             why = f"{wanted.source} has a payout that has not failed (record {taken.record})"
-            raise PayoutRefused("PAYOUT_EXISTS", why) from taken
+            raise PayoutRefused(PayoutCode.PAYOUT_EXISTS, why) from taken
         return await self.view(started.record.id)
 
     async def _known(self, operation: Operation) -> PayoutView | None:
@@ -258,7 +258,7 @@ class Payouts:
             why = (
                 f"{code} has {native.precision} decimals in the ledger and {decimals} on its chain: gas can't be booked"
             )
-            raise PayoutRefused("NATIVE_PRECISION", why)
+            raise PayoutRefused(PayoutCode.NATIVE_PRECISION, why)
 
     async def approve(self, id_: str, approval: Approval, *, sender: str = "") -> PayoutView:
         """Add a person's signature over the payment. The signer verifies it, and nothing here does."""
@@ -283,7 +283,7 @@ class Payouts:
         record = await self._record(id_)
         if record.state != PENDING:
             why = f"{id_} is {record.state}: only what is pending can be held; cancel it, or pause its chain"
-            raise PayoutRefused("INVALID_STATE", why)
+            raise PayoutRefused(PayoutCode.INVALID_STATE, why)
         return await self._signal(id_, HOLD, actor, reason, sender)
 
     async def release(self, id_: str, *, actor: str, reason: str, sender: str = "") -> PayoutView:
