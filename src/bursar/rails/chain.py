@@ -53,6 +53,16 @@ class Undecodable(Refusal):
 
 
 @dataclass(eq=False)
+class Unbuildable(Refusal):
+    """No transaction of this chain can carry this payment: a memo where there are none, an amount that does not fit."""
+
+    chain: str
+    why: str
+    code = "UNBUILDABLE_TRANSACTION"
+    text = "no transaction on {chain} can carry this payment: {why}"
+
+
+@dataclass(eq=False)
 class WouldRevert(Refusal):
     """A dry run says that the chain would refuse this very payment. Nothing was signed."""
 
@@ -71,6 +81,31 @@ class FeeTooHigh(BursarError):
     ceiling: int
     code = "FEE_ABOVE_CEILING"
     text = "{chain} asks for {price} per unit of gas, and the ceiling of this priority is {ceiling}"
+
+
+@dataclass(eq=False)
+class WalletShort(BursarError):
+    """The wallet that would pay has too little. Not the payment's fault: wait until the wallet is funded (W7)."""
+
+    chain: str
+    wallet: str
+    asset: str  # a token's contract; "": the chain's own coin
+    has: int
+    needs: int
+    code = "WALLET_SHORT"
+    text = "{chain}: {wallet} has {has} of {asset!r} ('' is the coin) and needs {needs}"
+
+
+@dataclass(eq=False)
+class DeepReorganisation(BursarError):
+    """A block that was final is no longer part of the chain, at nodes that agree: stop sending and look (W19)."""
+
+    chain: str
+    block: int
+    expected: str
+    found: str
+    code = "DEEP_REORGANISATION"
+    text = "{chain}: block {block} was final as {expected} and is now {found}"
 
 
 @dataclass(eq=False)
