@@ -201,13 +201,13 @@ class Signed(msgspec.Struct, frozen=True, kw_only=True):
 class Try(msgspec.Struct, frozen=True, kw_only=True):
     """One transaction that was signed for a payout, or may have been."""
 
-    hash: str
+    hash: str  # "": it may have been signed, but its signed bytes never came (W30)
     shape: Shape
     slot: Slot
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the transactions of one payout? All of them share what is asked: one may have taken effect."""
+    """What became of the transactions of one payout that share a slot? At most one of them has taken effect."""
 
     sender: str
     order: Order
@@ -351,7 +351,10 @@ class Chain(Protocol):
     codec: Codec
 
     async def quote(self, sender: str, order: Order, shape: Shape, priority: Priority) -> Fee:
-        """A fee that should do now, after a dry run. `FeeTooHigh`: wait. `WouldRevert`: not this payment."""
+        """A fee that should do now, after a dry run.
+
+        `FeeTooHigh`, `WalletShort`: wait. `WouldRevert`: not this payment.
+        """
         ...
 
     async def higher(self, fee: Fee, priority: Priority) -> Fee | None:
@@ -374,8 +377,11 @@ class Chain(Protocol):
         """What an address has at the last final block."""
         ...
 
-    async def scan(self, addresses: frozenset[str], after: int) -> Page:
-        """Final transactions signed by these addresses, in the blocks after `after`; a bounded number of blocks."""
+    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+        """Final transactions signed by these addresses, in the blocks after `after`; a bounded number of blocks.
+
+        `after_hash` is the `up_to_hash` of the page before. `DeepReorganisation`: that block is gone (W19).
+        """
         ...
 
     async def final_block(self) -> tuple[int, str]:
