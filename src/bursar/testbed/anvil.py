@@ -1,6 +1,6 @@
 """A throw-away EVM node (anvil) for tests, in a process of its own.
 
-`with throwaway_anvil(chain_id=56) as anvil:` starts one on a free port of the loopback and ends it for sure, also if this
+`with throwaway_anvil(chain_id=56) as anvil:` starts one on a free port of the loopback and ends it, also if this
 process is killed. It mines only when it is asked to (`anvil.rpc("anvil_mine", "0x3")`), and its finalized block is two
 behind the newest. `make test` fetches the program; `BURSAR_ANVIL_BIN` names another.
 
