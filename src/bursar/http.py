@@ -14,6 +14,7 @@ import errno
 import logging
 import ssl
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -40,30 +41,38 @@ async def post(url: str, headers: Mapping[str, str], body: bytes, timeout_s: flo
 class Pool:
     """POST over connections that stay open. A longer answer is not read to its end: it is an OSError (EMSGSIZE)."""
 
-    def __init__(self, answer_bytes_max: int) -> None:
+    def __init__(self, answer_bytes_max: int, connections_max: int = CONNECTIONS_MAX) -> None:
         self._answer_bytes_max = answer_bytes_max
-        self._client = httpx.AsyncClient(
-            verify=ssl.create_default_context(),
-            trust_env=False,
-            follow_redirects=False,
-            limits=httpx.Limits(
-                max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX, keepalive_expiry=IDLE_S
-            ),
+        self._limits = httpx.Limits(
+            max_connections=connections_max, max_keepalive_connections=connections_max, keepalive_expiry=IDLE_S
         )
+        self._verify = ssl.create_default_context()
+        self._clients: dict[
+            str, httpx.AsyncClient
+        ] = {}  # by host: one that hangs must not use up the connections of all
         for name in ("httpx", "httpcore"):  # they log every URL
             logging.getLogger(name).setLevel(logging.WARNING)
+
+    def _client(self, url: str) -> httpx.AsyncClient:
+        host = urlsplit(url).netloc
+        if host not in self._clients:
+            self._clients[host] = httpx.AsyncClient(
+                verify=self._verify, trust_env=False, follow_redirects=False, limits=self._limits
+            )
+        return self._clients[host]
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> tuple[int, bytes]:
         """POST; status and body of the answer. OSError if there is none, or what came is not HTTP."""
         try:
+            client = self._client(url)
             async with (
                 asyncio.timeout(timeout_s),
-                self._client.stream("POST", url, headers=dict(headers), content=body, timeout=timeout_s) as answer,
+                client.stream("POST", url, headers=dict(headers), content=body, timeout=timeout_s) as answer,
             ):
                 return int(answer.status_code), await self._body(answer)
         except TimeoutError:
             raise TimeoutError(f"no answer within {timeout_s:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             failure = type(error).__name__
         raise ConnectionError(failure)  # outside of `except`: the error behind it would be printed with its URL
 
@@ -78,4 +87,5 @@ class Pool:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()

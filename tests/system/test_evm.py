@@ -66,7 +66,7 @@ class Desk:
         genesis = anvil.rpc("eth_getBlockByNumber", "0x0", False)["hash"]
         settings: dict[str, Any] = {"fee_ceilings": (500 * GWEI,) * 3, "tips": (3 * GWEI, 2 * GWEI, GWEI)} | network
         self.network = Network(name="test", kind="evm", genesis=genesis, **settings)
-        endpoints = [Endpoint(name=name, url=anvil.url) for name in ("north", "south")]
+        endpoints = [Endpoint(name=name, url=f"{anvil.url}/?{name}") for name in ("north", "south")]
         self.chain = EvmChain(self.network, endpoints, pool.post, time.monotonic)
         anvil.rpc("anvil_setBalance", WALLET, hex(10 * COIN))
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bursar.http import Pool
+from bursar.http import CONNECTIONS_MAX, Pool
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -110,6 +110,21 @@ def test_the_timeout_is_of_the_whole_answer() -> None:
     asyncio.run(run())
 
 
+def test_a_server_that_hangs_does_not_use_up_the_connections_to_others() -> None:
+    async def hang(writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with pooled(hang) as (pool, stuck), pooled(says(200, b"fine")) as (_, server):
+            waiting = [asyncio.create_task(pool.post(stuck.url, {}, b"x", 60)) for _ in range(CONNECTIONS_MAX + 5)]
+            assert await pool.post(server.url, {}, b"x", 60) == (200, b"fine")
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 async def garbage(writer: asyncio.StreamWriter) -> None:
     writer.write(b"this is no HTTP\r\n\r\n")
 
@@ -123,7 +138,7 @@ def test_errors_and_logs_do_not_contain_the_url(answer: Answer, caplog: pytest.L
     async def run() -> str:
         async with pooled(answer) as (pool, server):
             texts = []
-            for url in (server.url, "nothing://secret-key", "http://secret-key:99999/"):
+            for url in (server.url, "nothing://secret-key", "http://secret-key:99999/", "http://[secret-key"):
                 with pytest.raises(OSError) as caught:
                     await pool.post(url, {}, b"x", 5)
                 texts.append("".join(traceback.format_exception(caught.value, chain=True)))

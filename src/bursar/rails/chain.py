@@ -137,7 +137,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     genesis: str = ""  # hash of block 0, which a node must have; "": not checked
     native: str = ""  # asset code that fees are paid in
     legacy_fees: bool = False  # EVM: a gas price instead of EIP-1559
-    depth: int = 1  # blocks on top before a transaction counts, beyond what the chain itself calls final
+    depth: int = 1  # blocks on top before a transaction counts; the chain itself must call it final, too (below)
     finalized_tag: bool = True  # EVM: the chain has blocks that it calls finalized; else the depth alone decides
     fee_ceilings: tuple[int, int, int] = (0, 0, 0)  # per unit of gas: high, normal, low
     tips: tuple[int, int, int] = (0, 0, 0)

@@ -121,6 +121,8 @@ def test_the_arithmetic_of_fees() -> None:
     assert gas_limit(21_001, 500_000) == 26_252
     assert gas_limit(500_001, 500_000) is None
     assert offer("x", Market(0, False), 0, 10, 21_000).price == 1  # a price of nothing can't be encoded
+    with pytest.raises(FeeTooHigh):
+        offer("x", Market(0, False), 0, 0, 21_000)  # a ceiling that was never set
 
 
 # --- dry runs --------------------------------------------------------------------------------------------------------

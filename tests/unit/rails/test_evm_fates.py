@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from coincurve import PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.unit.rails.evm_fake import (
     ALICE,
     BOB,
@@ -17,6 +19,7 @@ from tests.unit.rails.evm_fake import (
     TOKEN,
     TOKENS,
     WALLET,
+    CallRefused,
     Event,
     FakeNode,
     Token,
@@ -43,6 +46,14 @@ from bursar.rails.evm.chain import EvmChain
 from bursar.rails.evm.codec import address_of
 
 CANCEL = Shape.CANCEL
+METHODS = [
+    "eth_chainId",
+    "eth_getBlockByNumber",
+    "eth_getTransactionByHash",
+    "eth_getTransactionCount",
+    "eth_getTransactionReceipt",
+]
+FIELDS = ["number", "hash", "parentHash", "blockNumber", "blockHash", "status", "logs", "topics", "from", "to", "nonce"]
 ELSEWHERE = Order(payout="payout-9", to=BOB, amount=7)
 
 
@@ -405,6 +416,53 @@ def test_nodes_must_agree_on_the_nonce() -> None:
     payment, other = replaced(world, ELSEWHERE)
     world.nodes["b"].lies["eth_getTransactionCount"] = lambda params, honest: "0x0"
     assert isinstance(fate(world.open(), question(COIN, payment, consumer=other.hash)), Unknown)
+
+
+def test_nodes_that_have_dropped_the_state_of_the_final_block_still_confirm() -> None:
+    """Finality may stall for longer than nodes keep old states. Then receipts are all there is, and death waits."""
+
+    def dropped(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32000, "missing trie node")
+
+    world = World()
+    chain, signed = world.open(), paid(world)
+    for node in world.nodes.values():
+        node.lies["eth_getTransactionCount"] = dropped
+    assert isinstance(fate(chain, question(COIN, signed)), Confirmed)
+    found = fate(chain, question(COIN, world.sign(COIN, price=9 * GWEI)))
+    assert isinstance(found, Unknown)
+    assert not found.person
+    assert "no state of block" in found.why
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(0, 3)
+    | st.sampled_from(["0x", "0x0", "0x1", "0x5", "0x" + 64 * "0", WALLET]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(METHODS), st.sampled_from([*FIELDS, ""]), values)
+def test_whatever_one_of_two_nodes_says_a_payment_that_was_not_mined_does_not_end(
+    method: str, name: str, value: Any
+) -> None:
+    """Garbage in place of an answer, or of one field of it."""
+    world = World()
+    chain, signed = world.open(), world.sign(COIN)
+    world.submit(world.sign(ELSEWHERE, nonce=1))
+    world.chain.mine(5)
+
+    def lie(params: list[Any], honest: Any) -> Any:
+        return honest | {name: value} if name and isinstance(honest, dict) else value
+
+    world.nodes["b"].lies[method] = lie
+    found = fate(chain, question(COIN, signed))
+    assert isinstance(found, Pending | Unknown)
+    assert not getattr(found, "person", False)
 
 
 # --- nodes that are away, behind or alone ----------------------------------------------------------------------------

@@ -129,13 +129,16 @@ def test_a_node_without_finalized_blocks_can_not_serve_a_chain_that_has_them() -
         asyncio.run(chain.final_block())
 
 
-def test_nodes_need_different_names() -> None:
+def test_nodes_need_names_and_urls_of_their_own() -> None:
+    """One node under two names would be its own witness."""
+
     async def post(url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> tuple[int, bytes]:
         return 500, b""
 
     network = Network(name="fake", kind="evm", chain_id=56)
-    for endpoints in ([], [Endpoint(name="a", url="http://1"), Endpoint(name="a", url="http://2")]):
-        with pytest.raises(ValueError, match="different names"):
+    for pairs in ([], [("a", "http://1"), ("a", "http://2")], [("a", "http://1"), ("b", "http://1")]):
+        endpoints = [Endpoint(name=name, url=url) for name, url in pairs]
+        with pytest.raises(ValueError, match="its own name and URL"):
             EvmChain(network, endpoints, post, lambda: 0.0)
 
 
@@ -183,6 +186,8 @@ def test_a_long_batch_is_split() -> None:
     [
         (lambda calls: b"<html>", 200, "no JSON-RPC batch"),
         (lambda calls: b"", 200, "no JSON-RPC batch"),
+        (lambda calls: 100_000 * b"[", 200, "no JSON-RPC batch"),
+        (lambda calls: b'[{"id":0,"result":' + 100_000 * b"[", 200, "no JSON-RPC batch"),
         (lambda calls: {"jsonrpc": "2.0", "id": None, "error": {"code": 1}}, 200, "no JSON-RPC batch"),
         (lambda calls: ok(calls)[:1], 200, "2 calls were made and 1"),
         (lambda calls: ok(calls)[:1] * 2, 200, "2 calls were made and 1"),

@@ -14,12 +14,12 @@ from typing import Any
 from bursar.rails.chain import Fate, NodesUnavailable, Pending, Question, Unknown
 from bursar.rails.evm.nodes import Anchor, Nodes, NodesDisagree, block_call, result
 from bursar.rails.evm.reading import Receipt, Transaction, header_hash, receipt, transaction
-from bursar.rails.evm.rpc import Call, quantity
+from bursar.rails.evm.rpc import Call, CallError, quantity
 from bursar.rails.evm.verdict import Facts, combine, judge
 
 QUESTIONS_MAX = 100  # in one round
 
-_Said = tuple[int, dict[str, Receipt | None], dict[str, Transaction | None]]
+_Said = tuple[int | None, dict[str, Receipt | None], dict[str, Transaction | None]]
 
 
 def hashes_of(question: Question) -> list[str]:
@@ -101,7 +101,9 @@ class Fates:
             left = iter(results)
             found = []
             for question in questions:
-                nonce = quantity(result(next(left)))
+                count = next(left)
+                # Nodes drop old states: if finality stalls, F is too old for them, and receipts are all there is.
+                nonce = None if isinstance(count, CallError) else quantity(count)
                 receipts: dict[str, Receipt | None] = {}
                 transactions: dict[str, Transaction | None] = {}
                 for hash_ in hashes_of(question):

@@ -52,9 +52,10 @@ class Short(msgspec.Struct, frozen=True):
 def offer(chain: str, market: Market, tip: int, ceiling: int, gas_limit: int) -> Fee:
     """A first offer; `FeeTooHigh` if nothing under the ceiling can be included now."""
     tip = 0 if market.legacy else tip
-    if market.least(tip) > ceiling:
-        raise FeeTooHigh(chain, market.least(tip), ceiling)
-    return Fee(gas_limit=gas_limit, price=max(1, min(ceiling, market.usual(tip))), tip=tip)
+    least = max(1, market.least(tip))  # a price of nothing can't be encoded
+    if least > ceiling:
+        raise FeeTooHigh(chain, least, ceiling)
+    return Fee(gas_limit=gas_limit, price=max(least, min(ceiling, market.usual(tip))), tip=tip)
 
 
 def replacement(fee: Fee, market: Market, tip: int, ceiling: int) -> Fee | None:

@@ -83,8 +83,9 @@ class Nodes:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         names = [endpoint.name for endpoint in endpoints]
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"{network.name}: nodes need different names, at least one")
+        if not names or len(set(names)) != len(names) or len({one.url for one in endpoints}) != len(names):
+            # One node under two names would be its own witness.
+            raise ValueError(f"{network.name}: at least one node is needed, and each with its own name and URL")
         self.network = network
         self.configured = len(names)
         self.quorum = min(QUORUM, self.configured)
@@ -125,10 +126,10 @@ class Nodes:
         if node.shown_at is not None and now - node.shown_at < RECHECK_S:
             return
         node.shown_at = None
-        calls = [Call("eth_chainId"), Call("eth_getBlockByNumber", ("0x0", False))]
-        chain_id, genesis = await node.rpc.batch(calls if self.network.genesis else calls[:1] * 2)
-        if quantity(result(chain_id)) != self.network.chain_id:
-            raise NodeFailed(node.rpc.name, f"it is on chain {quantity(chain_id)}, not {self.network.chain_id}")
+        shown, genesis = await node.rpc.batch([Call("eth_chainId"), block_call(0)])
+        chain_id = quantity(result(shown))
+        if chain_id != self.network.chain_id:
+            raise NodeFailed(node.rpc.name, f"it is on chain {chain_id}, not {self.network.chain_id}")
         if self.network.genesis and header(result(genesis), 0).hash != self.network.genesis.lower():
             raise NodeFailed(node.rpc.name, "its genesis block is another")
         node.shown_at = now

@@ -125,7 +125,7 @@ class Rpc:
             raise NodeFailed(self.name, f"an answer of {len(answer)} bytes is too large", too_large=True)
         try:
             found = _answers.decode(answer)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise NodeFailed(self.name, f"the answer is no JSON-RPC batch: {self._shown(answer)}") from None
         by_id = {one.id: one for one in found}
         if len(found) != len(calls) or any(number not in by_id for number in range(len(calls))):

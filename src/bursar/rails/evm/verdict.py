@@ -37,7 +37,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What one node says about one question."""
 
     final: int  # the height of F
-    nonce: int  # how many transactions of the sender are in the blocks up to F
+    nonce: int | None  # how many transactions of the sender are in the blocks up to F; None: it can't say any more
     receipts: dict[str, Receipt | None]  # by hash
     transactions: dict[str, Transaction | None]
     canonical: dict[int, str | None]  # hash of the block at a height
@@ -62,10 +62,12 @@ def judge(question: Question, facts: Facts) -> Fate:
         return Unknown(why="two transactions with one nonce are said to be in the chain")
     if final:
         return _final(question, final[0], included[final[0].hash], facts.transactions.get(final[0].hash), nonce)
-    if facts.nonce > nonce:
+    if facts.nonce is not None and facts.nonce > nonce:
         return _consumed(question, facts, nonce)
     if included:
         return Pending(seen=True, block=min(found.block for found in included.values()))
+    if facts.nonce is None:
+        return Unknown(why=f"it has no state of block {facts.final} any more, and can't say whether the nonce is used")
     # One that is in a block of the past is not seen: after a reorganisation nodes may still name that block.
     pool = [facts.transactions.get(hash_) for hash_ in hashes]
     return Pending(seen=any(found is not None and found.block is None for found in pool))
@@ -151,8 +153,8 @@ def _pays(order: Order, receipt: Receipt, found: Transaction) -> bool:
     if not order.contract:
         return same(order.to, found.to) and found.value == order.amount
     call = read_transfer(found.data)
-    if same(order.contract, found.to) and call is not None and call == (order.to, order.amount):
-        return True
+    if call is not None and same(order.contract, found.to) and same(order.to, call[0].lower()):
+        return call[1] == order.amount
     return any(
         same(order.contract, t.contract) and same(order.to, t.to) and t.amount == order.amount
         for t in receipt.transfers
