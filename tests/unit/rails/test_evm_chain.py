@@ -119,6 +119,7 @@ def test_the_arithmetic_of_fees() -> None:
     assert median([1, 100, 7]) == 7
     assert gas_limit(21_000, 500_000) == 21_000
     assert gas_limit(21_001, 500_000) == 26_252
+    assert gas_limit(500_000, 500_000) == 500_000
     assert gas_limit(500_001, 500_000) is None
     assert offer("x", Market(0, False), 0, 10, 21_000).price == 1  # a price of nothing can't be encoded
     with pytest.raises(FeeTooHigh):

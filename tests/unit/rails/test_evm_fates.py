@@ -255,6 +255,37 @@ def test_a_nonce_used_by_the_same_payment_under_another_hash_is_a_mismatch() -> 
         assert found.hash == lost.hash
 
 
+def by_call(order: Order, events: list[Event]) -> Fate:
+    """The fate of a token payment whose nonce another call of the token took, which reported these events."""
+    world = World()
+    world.chain.tokens[TOKEN] = Token(events=lambda sender, to, amount: events)
+    payment, other = world.sign(TOKENS), world.submit(world.sign(order, price=8 * GWEI))
+    world.finish()
+    return fate(world.open(), question(TOKENS, payment, consumer=other.hash))
+
+
+OTHER_CALL = msgspec.structs.replace(TOKENS, to=BOB, amount=77)
+
+
+@pytest.mark.parametrize(
+    ("order", "events", "kind"),
+    [
+        (TOKENS, [], Mismatch),  # the very call, whatever the token reports
+        (OTHER_CALL, [(TOKEN, BOB, ALICE, TOKENS.amount)], Mismatch),  # another call that paid the same
+        (OTHER_CALL, [(TOKEN, WALLET, ALICE, TOKENS.amount - 1)], Dead),
+        (OTHER_CALL, [(TOKEN, WALLET, BOB, TOKENS.amount)], Dead),
+        (OTHER_CALL, [(BOB, WALLET, ALICE, TOKENS.amount)], Dead),
+        (msgspec.structs.replace(TOKENS, amount=77), [], Dead),
+        (msgspec.structs.replace(TOKENS, amount=77), [(TOKEN, WALLET, ALICE, TOKENS.amount)], Mismatch),
+        (msgspec.structs.replace(TOKENS, to=BOB), [], Dead),
+    ],
+)
+def test_whether_a_consumer_made_the_payment_is_read_from_its_call_and_its_events(
+    order: Order, events: list[Event], kind: type[Fate]
+) -> None:
+    assert isinstance(by_call(order, events), kind)
+
+
 def test_the_same_payment_that_failed_is_death() -> None:
     world = World()
     payment, lost = world.sign(TOKENS), world.sign(TOKENS, price=8 * GWEI)
@@ -299,11 +330,13 @@ def test_a_consumer_of_another_wallet_or_nonce_proves_nothing() -> None:
     assert fate(world.open(), asked) == Pending(seen=False)  # the stranger's nonce is free
 
 
-def test_a_consumer_that_is_not_final_proves_nothing() -> None:
+def test_a_consumer_proves_death_from_the_block_on_in_which_it_is_final() -> None:
     world = World()
-    payment, other = world.sign(COIN), world.submit(world.sign(ELSEWHERE))
+    chain, payment, other = world.open(), world.sign(COIN), world.submit(world.sign(ELSEWHERE))
     world.chain.mine(2)
-    assert isinstance(fate(world.open(), question(COIN, payment, consumer=other.hash)), Pending)
+    assert isinstance(fate(chain, question(COIN, payment, consumer=other.hash)), Pending)
+    world.chain.mine(1)
+    assert isinstance(fate(chain, question(COIN, payment, consumer=other.hash)), Dead)
 
 
 # --- nodes that lie --------------------------------------------------------------------------------------------------
@@ -401,11 +434,14 @@ def test_a_node_that_calls_a_block_final_too_early_moves_nothing() -> None:
     assert fate(world.open(), question(COIN, signed)) == Pending(seen=True, block=1)
 
 
-def test_two_against_two_is_no_majority() -> None:
+@pytest.mark.parametrize("instead", [{"status": "0x0"}, None])
+def test_two_against_two_is_no_majority(instead: dict[str, str] | None) -> None:
     world = World("abcd")
     signed = paid(world)
     for name in "cd":
-        world.nodes[name].lies["eth_getTransactionReceipt"] = lambda p, honest: honest and honest | {"status": "0x0"}
+        world.nodes[name].lies["eth_getTransactionReceipt"] = lambda p, honest: instead and honest and honest | instead
+        if instead is None:
+            world.nodes[name].lies["eth_getTransactionCount"] = lambda p, honest: "0x0"
     found = fate(world.open(), question(COIN, signed))
     assert isinstance(found, Unknown)
     assert all(f"{name}: " in found.why for name in "abcd")
@@ -433,6 +469,10 @@ def test_nodes_that_have_dropped_the_state_of_the_final_block_still_confirm() ->
     assert isinstance(found, Unknown)
     assert not found.person
     assert "no state of block" in found.why
+    del world.nodes["a"].lies["eth_getTransactionCount"]
+    found = fate(chain, question(COIN, world.sign(COIN, nonce=1), nonce=1))
+    assert isinstance(found, Unknown)
+    assert found.why.startswith("b: ")
 
 
 values = st.recursive(

@@ -153,8 +153,12 @@ def _pays(order: Order, receipt: Receipt, found: Transaction) -> bool:
     if not order.contract:
         return same(order.to, found.to) and found.value == order.amount
     call = read_transfer(found.data)
-    if call is not None and same(order.contract, found.to) and same(order.to, call[0].lower()):
-        return call[1] == order.amount
+    if (
+        call is not None
+        and same(order.contract, found.to)
+        and (call[0].lower(), call[1]) == (order.to.lower(), order.amount)
+    ):
+        return True
     return any(
         same(order.contract, t.contract) and same(order.to, t.to) and t.amount == order.amount
         for t in receipt.transfers
