@@ -19,6 +19,7 @@ from bursar.rails.chain import (
     Confirmed,
     Dead,
     Decoded,
+    DeepReorganisation,
     Fate,
     Fee,
     FeeTooHigh,
@@ -32,7 +33,6 @@ from bursar.rails.chain import (
     Page,
     Pending,
     Question,
-    Reorganized,
     Sent,
     Shape,
     Signed,
@@ -224,7 +224,7 @@ class PaperChain:
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str) -> Page:
         self._up()
         if after_hash not in ("", self.hash_of(after)):
-            raise Reorganized(self.network.name, after, after_hash, self.hash_of(after))
+            raise DeepReorganisation(self.network.name, after, after_hash, self.hash_of(after))
         found = [
             OwnTransaction(hash=h, sender=s, nonce=d.slot.nonce, block=b)
             for h, (d, s, b) in self.mined.items()

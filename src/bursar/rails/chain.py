@@ -53,6 +53,16 @@ class Undecodable(Refusal):
 
 
 @dataclass(eq=False)
+class Unbuildable(Refusal):
+    """No transaction of this chain can carry this payment: a memo where there are none, an amount that does not fit."""
+
+    chain: str
+    why: str
+    code = "UNBUILDABLE_TRANSACTION"
+    text = "no transaction on {chain} can carry this payment: {why}"
+
+
+@dataclass(eq=False)
 class WouldRevert(Refusal):
     """A dry run says that the chain would refuse this very payment. Nothing was signed."""
 
@@ -75,25 +85,27 @@ class FeeTooHigh(BursarError):
 
 @dataclass(eq=False)
 class WalletShort(BursarError):
-    """The paying wallet has too little for the amount or the fee: our side, never the payment's fault (W7)."""
+    """The wallet that would pay has too little. Not the payment's fault: wait until the wallet is funded (W7)."""
 
     chain: str
     wallet: str
-    why: str
-    code = "LOW_BALANCE"
-    text = "{wallet} on {chain} has too little: {why}"
+    asset: str  # a token's contract; "": the chain's own coin
+    has: int
+    needs: int
+    code = "WALLET_SHORT"
+    text = "{chain}: {wallet} has {has} of {asset!r} ('' is the coin) and needs {needs}"
 
 
 @dataclass(eq=False)
-class Reorganized(BursarError):
-    """A block that was final is not on the chain any more: nothing may be sent before people have looked (W19)."""
+class DeepReorganisation(BursarError):
+    """A block that was final is no longer part of the chain, at nodes that agree: stop sending and look (W19)."""
 
     chain: str
     block: int
     expected: str
     found: str
-    code = "FINAL_BLOCK_REORGANIZED"
-    text = "{chain}: final block {block} was {expected} and is {found} now"
+    code = "DEEP_REORGANISATION"
+    text = "{chain}: block {block} was final as {expected} and is now {found}"
 
 
 @dataclass(eq=False)
@@ -125,7 +137,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     genesis: str = ""  # hash of block 0, which a node must have; "": not checked
     native: str = ""  # asset code that fees are paid in
     legacy_fees: bool = False  # EVM: a gas price instead of EIP-1559
-    depth: int = 1  # blocks on top before a transaction counts, beyond what the chain itself calls final
+    depth: int = 1  # blocks on top before a transaction counts; the chain itself must call it final, too (below)
     finalized_tag: bool = True  # EVM: the chain has blocks that it calls finalized; else the depth alone decides
     fee_ceilings: tuple[int, int, int] = (0, 0, 0)  # per unit of gas: high, normal, low
     tips: tuple[int, int, int] = (0, 0, 0)
@@ -189,13 +201,13 @@ class Signed(msgspec.Struct, frozen=True, kw_only=True):
 class Try(msgspec.Struct, frozen=True, kw_only=True):
     """One transaction that was signed for a payout, or may have been."""
 
-    hash: str
+    hash: str  # "": it may have been signed, but its signed bytes never came (W30)
     shape: Shape
     slot: Slot
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the transactions of one payout? All of them share what is asked: one may have taken effect."""
+    """What became of the transactions of one payout that share a slot? At most one of them has taken effect."""
 
     sender: str
     order: Order
@@ -350,7 +362,10 @@ class Chain(Protocol):
         ...
 
     async def quote(self, sender: str, order: Order, shape: Shape, priority: Priority) -> Fee:
-        """A fee that should do now, after a dry run. `FeeTooHigh`: wait. `WouldRevert`: not this payment."""
+        """A fee that should do now, after a dry run.
+
+        `FeeTooHigh`, `WalletShort`: wait. `WouldRevert`: not this payment.
+        """
         ...
 
     async def higher(self, fee: Fee, priority: Priority) -> Fee | None:
@@ -373,10 +388,10 @@ class Chain(Protocol):
         """What an address has at the last final block."""
         ...
 
-    async def scan(self, addresses: frozenset[str], after: int, after_hash: str) -> Page:
+    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
         """Final transactions signed by these addresses, in the blocks after `after`; a bounded number of blocks.
 
-        `after_hash` is the hash that block had ("": not known): if it has another one now, `Reorganized`.
+        `after_hash` is the `up_to_hash` of the page before. `DeepReorganisation`: that block is gone (W19).
         """
         ...
 

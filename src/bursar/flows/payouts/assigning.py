@@ -29,7 +29,18 @@ from bursar.flows.payouts.payout import (
 from bursar.flows.payouts.wallets import Candidate, nonce_key, ranked, short_of
 from bursar.model.flow_rows import Next, Reserve, RowOperation
 from bursar.model.outcome import Outcome
-from bursar.rails.chain import Chain, Fee, FeeTooHigh, NodesUnavailable, Order, Shape, Slot, WalletShort, WouldRevert
+from bursar.rails.chain import (
+    Chain,
+    Fee,
+    FeeTooHigh,
+    NodesUnavailable,
+    Order,
+    Shape,
+    Slot,
+    Unbuildable,
+    WalletShort,
+    WouldRevert,
+)
 from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable
 
 ROOM_S_MAX: Final = 30.0  # until a payout for which no wallet has room looks again
@@ -90,6 +101,10 @@ class Assigning:
         known = max([body.attempts, *(entry.request.attempt for entry in new)])  # tombstones: their numbers are used up
         item = FlowRecord(item.record, msgspec.structs.replace(body, attempts=known))
         slot = await chain.slot(candidate.address)
+        try:  # before a nonce is taken: bytes that can't be built would never use it up
+            chain.codec.build(chain.network, candidate.address, order, Shape.PAY, slot, fee)
+        except Unbuildable as refused:
+            return fails(refused.code, str(refused))
         return self._taken(item, chain, network, candidate, order, fee, slot, preview.nonce_floor)
 
     async def _rules(self, name: str, asset: str) -> tuple[Chain, ChainDocument, AssetDocument]:

@@ -27,7 +27,7 @@ from bursar.flows.payouts.wallets import nonce_key, wallet_rail
 from bursar.model.flow_rows import Put, RowOperation
 from bursar.model.outcome import Outcome
 from bursar.model.retry import Retry
-from bursar.rails.chain import Chain, NodesUnavailable, OwnTransaction, Page, Reorganized
+from bursar.rails.chain import Chain, DeepReorganisation, NodesUnavailable, OwnTransaction, Page
 
 KEEP_BLOCKS: Final = 10_000  # the cursor is written down after so many blocks without a transaction of ours
 LOOK_BACK: Final = 200  # payouts that are asked about after a deep reorganisation
@@ -85,7 +85,7 @@ class Watching:
             page = await chain.scan(frozenset(addresses), cursor.block, cursor.hash)
         except NodesUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
-        except Reorganized as deep:
+        except DeepReorganisation as deep:
             await self._incident(item, chain, deep)
             return waits(item, deep.code, str(deep), 60.0)
         return await self._read(item, page, addresses, poll_s)
@@ -137,7 +137,7 @@ class Watching:
         await set_pause(self.out.store, "rail", wallet_rail(wallet), actor=ACTOR, reason=reason, two_people=True)
         await self.out.alert(item.record, f"unknown transaction of {wallet}", "critical", reason)
 
-    async def _incident(self, item: FlowRecord[Watch], chain: Chain, deep: Reorganized) -> None:
+    async def _incident(self, item: FlowRecord[Watch], chain: Chain, deep: DeepReorganisation) -> None:
         """Stop the chain's sends, then send what is gone once more. Terminal records never move (W19)."""
         name = item.body.chain
         await set_pause(self.out.store, "rail", f"chain {name}", actor=ACTOR, reason=str(deep), two_people=True)
