@@ -221,7 +221,7 @@ class PaperChain:
             block=self.height, block_hash=self.hash_of(self.height), coin=self.coin.get(address, 0), tokens=tokens
         )
 
-    async def scan(self, addresses: frozenset[str], after: int, after_hash: str) -> Page:
+    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
         self._up()
         if after_hash not in ("", self.hash_of(after)):
             raise DeepReorganisation(self.network.name, after, after_hash, self.hash_of(after))
