@@ -121,7 +121,8 @@ def unsigned(
 
 
 def cancelling(nonce: int = 0, fee: Fee = FEE, **other: Any) -> bytes:
-    return unsigned(**{"to": HOT, "contract": "", "amount": 0, "nonce": nonce, "fee": fee} | other)
+    fields: dict[str, Any] = {"to": HOT, "contract": "", "amount": 0, "nonce": nonce, "fee": fee}
+    return unsigned(**fields | other)
 
 
 # --- approvers
@@ -147,7 +148,7 @@ def approved(what: Payment, *names: str) -> Authorization:
 
 
 def payment(payout: str = "p1", amount: int = 500, **other: Any) -> Payment:
-    fields = {
+    fields: dict[str, Any] = {
         "payout": payout,
         "account": "user:1:funding",
         "asset": "USDT",
@@ -178,7 +179,7 @@ def request(
     pays = pays or payment(payout)
     if data is None and shape is Shape.CANCEL:
         data = cancelling(nonce)
-    fields = {
+    fields: dict[str, Any] = {
         "payout": payout,
         "attempt": attempt,
         "shape": shape,
@@ -273,4 +274,4 @@ def policy(text: str = POLICY, **replaced: str) -> Policy:
 
 
 def empty_state() -> State:
-    return State(name="hot", identity="1" * 32, sequence=1)
+    return State(name="hot", identity="1" * 32, number=1)

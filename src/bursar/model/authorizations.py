@@ -79,10 +79,10 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Unhalt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Two people let a signer sign again after a halt. Of this halt alone: the next one has another sequence."""
+    """Two people let a signer sign again after a halt. Of this halt alone: the next one has another number."""
 
     signer: str  # identity of its log
-    halted_at: int  # sequence of the halt
+    halted_at: int  # number of the entry that halted it
 
     def canonical(self) -> bytes:
         """The bytes that are approved."""

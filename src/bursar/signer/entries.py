@@ -87,13 +87,23 @@ What = Created | Started | Signed | Tombstone | DeclaredDead | Halted | Behind |
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry."""
+    """One entry.
 
+    `sequence` counts promises to callers: signatures and tombstones. A start or a halt does not raise it. If it did, a
+    signer that was restored from an old copy would pass for the newer one after a few starts (W33).
+    """
+
+    number: int  # of the entry, from 1 on
     sequence: int
     previous: str  # hash of the entry before it
     at_us: int
     caller: str
     what: What
+
+
+def is_promise(what: What) -> bool:
+    """Whether callers rest on it."""
+    return isinstance(what, Signed | Tombstone)
 
 
 _encoder = msgspec.json.Encoder()

@@ -25,6 +25,7 @@ from bursar.signer.errors import KeystoreRefused
 PURPOSE: Final = "bursar keystore"
 DEFAULT_PATH: Final = "m/44'/60'/0'/0/0"  # BIP-44: coin 60, first account, first address
 PATHS_MAX: Final = 256
+INDEX_MAX: Final = 2**31 - 1  # BIP-32: those above are the hardened ones, written with '
 NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 PATH: Final = re.compile(r"m(?:/[0-9]{1,10}'?){1,10}")
 _KEY: Final = re.compile(r"(?:0x)?[0-9a-fA-F]{64}")
@@ -145,7 +146,7 @@ def rotate(
 
 def new_mnemonic(token: vault.Token) -> bytearray:
     """24 words, of 256 bits."""
-    return bytearray(Mnemonic("english").to_mnemonic(bytes.fromhex(token() + token())).encode())
+    return bytearray(Mnemonic().to_mnemonic(bytes.fromhex(token() + token())).encode())
 
 
 def new_private_key(token: vault.Token) -> bytearray:
@@ -155,12 +156,13 @@ def new_private_key(token: vault.Token) -> bytearray:
 
 def is_mnemonic(text: str) -> bool:
     """Whether these are words of BIP-39 with a right checksum."""
-    return len(text.split()) in (12, 15, 18, 21, 24) and bool(Mnemonic("english").is_mnemonic_valid(text))
+    return len(text.split()) in (12, 15, 18, 21, 24) and bool(Mnemonic().is_mnemonic_valid(text))
 
 
 def derive(mnemonic: bytearray, path: str) -> bytearray:
     """The private key of a mnemonic (without a BIP-39 passphrase) at a BIP-32 path."""
-    if not PATH.fullmatch(path):
+    indexes = [int(part.rstrip("'")) for part in path.split("/")[1:]] if PATH.fullmatch(path) else [INDEX_MAX + 1]
+    if max(indexes) > INDEX_MAX:
         raise KeystoreRefused(path, f"that is no derivation path; write {DEFAULT_PATH}")
     return bytearray(key_from_seed(Mnemonic.to_seed(mnemonic.decode(), ""), path))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -72,7 +72,7 @@ class Log:
         self._files = files
         self._file: File | None = None
         self._unlock: Callable[[], None] | None = None
-        self._firsts: list[int] = []  # the first sequence of each frame
+        self._firsts: list[int] = []  # the sequence of each frame's first entry
         self._offsets: list[int] = []
         self._end = 0
 
@@ -116,10 +116,9 @@ class Log:
             if isinstance(found, Bad):
                 self._cut(offset, str(found))
                 return
-            self._firsts.append(state.sequence + 1)
+            applied = [check_next(self.path, offset, state, hash_, data) for hash_, data in found]
+            self._firsts.append(applied[0].sequence)
             self._offsets.append(offset)
-            for hash_, data in found:
-                check_next(self.path, offset, state, hash_, data)
             self._end = offset
         self._end = self._files.size(self.path)
 
@@ -151,7 +150,7 @@ class Log:
         """Entries behind a sequence, in order: at most so many, of about so many bytes."""
         found: list[Entry] = []
         size = 0
-        start = max(0, bisect_right(self._firsts, after + 1) - 1)
+        start = max(0, bisect_left(self._firsts, after + 1) - 1)
         for index in range(start, len(self._offsets)):
             end = self._offsets[index + 1] if index + 1 < len(self._offsets) else self._end
             offset = self._offsets[index]
@@ -182,9 +181,10 @@ def check_next(path: str, offset: int, state: State, hash_: str, data: msgspec.R
     except msgspec.MsgspecError as error:
         raise SignerDamaged(path, offset, f"an entry can't be read ({type(error).__name__})") from None
     if entries.hash_of(data) != hash_:
-        raise SignerDamaged(path, offset, f"entry {entry.sequence} is not what its hash says")
-    if (entry.sequence, entry.previous) != (state.sequence + 1, state.last_hash):
-        raise SignerDamaged(path, offset, f"entry {entry.sequence} does not follow entry {state.sequence}")
+        raise SignerDamaged(path, offset, f"entry {entry.number} is not what its hash says")
+    follows = (state.number + 1, state.sequence + entries.is_promise(entry.what), state.last_hash)
+    if (entry.number, entry.sequence, entry.previous) != follows:
+        raise SignerDamaged(path, offset, f"entry {entry.number} does not follow entry {state.number}")
     if isinstance(entry.what, entries.Created) != (entry.previous == NO_HASH):
         raise SignerDamaged(path, offset, "a log begins with its creation, and has one")
     state.apply(entry, hash_)
@@ -233,9 +233,12 @@ def check_frame(data: bytes) -> list[tuple[str, msgspec.Raw]]:
     if hashlib.sha256(payload).hexdigest().encode() != header[2]:
         raise Bad("the frame is not what its checksum says")
     try:
-        return _frame_decoder.decode(payload)
+        found = _frame_decoder.decode(payload)
     except msgspec.MsgspecError as error:
         raise Bad(f"the frame can't be read ({type(error).__name__})") from None
+    if not found:
+        raise Bad("the frame is empty")
+    return found
 
 
 def whole_frame_in(data: bytes) -> bool:

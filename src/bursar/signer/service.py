@@ -60,7 +60,8 @@ class Service:
     def __init__(self, ports: Ports, folder: str, keys: Keys, codecs: Codecs, witness: Witness | None) -> None:
         self.state = State()
         self.policy: Policy | None = None
-        self.durable = 0  # everything up to here is on disk
+        self.durable = 0  # promises up to this sequence are on disk
+        self._written = 0  # entries up to this number are
         self._ports = ports
         self._keys = keys
         self._codecs = codecs
@@ -68,7 +69,7 @@ class Service:
         self._log = Log(ports.files(), folder)
         self._lane: SerialExecutor = ports.lane("signer-log")
         self._deciding = asyncio.Lock()
-        self._pending: list[tuple[str, bytes]] = []
+        self._pending: list[tuple[str, bytes, int]] = []  # hash, bytes, sequence
         self._waiting: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._stopping = False
@@ -89,10 +90,10 @@ class Service:
         service = cls(ports, folder, keys, codecs, witness)
         identity, at_us = ports.token(), ports.now_us()
         created = entries.Created(name=policy.name, identity=identity)
-        first = Entry(sequence=1, previous=entries.NO_HASH, at_us=at_us, caller="", what=created)
+        first = Entry(number=1, sequence=0, previous=entries.NO_HASH, at_us=at_us, caller="", what=created)
         try:
             await service._lane.run(partial(service._log.open, service.state, (lambda: first) if new else None))
-            service.durable = service.state.sequence
+            service.durable, service._written = service.state.sequence, service.state.number
             service.use(policy)
         except BaseException:
             service.close()
@@ -344,7 +345,8 @@ class Service:
         """The next entry, in memory; on disk with the next frame."""
         state = self.state
         entry = Entry(
-            sequence=state.sequence + 1,
+            number=state.number + 1,
+            sequence=state.sequence + entries.is_promise(what),
             previous=state.last_hash,
             at_us=self._ports.now_us(),
             caller=caller,
@@ -353,12 +355,12 @@ class Service:
         data = entries.encode(entry)
         hash_ = entries.hash_of(data)
         state.apply(entry, hash_)
-        self._pending.append((hash_, data))
+        self._pending.append((hash_, data, entry.sequence))
         self._wake.set()
 
     async def _until_durable(self) -> None:
         """Wait until everything decided so far is on disk; for ever, if the disk fails."""
-        if not self._pending and self.durable == self.state.sequence:
+        if self._written == self.state.number:
             return
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
@@ -379,13 +381,14 @@ class Service:
     async def _write(self) -> None:
         pending, self._pending = self._pending, []
         waiting, self._waiting = self._waiting, []
-        last = self.state.sequence
+        number, sequence = self.state.number, self.state.sequence
         if pending:
+            data = frame([(hash_, encoded) for hash_, encoded, _ in pending])
             try:
-                await self._lane.run(partial(self._log.append, frame(pending), last - len(pending) + 1))
+                await self._lane.run(partial(self._log.append, data, pending[0][2]))
             except OSError as error:
                 raise SignerStopped(str(error)) from error
-            self.durable = last
+            self.durable, self._written = sequence, number
         for future in waiting:
             if not future.done():
                 future.set_result(None)

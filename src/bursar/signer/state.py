@@ -89,11 +89,11 @@ class State:
 
     name: str = ""
     identity: str = ""
-    sequence: int = 0
+    number: int = 0  # of the last entry
+    sequence: int = 0  # promises to callers so far
     last_hash: str = NO_HASH
-    last_us: int = 0
     halted: str = ""  # why; "": it signs
-    halted_at: int = 0
+    halted_at: int = 0  # number of that entry
     behind: int = 0  # the sequence that a caller has seen and this log does not have
     payouts: dict[str, Payout] = field(default_factory=dict)
     slots: dict[str, str] = field(default_factory=dict)  # slot → the one payout that has it, for ever
@@ -116,7 +116,7 @@ class State:
 
     def apply(self, entry: Entry, hash_: str) -> None:
         """The next entry. Whether it follows the one before has been checked."""
-        self.sequence, self.last_hash, self.last_us = entry.sequence, hash_, entry.at_us
+        self.number, self.sequence, self.last_hash = entry.number, entry.sequence, hash_
         match entry.what:
             case entries.Created(name=name, identity=identity):
                 self.name, self.identity = name, identity
@@ -129,9 +129,9 @@ class State:
                 for dead in release.dead:
                     self.payouts[release.payout].attempts[dead.attempt].dead = True
             case entries.Halted(reason=reason):
-                self.halted, self.halted_at = reason, entry.sequence
+                self.halted, self.halted_at = reason, entry.number
             case entries.Behind(seen=seen):
-                self.behind, self.halted_at = seen, entry.sequence
+                self.behind, self.halted_at = seen, entry.number
             case entries.Unhalted():
                 self.halted, self.behind = "", 0
 
