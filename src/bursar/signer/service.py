@@ -28,7 +28,7 @@ from bursar.signer.entries import Entry, What
 from bursar.signer.errors import KeyUnavailable, PolicyRefused, SignerStopped
 from bursar.signer.keys import Keys
 from bursar.signer.log import Log, Torn, frame
-from bursar.signer.policy import Policy
+from bursar.signer.policy import LOCAL, Policy
 from bursar.signer.protocol import (
     LogEntry,
     Never,
@@ -344,14 +344,7 @@ class Service:
     def _append(self, caller: str, what: What) -> None:
         """The next entry, in memory; on disk with the next frame."""
         state = self.state
-        entry = Entry(
-            number=state.number + 1,
-            sequence=state.sequence + entries.is_promise(what),
-            previous=state.last_hash,
-            at_us=self._ports.now_us(),
-            caller=caller,
-            what=what,
-        )
+        entry = next_entry(state, self._ports.now_us(), caller, what)
         data = entries.encode(entry)
         hash_ = entries.hash_of(data)
         state.apply(entry, hash_)
@@ -406,3 +399,37 @@ class Service:
 
 def _place(attempt: Attempt) -> tuple[str, str]:
     return attempt.chain, attempt.sender
+
+
+async def halt_offline(ports: Ports, folder: str, reason: str) -> int:
+    """Halt a signer that is not running: it will start halted. The number of the entry; SignerInUse if it runs."""
+    check_reason(reason)
+    state, log, lane = State(), Log(ports.files(), folder), ports.lane("signer-log")
+
+    def append() -> None:
+        log.open(state, None)
+        if state.halted:
+            return
+        entry = next_entry(state, ports.now_us(), LOCAL, entries.Halted(reason=reason))
+        data = entries.encode(entry)
+        log.append(frame([(entries.hash_of(data), data)]), entry.sequence)
+        state.apply(entry, entries.hash_of(data))
+
+    try:
+        await lane.run(append)
+        return state.halted_at
+    finally:
+        log.close()
+        lane.close()
+
+
+def next_entry(state: State, at_us: int, caller: str, what: What) -> Entry:
+    """The entry that follows."""
+    return Entry(
+        number=state.number + 1,
+        sequence=state.sequence + entries.is_promise(what),
+        previous=state.last_hash,
+        at_us=at_us,
+        caller=caller,
+        what=what,
+    )
