@@ -42,6 +42,7 @@ from bursar.rails.chain import (
     WouldRevert,
 )
 from bursar.signer.protocol import (
+    KnownAttempt,
     LogEntry,
     Never,
     Preview,
@@ -254,35 +255,51 @@ class PaperSigner:
         self.away = False
         self.loses_answer = False  # signs, and its answer is lost
         self.refusal: SignerRefused | None = None
-        self.calls: list[str] = []
 
-    def _up(self, what: str) -> None:
-        self.calls.append(what)
+    def _up(self) -> None:
         if self.away:
             raise SignerUnavailable(self.name, "it does not answer")
 
     def _known(self, payout: str, attempt: int) -> LogEntry | None:
-        return next((e for e in self.entries if (e.request.payout, e.request.attempt) == (payout, attempt)), None)
+        return next((e for e in self.entries if (e.payout, e.attempt) == (payout, attempt)), None)
+
+    def _append(self, payout: str, attempt: int, **more: Any) -> LogEntry:
+        entry = LogEntry(sequence=len(self.entries) + 1, at_us=1, payout=payout, attempt=attempt, **more)
+        self.entries.append(entry)
+        return entry
 
     async def preview(self, payment: Payment, authorization: Authorization, wallet: str) -> Preview:
-        self._up("preview")
+        self._up()
         if self.refusal is not None:
             raise self.refusal
-        codec = PaperCodec()
-        nonces = [codec.decode(e.request.unsigned).slot.nonce or 0 for e in self.entries if e.request.wallet == wallet]
-        mine = tuple(e for e in self.entries if e.request.payout == payment.payout)
-        return Preview(nonce_floor=max(nonces, default=-1) + 1, sequence=len(self.entries), attempts=mine)
+        asked = [e.request for e in self.entries if e.request is not None and e.request.wallet == wallet]
+        nonces = [PaperCodec().decode(request.unsigned).slot.nonce or 0 for request in asked]
+        return Preview(nonce_floor=max(nonces, default=-1) + 1, sequence=len(self.entries))
+
+    async def attempts(self, payout: str) -> tuple[KnownAttempt, ...]:
+        self._up()
+        return tuple(
+            KnownAttempt(
+                attempt=e.attempt,
+                shape=Shape.PAY if e.request is None else e.request.shape,
+                sender="" if e.request is None else e.request.sender,
+                raw=e.raw,
+                hash=e.hash,
+                sequence=e.sequence,
+            )
+            for e in self.entries
+            if e.payout == payout
+        )
 
     async def sign(self, request: SignRequest) -> Signature | Never:
-        self._up("sign")
+        self._up()
         known = self._known(request.payout, request.attempt)
         if known is None:
             if self.refusal is not None:
                 raise self.refusal
             done = PaperCodec().signed(request.unsigned, request.sender.encode(), request.sender)
-            known = LogEntry(sequence=len(self.entries) + 1, at_us=1, request=request, raw=done.raw, hash=done.hash)
-            self.entries.append(known)
-        if not known.raw:
+            known = self._append(request.payout, request.attempt, request=request, raw=done.raw, hash=done.hash)
+        if known.request is None:
             return Never(sequence=known.sequence)
         assert known.request.unsigned == request.unsigned, "other bytes for one attempt"
         if self.loses_answer:
@@ -291,34 +308,16 @@ class PaperSigner:
         return Signature(raw=known.raw, hash=known.hash, sequence=known.sequence)
 
     async def cancel(self, payout: str, attempt: int) -> Signature | Never:
-        self._up("cancel")
-        known = self._known(payout, attempt)
-        if known is not None and known.raw:
+        self._up()
+        known = self._known(payout, attempt) or self._append(payout, attempt)
+        if known.raw:
             return Signature(raw=known.raw, hash=known.hash, sequence=known.sequence)
-        if known is None:
-            request = SignRequest(
-                payout=payout,
-                attempt=attempt,
-                shape=Shape.PAY,
-                chain="paper",
-                wallet="",
-                sender="",
-                unsigned=b'{"chain_id":0,"to":"","contract":"","amount":0,"slot":{},"fee":{"gas_limit":0,"price":0}}',
-                payment=NO_PAYMENT,
-                authorization=Authorization(),
-            )
-            self.entries.append(LogEntry(sequence=len(self.entries) + 1, at_us=1, request=request))
-        return Never(sequence=len(self.entries))
+        return Never(sequence=known.sequence)
 
     async def log(self, after: int, limit: int = 1_000) -> tuple[LogEntry, ...]:
-        self._up("log")
+        self._up()
         return tuple(self.entries[after : after + limit])
 
     async def status(self) -> SignerStatus:
-        self._up("status")
+        self._up()
         return SignerStatus(name=self.name, identity="paper", sequence=len(self.entries), halted="")
-
-
-NO_PAYMENT = Payment(
-    payout="", account="", asset="", amount="0", chain="", chain_id=0, contract="", decimals=0, amount_raw="0", to=""
-)

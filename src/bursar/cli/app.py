@@ -46,6 +46,10 @@ COMMANDS = {
     "token": ("bursar.cli.commands.serve:token", "Make a token for trying the API out."),
     "openapi": ("bursar.cli.commands.serve:openapi", "Print the OpenAPI description of the API."),
     "core": ("bursar.cli.commands.core:core", "The trading core: run it, or inspect its log and snapshots."),
+    "signer": (
+        "bursar.cli.commands.signer:signer",
+        "The signer: its keys, running it, halting it, its log; approvals.",
+    ),
     "sim": ("bursar.sim.command:command", "Run a scenario on the simulator, crashing it everywhere."),
     "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
     "chaos": ("bursar.chaos.command:chaos", "Kill everything at random under load; nothing may be lost."),

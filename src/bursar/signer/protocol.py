@@ -19,12 +19,13 @@ from bursar.rails.chain import Shape
 
 @dataclass(eq=False)
 class SignerRefused(Refusal):
-    """The signer says no, and has signed nothing for this attempt. It may say yes later, unless `denied`.
+    """The signer says no, and has not signed these bytes. It may say yes later, unless `denied`.
 
-    A refusal is no tombstone: only `cancel` makes sure that the attempt will never be signed.
+    A refusal is no tombstone: only `cancel` makes sure that the attempt will never be signed. OTHER_BYTES: the signer
+    has signed other bytes for this attempt, and `cancel` says which.
     """
 
-    reason: str  # a code: NOT_APPROVED, OVER_LIMIT, HALTED, UNKNOWN_WALLET, NONCE_TAKEN, MISMATCH, …
+    reason: str  # a code: see rules.Reason
     why: str
     denied: bool  # True: this very payment will not be signed unless the policy changes
     sequence: int
@@ -71,21 +72,33 @@ class Never(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One signature or tombstone of the signer's log, with all that is needed to rebuild the attempt."""
+    """One signature or tombstone of the signer's log; of a signature, all that is needed to rebuild the attempt."""
 
     sequence: int
     at_us: int
-    request: SignRequest
+    payout: str
+    attempt: int
+    request: SignRequest | None = None  # None: a tombstone, for which nothing need ever have been asked
     raw: bytes = b""  # empty: a tombstone
     hash: str = ""
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """The signer would sign this payment now. `nonce_floor`: the first nonce of the wallet that it has not signed."""
+    """The signer would sign this payment now. `nonce_floor`: one above the wallet's highest nonce signed."""
 
     nonce_floor: int
     sequence: int
-    attempts: tuple[LogEntry, ...] = ()  # what it has signed or tombstoned for this payout before
+
+
+class KnownAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the signer has on record of one attempt of a payout."""
+
+    attempt: int
+    shape: Shape
+    sender: str
+    raw: bytes  # empty: a tombstone
+    hash: str
+    sequence: int
 
 
 class SignerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +128,10 @@ class Signer(Protocol):
 
     async def cancel(self, payout: str, attempt: int) -> Signature | Never:
         """Make it definite: the bytes that were signed, or a tombstone."""
+        ...
+
+    async def attempts(self, payout: str) -> tuple[KnownAttempt, ...]:
+        """All that it has signed or tombstoned for a payout. None: nothing of it was ever signed."""
         ...
 
     async def log(self, after: int, limit: int = 1_000) -> tuple[LogEntry, ...]:

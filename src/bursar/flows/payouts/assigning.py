@@ -41,7 +41,7 @@ from bursar.rails.chain import (
     WalletShort,
     WouldRevert,
 )
-from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable
+from bursar.signer.protocol import KnownAttempt, SignerRefused, SignerUnavailable
 
 ROOM_S_MAX: Final = 30.0  # until a payout for which no wallet has room looks again
 
@@ -75,6 +75,13 @@ class Assigning:
             return self._refused(item, refused.code, str(refused))
 
     async def _assign(self, item: FlowRecord[Payout]) -> Answer:
+        # First, and before money could be given back: has the signer signed what this database has forgotten (W33)?
+        known = await self.out.signer.attempts(item.id)
+        if new := [one for one in known if one.attempt > item.body.attempts]:
+            if any(one.raw for one in new):
+                return await self._adopt(item, new)
+            numbers = msgspec.structs.replace(item.body, attempts=new[-1].attempt)  # tombstones: used up
+            item = FlowRecord(item.record, numbers)
         body, payment = item.body, item.body.payment
         if body.cancel:
             return fails("CANCELLED", body.cancel)
@@ -95,11 +102,6 @@ class Assigning:
             if refused.denied:
                 return self._refused(item, refused.reason, refused.why)
             raise NotNow(refused.reason, refused.why, BACK_OFF_S) from None
-        new = [entry for entry in preview.attempts if entry.request.attempt > body.attempts]
-        if any(entry.raw for entry in new):
-            return self._adopt(item, new)
-        known = max([body.attempts, *(entry.request.attempt for entry in new)])  # tombstones: their numbers are used up
-        item = FlowRecord(item.record, msgspec.structs.replace(body, attempts=known))
         slot = await chain.slot(candidate.address)
         try:  # before a nonce is taken: bytes that can't be built would never use it up
             chain.codec.build(chain.network, candidate.address, order, Shape.PAY, slot, fee)
@@ -210,8 +212,15 @@ class Assigning:
             evidence={"wallet": candidate.name, "attempt": number},
         )
 
-    def _adopt(self, item: FlowRecord[Payout], entries: list[LogEntry]) -> Answer:
-        """The signer has signed for this payout what this database does not know: it was restored (W33)."""
-        body, rows = adopted(self.out.chains[item.body.payment.chain], item.id, item.body, entries)
+    async def _adopt(self, item: FlowRecord[Payout], new: list[KnownAttempt]) -> Answer:
+        """The signer has signed for this payout what this database does not know: it is watched, not paid again."""
+        payment = item.body.payment
+        chain = self.out.chains.get(payment.chain)
+        wallet = (await self.out.wallets.own_addresses(payment.chain)).get(new[-1].sender)
+        if chain is None or wallet is None:
+            raise NotNow(
+                "SIGNED_BEFORE", f"it was signed for {new[-1].sender}, which is no wallet known here", OUTAGE_S
+            )
+        body, rows = adopted(chain, item.id, item.body, wallet, new, self.out.ports.now_us())
         log.critical("%s was signed before this database was restored; it is watched now", item.id)
         return Answer(outcome=Outcome.SUCCESS, event=ADOPTED, body=body, rows=rows, decision=True)

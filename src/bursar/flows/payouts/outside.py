@@ -22,7 +22,7 @@ from bursar.model.flow_rows import Claim, FlowRow, Put, RowOperation
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.rails.chain import Chain, Fee, Order, Shape, Try
-from bursar.signer.protocol import LogEntry, Signature, Signer, SignRequest
+from bursar.signer.protocol import KnownAttempt, Signature, Signer, SignRequest
 from bursar.store import Store
 
 OUTAGE_S: Final = 10.0  # until nodes or signer are asked again
@@ -136,47 +136,51 @@ def unlike(chain: Chain, request: SignRequest, said: Signature) -> str:
     return "" if hash_ == said.hash else f"their hash is {hash_}, not {said.hash}"
 
 
-def from_log(chain: Chain, entry: LogEntry) -> Attempt:
-    """An attempt as the signer's log has it."""
-    decoded = chain.codec.decode(entry.request.unsigned)
-    return Attempt(
-        number=entry.request.attempt,
-        shape=entry.request.shape,
-        wallet=entry.request.wallet,
+def from_signer(chain: Chain, wallet: str, known: KnownAttempt) -> Attempt:
+    """An attempt as the signer has it: bytes and hash, if it was signed."""
+    attempt = Attempt(
+        number=known.attempt,
+        shape=known.shape,
+        wallet=wallet,
+        fee=Fee(gas_limit=0, price=0),
+        sequence=known.sequence,
+        outcome="" if known.raw else "never signed",
+    )
+    if not known.raw:
+        return attempt
+    decoded, _, _ = chain.codec.read(known.raw)
+    return msgspec.structs.replace(
+        attempt,
         nonce=decoded.slot.nonce,
         expires=decoded.slot.expires,
         reference=decoded.slot.reference,
         fee=decoded.fee,
-        made_us=entry.at_us,
-        unsigned=entry.request.unsigned.hex(),
-        raw=entry.raw.hex(),
-        hash=entry.hash,
-        sequence=entry.sequence,
-        outcome="" if entry.raw else "never signed",
+        raw=known.raw.hex(),
+        hash=known.hash,
     )
 
 
 def adopted(
-    chain: Chain, payout: str, body: Payout, entries: list[LogEntry]
+    chain: Chain, payout: str, body: Payout, wallet: str, known: list[KnownAttempt], now_us: int
 ) -> tuple[Payout, tuple[RowOperation, ...]]:
-    """A payout with the attempts that the signer's log has of it: signed ones are watched, tombstones are kept."""
+    """A payout with the attempts that the signer has of it: signed ones are watched, tombstones are kept."""
     rows: list[RowOperation] = []
     tries: list[Try] = list(body.tries)
-    last = entries[-1].request
-    for entry in entries:
-        attempt = from_log(chain, entry)
+    for one in known:
+        attempt = from_signer(chain, wallet, one)
         rows.append(put_attempt(payout, attempt, 0))
-        if entry.raw:
+        if attempt.raw:
             rows.append(claim_hash(payout, body.payment.chain, attempt))
             tries.append(attempt.attempted())
+    last = known[-1]
     after = msgspec.structs.replace(
         body,
-        wallet=last.wallet,
+        wallet=wallet,
         sender=last.sender,
         attempts=last.attempt,
         current=last.attempt,
         shape=last.shape,
         tries=tuple(tries),
-        first_sent_us=entries[0].at_us,
+        first_sent_us=now_us,
     )
     return after, tuple(rows)

@@ -17,12 +17,12 @@ import msgspec
 
 from bursar.engine import Engine, set_pause
 from bursar.flows.payouts.machine import KNOWN, MACHINE, REPLACEMENTS, STATUS
-from bursar.flows.payouts.outside import SIGNER_PEER, Outside, from_log
-from bursar.flows.payouts.payout import ATTEMPT, SUSPENSE, Payout, Replacement, attempt_key, replacement_id
+from bursar.flows.payouts.outside import SIGNER_PEER, Outside
+from bursar.flows.payouts.payout import ATTEMPT, SUSPENSE, Attempt, Payout, Replacement, attempt_key, replacement_id
 from bursar.model.errors import Conflict, RecordMoved, Refusal
 from bursar.model.marks import Restored, restored
 from bursar.model.records import Record
-from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable
+from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable, SignRequest
 
 PAGE: Final = 500
 INTERVAL_S: Final = 60.0
@@ -63,7 +63,7 @@ class Reconciling:
             await self._stop(reason)
             return found
         if found is Restored.DATABASE:
-            numbers = ", ".join(sorted({entry.request.payout for entry in unknown})[:10])
+            numbers = ", ".join(sorted({entry.payout for entry in unknown})[:10])
             await self._stop(f"the signer has signed what this database does not know: {numbers}; it was restored")
             for entry in unknown:
                 await self._put_back(entry)
@@ -73,11 +73,11 @@ class Reconciling:
 
     async def _is_known(self, entry: LogEntry) -> bool:
         """Whether the attempt is here. Its unsigned bytes are stored before the signer is asked (W30)."""
-        key = attempt_key(entry.request.payout, entry.request.attempt)
+        key = attempt_key(entry.payout, entry.attempt)
         for flow in (MACHINE.name, REPLACEMENTS.name):
             if await self.out.store.read.flow_rows.get(flow, ATTEMPT.name, key) is not None:
                 return True
-        id_ = replacement_id(entry.request.payout, entry.request.attempt)
+        id_ = replacement_id(entry.payout, entry.attempt)
         return await self.engine.get(REPLACEMENTS.name, id_) is not None
 
     async def _stop(self, reason: str) -> None:
@@ -87,14 +87,16 @@ class Reconciling:
     async def _put_back(self, entry: LogEntry) -> None:
         """Write down what was forgotten; where it is there by now, nothing happens."""
         request = entry.request
-        record = await self.engine.get(MACHINE.name, request.payout)
+        if request is None:
+            return  # a tombstone: nothing of it can ever happen
+        record = await self.engine.get(MACHINE.name, entry.payout)
         if record is None:
-            await self._start_again(entry)
-        elif STATUS[record.state] in ("processing", "confirming") and entry.raw:
-            await self._replace_again(record, entry)
+            await self._start_again(request)
+        elif STATUS[record.state] in ("processing", "confirming"):
+            await self._replace_again(record, request)
 
-    async def _start_again(self, entry: LogEntry) -> None:
-        request = entry.request
+    async def _start_again(self, request: SignRequest) -> None:
+        """Its hold is taken anew; from suspense, if its account has less than that by now."""
         body = Payout(
             payment=request.payment,
             authorization=request.authorization,
@@ -104,9 +106,8 @@ class Reconciling:
         for booked_from in ("", SUSPENSE):
             try:
                 whole = msgspec.structs.replace(body, booked_from=booked_from)
-                await self.engine.start(
-                    MACHINE.name, whole, id=request.payout, owner=request.payment.account, actor=ACTOR
-                )
+                owner = request.payment.account
+                await self.engine.start(MACHINE.name, whole, id=request.payout, owner=owner, actor=ACTOR)
             except (RecordMoved, Conflict):
                 return  # another process has done it
             except Refusal as refusal:
@@ -114,16 +115,24 @@ class Reconciling:
                 continue
             return
 
-    async def _replace_again(self, record: Record, entry: LogEntry) -> None:
-        request = entry.request
+    async def _replace_again(self, record: Record, request: SignRequest) -> None:
+        decoded = self.out.chains[request.chain].codec.decode(request.unsigned)
+        attempt = Attempt(
+            number=request.attempt,
+            shape=request.shape,
+            wallet=request.wallet,
+            nonce=decoded.slot.nonce,
+            expires=decoded.slot.expires,
+            reference=decoded.slot.reference,
+            fee=decoded.fee,
+            unsigned=request.unsigned.hex(),
+        )
         body = Replacement(
             payout=request.payout,
             payment=request.payment,
             authorization=request.authorization,
             sender=request.sender,
-            attempt=msgspec.structs.replace(
-                from_log(self.out.chains[request.chain], entry), raw="", hash="", sequence=0
-            ),
+            attempt=attempt,
         )
         id_ = replacement_id(request.payout, request.attempt)
         with contextlib.suppress(RecordMoved, Conflict):  # another process has done it
