@@ -23,8 +23,9 @@ from tests.unit.sim_chain_builders import (
 )
 
 from bursar.sim import Kernel, run
+from bursar.sim.chain_faults import Fault
 from bursar.sim.chain_state import Behaviour
-from bursar.sim.evm_nodes import Fault, Nodes, all_final, hidden, invented, receipt_says
+from bursar.sim.evm_nodes import Nodes, all_final, hidden, invented, receipt_says
 from bursar.sim.evm_rpc import TRANSFER_TOPIC, RpcError
 from bursar.sim.evm_world import GWEI, World
 

@@ -1,9 +1,7 @@
 """EVM nodes on a simulated chain, behind HTTP that breaks: each with its own view, its own troubles and its own lies.
 
-`Nodes.transport(sleep)` is what a rail uses instead of an HTTP client: the same signature, the same exceptions. In the
-simulator `sleep` is that of the calling process (`process.ports.sleep`), so that a crash ends the call where it is; the
-demo gives the real one. Faults come from the node's own seeded dice at the rate `Nodes.trouble`, which a scenario sets
-to 0 to heal, or from a node's `script`, which a test fills.
+`Nodes.transport(sleep)` is what a rail uses instead of an HTTP client: the same signature, the same exceptions. What
+can go wrong on the way is in `chain_faults`.
 
 A transaction that a node accepts is offered to the other nodes and to the block makers. With trouble that fails now and
 then: the node has it, and it is never mined unless the same bytes are sent again.
@@ -13,65 +11,32 @@ Nothing here decides what is true of the chain (`evm_world`) or how a node words
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from enum import StrEnum
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import msgspec
 
+from bursar.sim.chain_faults import FaultyNetwork, HttpStatus, Lie, Machine, Sleep
 from bursar.sim.evm_rpc import RpcError, View, receipt_json, transaction_json
 from bursar.sim.evm_tx import RefusedTransaction, Tx, read_transaction
 from bursar.sim.evm_world import Receipt, World
 
-Sleep = Callable[[float], Awaitable[None]]
 Post = Callable[[str, Mapping[str, str], bytes, float], Awaitable[tuple[int, bytes]]]
-Lie = Callable[[str, Sequence[Any], Any], Any]  # method, parameters, truth → what is said
-
-LATENCY_S: Final = 0.02  # at most, each way
-LATE_CALLS_MAX: Final = 40  # a late request arrives while this many others are made
-GOSSIP_LOST_SHARE: Final = 0.3  # of `trouble`
 
 
-class Fault(StrEnum):
-    """What goes wrong with one request."""
-
-    NONE = "none"
-    REFUSED = "refused"  # the connection breaks before the request has arrived
-    REPLY_LOST = "reply lost"  # it breaks after the effect
-    HANGS = "hangs"  # no effect, no answer
-    SLOW = "slow"  # effect, and an answer after the caller's timeout
-    LATE = "late"  # no answer; the request arrives long after the caller has given up
-    BUSY = "busy"  # HTTP 429, no effect
-    BROKEN = "broken"  # HTTP 502 from a proxy, after the effect
-
-
-CHANCE: Final = tuple(fault for fault in Fault if fault is not Fault.NONE)
-
-
-class Node(View):
+class Node(Machine, View):
     """One node."""
 
     def __init__(self, world: World, name: str, seed: object) -> None:
-        super().__init__(world)
-        self.name = name
+        View.__init__(self, world)
+        Machine.__init__(self, name, seed)
         self.url = f"http://{name}"
-        self.down = False
-        self.hangs = False
-        self.isolated = False  # it hears of no one else's transactions, and passes none on
-        self.slow_s = 0.0  # on top of every answer
-        self.lies: list[Lie] = []
-        self.script: deque[Fault] = deque()  # of the next requests, before chance has its say
-        self.dice = random.Random(f"{seed} evm node {name}")
 
     def say(self, method: str, params: Sequence[Any]) -> Any:
         """The answer, with its lies."""
-        result = self.answer(method, params)
-        for lie in self.lies:
-            result = lie(method, params, result)
-        return result
+        return self.lied(method, params, self.answer(method, params))
 
     def serve(self, body: bytes) -> bytes:
         """One HTTP body to another: a JSON-RPC request, or a batch."""
@@ -100,18 +65,16 @@ def _error(id: Any, error: RpcError) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "error": told}
 
 
-class Nodes:
+class Nodes(FaultyNetwork):
     """All nodes of a chain, and the network between them and their callers."""
 
     def __init__(self, world: World, names: Iterable[str], seed: object, *, trouble: float = 0.0) -> None:
+        super().__init__(trouble)
         self.world = world
-        self.trouble = trouble  # of the requests
         self.by_name = {name: Node(world, name, seed) for name in names}
-        self.calls = 0
         self._by_url = {node.url: node for node in self.by_name.values()}
-        self._late: list[tuple[int, Node, bytes]] = []
         for node in self.by_name.values():
-            node.on_accepted = self._gossip_of(node)
+            node.on_accepted = partial(self._gossip, node)
 
     def __getitem__(self, name: str) -> Node:
         return self.by_name[name]
@@ -120,10 +83,8 @@ class Nodes:
         """End every trouble, lie and lag. What was late arrives now."""
         self.trouble = 0.0
         for node in self.by_name.values():
-            node.down = node.hangs = node.isolated = False
-            node.slow_s, node.lag, node.keeps, node.chain_id, node.world = 0.0, 0, None, None, self.world
-            node.lies.clear()
-            node.script.clear()
+            node.repair()
+            node.chain_id, node.world = None, self.world
         self.deliver_late(everything=True)
 
     def drop(self, hash: str) -> None:
@@ -132,72 +93,28 @@ class Nodes:
         for node in self.by_name.values():
             node.pool.drop(hash)
 
-    def deliver_late(self, *, everything: bool = False) -> None:
-        """Let requests arrive whose callers have given up."""
-        due = [one for one in self._late if everything or one[0] <= self.calls]
-        self._late = [one for one in self._late if one not in due]
-        for _, node, body in due:
-            node.serve(body)
-
     def transport(self, sleep: Sleep) -> Post:
         """`post(url, headers, body, timeout_s)` for one caller, who sleeps by its own clock."""
 
         async def post(url: str, _headers: Mapping[str, str], body: bytes, timeout_s: float) -> tuple[int, bytes]:
-            return await self._post(sleep, self._by_url[url], body, timeout_s)
+            node = self._by_url[url]
+            try:
+                return 200, await self.call(sleep, node, partial(node.serve, body), timeout_s)
+            except HttpStatus as answered:
+                return answered.status, b"<html></html>"
 
         return post
 
-    async def _post(self, sleep: Sleep, node: Node, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        self.calls += 1
-        self.deliver_late()
-        await sleep(node.dice.random() * LATENCY_S)
-        if node.down:
-            raise ConnectionRefusedError("connection refused")
-        fault = self._fault(node)
-        match fault:
-            case Fault.REFUSED:
-                raise ConnectionResetError("the connection was closed")
-            case Fault.HANGS | Fault.LATE:
-                if fault is Fault.LATE:
-                    self._late.append((self.calls + node.dice.randint(1, LATE_CALLS_MAX), node, body))
-                await sleep(timeout_s)
-                raise TimeoutError(f"no answer within {timeout_s:g} s")
-            case Fault.BUSY:
-                return 429, b"Too Many Requests"
-        answer = node.serve(body)
-        match fault:
-            case Fault.REPLY_LOST:
-                raise ConnectionResetError("the connection was closed")
-            case Fault.BROKEN:
-                return 502, b"<html>Bad Gateway</html>"
-        wait = timeout_s if fault is Fault.SLOW else node.slow_s + node.dice.random() * LATENCY_S
-        await sleep(min(wait, timeout_s))
-        if wait >= timeout_s:
-            raise TimeoutError(f"no answer within {timeout_s:g} s")
-        return 200, answer
-
-    def _fault(self, node: Node) -> Fault:
-        if node.script:
-            return node.script.popleft()
-        if node.hangs:
-            return Fault.HANGS
-        return node.dice.choice(CHANCE) if node.dice.random() < self.trouble else Fault.NONE
-
-    def _gossip_of(self, node: Node) -> Callable[[Tx], None]:
-        def accepted(tx: Tx) -> None:
-            lost = node.dice.random() < self.trouble * GOSSIP_LOST_SHARE
-            if node.isolated or lost:
-                return
-            for world in (self.world,) if node.world is self.world else (self.world, node.world):
+    def _gossip(self, node: Node, tx: Tx) -> None:
+        if self.loses_gossip(node):
+            return
+        for world in (self.world,) if node.world is self.world else (self.world, node.world):
+            with suppress(RefusedTransaction):
+                world.offer(tx)
+        for peer in self.by_name.values():
+            if peer is not node and not peer.down and not peer.isolated:
                 with suppress(RefusedTransaction):
-                    world.offer(tx)
-            for peer in self.by_name.values():
-                if peer is not node and not peer.down and not peer.isolated:
-                    sender = tx.sender
-                    with suppress(RefusedTransaction):
-                        peer.pool.add(tx, peer.world.nonce(sender, peer.head), peer.world.balance(sender, at=peer.head))
-
-        return accepted
+                    peer.hear(tx)
 
 
 # --- lies ------------------------------------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ class View:
         return self.world.state.reader(number)
 
     def _named(self, hash: str) -> Block | None:
-        return next((one for one in reversed(self.world.blocks[: self.head + 1]) if one.hash == hash.lower()), None)
+        block = self.world.block(hash.lower())
+        return block if block is not None and block.number <= self.head else None
 
     def _block_by_number(self, tag: str, full: bool = False) -> Any:
         number = self._number(tag)
@@ -177,15 +178,19 @@ class View:
             tx = read_transaction(bytes.fromhex(raw.removeprefix("0x")))
             if tx.chain_id != self._id():
                 raise RefusedTransaction(f"invalid chain id for signer: have {tx.chain_id} want {self._id()}")
-            nonce = self.world.nonce(tx.sender, self.head)
-            self.pool.settle(tx.sender, nonce)
             if self.pool.get(tx.hash) is not None:
                 self.on_accepted(tx)  # offered to the others again, so that one lost on the way is not lost for ever
-            self.pool.add(tx, nonce, self.world.balance(tx.sender, COIN, self.head))
+            self.hear(tx)
         except RefusedTransaction as error:
             raise RpcError(-32000, str(error)) from None
         self.on_accepted(tx)
         return tx.hash
+
+    def hear(self, tx: Tx) -> None:
+        """Take a transaction into its own pool; RefusedTransaction if that does not fit its view."""
+        nonce = self.world.nonce(tx.sender, self.head)
+        self.pool.settle(tx.sender, nonce)
+        self.pool.add(tx, nonce, self.world.balance(tx.sender, COIN, self.head))
 
     # --- calls and fees ---
 

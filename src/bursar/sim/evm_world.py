@@ -115,7 +115,8 @@ class World:
         self.seen: dict[str, Tx] = {}  # everything that ever reached a block maker
         self.pool = self.new_pool()
         self.blocks: list[Block] = []
-        self._where: dict[str, tuple[int, int]] = {}  # hash → block, index
+        self._where: dict[str, tuple[int, int]] = {}  # hash → block, position
+        self._numbers: dict[str, int] = {}  # hash of a block → its number
         self._grants: list[Grant] = []
         self._reorgs = 0
         self._next_base_fee: int | None = self.terms.base_fee
@@ -140,6 +141,11 @@ class World:
             return None
         block = self.blocks[place[0]]
         return block, block.receipts[place[1]]
+
+    def block(self, hash: str) -> Block | None:
+        """A block of the canonical chain."""
+        number = self._numbers.get(hash)
+        return None if number is None else self.blocks[number]
 
     def balance(self, address: str, contract: str = COIN, at: int | None = None) -> int:
         """Coin or tokens of an address, in any spelling."""
@@ -259,6 +265,8 @@ class World:
             raise ValueError(f"a reorganisation of {depth} blocks at height {self.head.number} is too deep")
         removed = self.blocks[-depth:]
         del self.blocks[-depth:]
+        for block in removed:
+            del self._numbers[block.hash]
         self.state.rewind(self.head.number)
         self._reorgs += 1
         self._next_base_fee = removed[0].base_fee
@@ -311,6 +319,7 @@ class World:
         hash = "0x" + keccak(rlp.encode(content)).hex()
         block = Block(number, hash, parent, timestamp, base_fee, gas_used, extra, receipts, grants)
         self.blocks.append(block)
+        self._numbers[hash] = number
         for receipt in receipts:
             self._where[receipt.tx.hash] = (number, receipt.position)
         return block
