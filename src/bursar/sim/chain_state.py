@@ -45,6 +45,14 @@ class Movement(NamedTuple):
     amount: int
 
 
+class Grant(NamedTuple):
+    """Coin or tokens that a faucet gives in a block, without a transaction."""
+
+    to: str
+    amount: int
+    contract: str
+
+
 class Effect(NamedTuple):
     """A movement on the canonical chain, and the transaction that caused it."""
 

@@ -29,6 +29,7 @@ from bursar.sim.chain_state import (
     COIN,
     NONCE,
     Effect,
+    Grant,
     Movement,
     Read,
     Reverted,
@@ -59,14 +60,6 @@ class Receipt(NamedTuple):
     events: tuple[Movement, ...]  # what its logs claim
     first_log: int
     moves: tuple[Movement, ...]  # what moved
-
-
-class Grant(NamedTuple):
-    """Coin or tokens that a faucet gives in a block, without a transaction."""
-
-    to: str
-    amount: int
-    contract: str
 
 
 @dataclass(frozen=True, slots=True)
