@@ -220,6 +220,14 @@ def test_isolated_node_keeps_its_transactions_to_itself(world: World, nodes: Nod
     assert [one.tx.hash for one in world.mine().receipts] == [hash]
 
 
+def test_healed_nodes_pass_on_what_they_hold(world: World, nodes: Nodes) -> None:
+    nodes["one"].isolated = True
+    hash = send(nodes, signed())
+    nodes.heal()
+    assert ask(nodes, "eth_getTransactionByHash", hash, node="two") is not None
+    assert [one.tx.hash for one in world.mine().receipts] == [hash]
+
+
 def test_dropped_everywhere(world: World, nodes: Nodes) -> None:
     hash = send(nodes, signed())
     nodes.drop(hash)

@@ -436,6 +436,17 @@ def test_scan_reads_whole_ranges_at_nodes_that_agree(setting: Setting) -> None:
         do(setting.chain.scan(frozenset({ALICE.address}), 0))
 
 
+def test_node_that_passes_nothing_on_is_not_the_network(setting: Setting) -> None:
+    for node in setting.nodes.by_name.values():
+        node.isolated = True
+    one = sent(setting)
+    setting.mine()
+    assert setting.fate(one) == Pending(seen=True)
+    setting.nodes.heal()
+    setting.mine(6)
+    assert isinstance(setting.fate(one), Confirmed)
+
+
 def test_faults_of_a_send_are_answers_and_no_proof(setting: Setting) -> None:
     made, one = setting.signed()
     setting.nodes["one"].script.append(Fault.REPLY_LOST)

@@ -80,12 +80,15 @@ class Nodes(FaultyNetwork):
         return self.by_name[name]
 
     def heal(self) -> None:
-        """End every trouble, lie and lag. What was late arrives now."""
+        """End every trouble, lie and lag. What was late arrives, and nodes pass on what they hold."""
         self.trouble = 0.0
         for node in self.by_name.values():
             node.repair()
             node.chain_id, node.world = None, self.world
         self.deliver_late(everything=True)
+        for node in self.by_name.values():
+            for tx in list(node.pool):
+                self._gossip(node, tx)
 
     def drop(self, hash: str) -> None:
         """Let every pool forget a transaction."""

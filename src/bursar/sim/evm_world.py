@@ -76,6 +76,9 @@ class Block:
     receipts: tuple[Receipt, ...]
     grants: tuple[Grant, ...]
 
+    def __deepcopy__(self, _memo: object) -> Block:
+        return self  # it never changes: a branch shares the blocks that it has in common
+
 
 @dataclass(kw_only=True)
 class Terms:

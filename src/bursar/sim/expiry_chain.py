@@ -11,6 +11,7 @@ asked for it, they don't have it, and they keep every block that could contain i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -156,11 +157,14 @@ class Nodes(FaultyNetwork):
         return self.by_name[name]
 
     def heal(self) -> None:
-        """End every trouble, lie and lag. What was late arrives now."""
+        """End every trouble, lie and lag. What was late arrives, and nodes pass on what they hold."""
         self.trouble = 0.0
         for node in self.by_name.values():
             node.repair()
         self.deliver_late(everything=True)
+        for node in self.by_name.values():
+            for tx in list(node.pool.values()):
+                self._gossip(node, tx.raw)
 
     def drop(self, hash: str) -> None:
         """Let every pool forget a transaction."""
@@ -174,15 +178,18 @@ class Nodes(FaultyNetwork):
 
     def _perform(self, node: Node, method: str, params: Sequence[Any]) -> Any:
         answer = node.answer(method, params)
-        if method == "submit" and not self.loses_gossip(node):
-            try:
-                tx = self.world.submit(params[0])
-            except Refused:
-                return answer
+        if method == "submit":
+            self._gossip(node, params[0])
+        return answer
+
+    def _gossip(self, node: Node, raw: bytes) -> None:
+        if self.loses_gossip(node):
+            return
+        with suppress(Refused):
+            tx = self.world.submit(raw)
             for peer in self.by_name.values():
                 if not peer.down and not peer.isolated:
                     peer.pool[tx.hash] = tx
-        return answer
 
 
 class _Seen(NamedTuple):
