@@ -5,6 +5,10 @@ Raw transactions are made with eth_account, so that the chain's own reading of b
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
+from typing import Any
+
 import pytest
 from eth_account import Account
 from tests.unit.sim_chain_builders import (
@@ -19,7 +23,7 @@ from tests.unit.sim_chain_builders import (
     signed,
 )
 
-from bursar.sim.chain_state import BURNED, Behaviour, Effect
+from bursar.sim.chain_state import BURNED, Behaviour, Effect, Token
 from bursar.sim.evm_tx import RefusedTransaction, read_transaction
 from bursar.sim.evm_world import GWEI, MAKER, World
 
@@ -333,3 +337,61 @@ def test_same_calls_give_the_same_hashes() -> None:
 
     assert run() == run()
     assert run()[0] == World().blocks[0].hash
+
+
+def random_life(seed: int) -> World:
+    """A chain with a bit of everything."""
+    dice = random.Random(f"{seed} chain")
+    world = a_world(Behaviour.TAKES_FEE, gas_limit=400_000, finality=6, pool_size=12)
+    for _ in range(150):
+        key = dice.choice((ALICE, BOB))
+        nonce = world.nonce(key.address) + dice.randint(0, 3)
+        fees: dict[str, Any] = {"tip": dice.randint(1, 5) * GWEI, "max_fee": dice.randint(5, 60) * GWEI}
+        raw = (
+            pays_token(dice.randint(1, 5_000), key=key, nonce=nonce, **fees)
+            if dice.random() < 0.5
+            else signed(key, nonce, dice.choice((CAROL, ALICE.address)), dice.randint(0, COIN_UNIT), **fees)
+        )
+        with suppress(RefusedTransaction):
+            world.submit(raw)
+        match dice.randint(0, 9):
+            case 0 | 1 | 2 | 3:
+                world.mine()
+            case 4:
+                world.reorg(dice.randint(1, min(6, world.head.number)), returns=lambda tx: tx.nonce % 3 != 0)
+            case 5:
+                world.fund(BOB.address, dice.randint(1, 1_000), USDT)
+            case 6:
+                world.drop(dice.choice(list(world.seen)))
+            case 7:
+                world.spike(dice.randint(1, 50) * GWEI)
+            case 8:
+                world.mine(first=[dice.choice(list(world.seen))])
+            case 9:
+                world.terms.background_gas = dice.choice((0, 200_000, 400_000))
+    return world
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_state_is_what_the_canonical_blocks_make_of_it(seed: int) -> None:
+    """Whatever was reorganised, dropped or replaced: a new chain that mines the same blocks has the same state."""
+    world = random_life(seed)
+    assert_conserved(world)
+    assert len(world.effects()) > 10
+    again = World(world.terms)
+    again.deploy(Token(USDT, behaviour=Behaviour.TAKES_FEE))
+    for block in world.blocks[1:]:
+        for grant in block.grants:
+            again.fund(*grant)
+        for receipt in block.receipts:
+            again.seen[receipt.tx.hash] = receipt.tx
+        again.spike(block.base_fee)
+        again.terms.background_gas = 0
+        assert again.mine(first=[receipt.tx.hash for receipt in block.receipts]).receipts == block.receipts
+    assert again.totals() == world.totals()
+    assert again.effects() == world.effects()
+    for at in range(len(world.blocks)):
+        for address in (ALICE.address, BOB.address, CAROL, BURNED, MAKER, USDT):
+            for asset in ("", USDT):
+                assert again.balance(address, asset, at) == world.balance(address, asset, at)
+            assert again.nonce(address, at) == world.nonce(address, at)

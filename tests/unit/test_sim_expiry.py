@@ -73,7 +73,8 @@ class Setting:
         self.mine(7)
         self.nodes = Nodes(self.world, names, seed=1)
         tokens = count()
-        self.chain: Chain = ExpiryChain(NETWORK, self.nodes, no_sleep, lambda: f"{next(tokens):032x}")
+        self.chain = ExpiryChain(NETWORK, self.nodes, no_sleep, lambda: f"{next(tokens):032x}")
+        _is_one: Chain = self.chain  # for the type checker
 
     def mine(self, blocks: int = 1) -> None:
         for _ in range(blocks):
@@ -434,6 +435,15 @@ def test_scan_reads_whole_ranges_at_nodes_that_agree(setting: Setting) -> None:
     ]
     with pytest.raises(NodesUnavailable, match="disagree"):
         do(setting.chain.scan(frozenset({ALICE.address}), 0))
+
+
+def test_scan_notices_that_a_final_block_is_gone(setting: Setting) -> None:
+    setting.mine(3)
+    page = do(setting.chain.scan(frozenset({ALICE.address}), 0))
+    assert do(setting.chain.scan(frozenset(), page.up_to, page.up_to_hash)).up_to == page.up_to
+    setting.world.reorg(6, deep=True)
+    with pytest.raises(NodesUnavailable, match=f"final block {page.up_to} was"):
+        do(setting.chain.scan(frozenset({ALICE.address}), page.up_to, page.up_to_hash))
 
 
 def test_node_that_passes_nothing_on_is_not_the_network(setting: Setting) -> None:
