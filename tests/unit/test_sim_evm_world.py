@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import rlp  # type: ignore[import-untyped]
 from eth_account import Account
 from tests.unit.sim_chain_builders import (
     ALICE,
@@ -26,6 +27,8 @@ from tests.unit.sim_chain_builders import (
 from bursar.sim.chain_state import BURNED, Behaviour, Effect, Token
 from bursar.sim.evm_tx import RefusedTransaction, read_transaction
 from bursar.sim.evm_world import GWEI, MAKER, World
+
+CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
@@ -49,6 +52,14 @@ def test_every_changed_byte_of_a_transaction_has_another_sender_or_is_refused() 
             continue
         assert tx.sender != ALICE.address.lower(), place
     assert read_transaction(raw).sender == ALICE.address.lower()
+
+
+def test_second_signature_of_the_same_transaction_is_refused() -> None:
+    """EIP-2: for each signature there is another with s negated, which would give the transaction another hash."""
+    *content, v, r, s = rlp.decode(signed()[1:])
+    parity, negated = 1 - int.from_bytes(v, "big"), CURVE_ORDER - int.from_bytes(s, "big")
+    with pytest.raises(RefusedTransaction, match="invalid transaction v, r, s values"):
+        read_transaction(b"\x02" + rlp.encode([*content, parity, r, negated]))
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x02", b"\x01\xc0", b"\xc0", b"\x02\xc1\xc0", b"\x02" + b"\xff" * 40])
@@ -225,6 +236,7 @@ def test_revert_moves_nothing_and_costs_gas() -> None:
     blacklisted, too_much, out_of_gas = world.mine().receipts
     assert not blacklisted.ok and not too_much.ok and not out_of_gas.ok
     assert out_of_gas.gas_used == 40_000
+    assert blacklisted.gas_used < 100_000
     assert world.effects() == []
     assert world.nonce(ALICE.address) == 3
     assert before - world.balance(ALICE.address) == sum(

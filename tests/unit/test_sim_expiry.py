@@ -194,10 +194,22 @@ def test_no_block_after_the_expiry_includes_it(setting: Setting) -> None:
     do(setting.chain.send(made.raw))
     setting.mine(one.slot.expires - setting.world.head.number)
     setting.world.censored.clear()
+    other = setting.signed(pay(5), slot=msgspec.structs.replace(one.slot, reference=setting.world.head.hash))[0]
+    with pytest.raises(Refused, match="TRANSACTION_EXPIRATION_ERROR"):
+        setting.world.submit(other.raw)
     setting.mine()
     assert setting.world.effects() == []
     with pytest.raises(Refused, match="TRANSACTION_EXPIRATION_ERROR"):
         setting.world.submit(made.raw)
+
+
+def test_no_branch_without_its_reference_block_includes_it(setting: Setting) -> None:
+    head = setting.world.head
+    made, _ = setting.signed(slot=Slot(expires=head.number + 10, reference=head.hash))
+    setting.world.submit(made.raw)
+    setting.world.reorg(1)
+    setting.mine()
+    assert setting.world.effects() == []
 
 
 def test_its_last_height_still_includes_it(setting: Setting) -> None:
@@ -282,6 +294,15 @@ def test_confirmed_at_the_final_height_and_not_before(setting: Setting) -> None:
     fate = setting.fate(one)
     assert isinstance(fate, Confirmed)
     assert (fate.block, fate.block_hash, fate.fee_paid) == (block.number, block.hash, 30_300 * 100)
+
+
+def test_not_confirmed_while_one_node_calls_it_not_final(setting: Setting) -> None:
+    one = sent(setting)
+    setting.mine(6)
+    setting.nodes["two"].lag = 1
+    assert isinstance(setting.fate(one), Pending)
+    setting.nodes["two"].lag = 0
+    assert isinstance(setting.fate(one), Confirmed)
 
 
 def test_dead_when_the_final_height_is_past_the_expiry(setting: Setting) -> None:

@@ -326,7 +326,7 @@ class World:
 
         def push(sender: str) -> None:
             tx = self.pool.at(sender, self.nonce(sender))
-            if tx is not None and tx.hash not in self.censored and tx.max_fee >= base_fee:
+            if tx is not None and tx.hash not in self.censored:
                 heapq.heappush(heap, (-tx.tip_at(base_fee), self.pool.arrival(tx.hash), tx))
 
         for sender in self.pool.senders():
