@@ -21,6 +21,7 @@ from bursar.rails.chain import (
     Codec,
     Confirmed,
     Dead,
+    DeepReorganisation,
     Fate,
     Fee,
     FeeTooHigh,
@@ -38,6 +39,7 @@ from bursar.rails.chain import (
     Slot,
     Try,
     Unknown,
+    WalletShort,
     WouldRevert,
 )
 from bursar.sim.chain_faults import FaultyNetwork, Machine, Sleep
@@ -224,9 +226,11 @@ class ExpiryChain:
         fee = Fee(gas_limit=min(GAS_MARGIN * gas, order.gas_limit_max or GAS_MARGIN * gas), price=price)
         coin, *tokens = await self._alike("balances", sender, (order.contract,) if order.contract else ())
         short = tokens[0] < order.amount if tokens else False
-        if short or coin < fee.worst + (0 if order.contract else order.amount):
-            # Not this payment's fault, so no refusal: it waits until the wallet is funded.
-            raise NodesUnavailable(self.network.name, f"{sender} has too little for the payment or its fee")
+        needs = fee.worst + (0 if order.contract else order.amount)
+        if short:
+            raise WalletShort(self.network.name, sender, order.contract, tokens[0], order.amount)
+        if coin < needs:
+            raise WalletShort(self.network.name, sender, "", coin, needs)
         return fee
 
     async def higher(self, fee: Fee, priority: Priority) -> Fee | None:
@@ -279,8 +283,7 @@ class ExpiryChain:
         if after_hash:
             (before,) = await self._alike("blocks", after, after)
             if before.hash != after_hash:
-                why = f"final block {after} was {after_hash} and is {before.hash} now"
-                raise NodesUnavailable(self.network.name, why)
+                raise DeepReorganisation(self.network.name, after, after_hash, before.hash)
         last = min(number, after + SCAN_BLOCKS_MAX)
         if last == after:
             return Page(up_to=number, up_to_hash=hash, transactions=())

@@ -19,7 +19,18 @@ from coincurve import PublicKey
 from eth_hash.auto import keccak
 from eth_utils.address import to_checksum_address
 
-from bursar.rails.chain import Decoded, Fee, InvalidAddress, Network, Order, Shape, Signed, Slot, Undecodable
+from bursar.rails.chain import (
+    Decoded,
+    Fee,
+    InvalidAddress,
+    Network,
+    Order,
+    Shape,
+    Signed,
+    Slot,
+    Unbuildable,
+    Undecodable,
+)
 
 KIND: Final = "expiry"
 HEX_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
@@ -66,7 +77,7 @@ class ExpiryCodec:
 
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
         if slot.expires is None or not slot.reference or slot.nonce is not None:
-            raise ValueError(f"a slot of {network.name} is an expiry and a reference block, not {slot}")
+            raise Unbuildable(network.name, f"its slot is an expiry and a reference block, not {slot}")
         pays = shape is Shape.PAY
         content = Content(
             chain_id=network.chain_id,

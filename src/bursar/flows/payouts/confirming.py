@@ -7,6 +7,8 @@ moved something else waits for two people (W36).
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from bursar.engine import Answer, FlowRecord
@@ -29,12 +31,16 @@ from bursar.rails.chain import (
     Unknown,
 )
 
+RESEND_S: Final = 60.0  # between two times that the same bytes are given to nodes that say they have them
+SENT_MAX: Final = 100_000  # payouts whose last time is remembered here
+
 
 class Confirming:
     """The action of `confirming`, and the query of what people have decided."""
 
     def __init__(self, out: Outside) -> None:
         self.out = out
+        self._sent: dict[str, float] = {}  # when the bytes of a payout were given to the nodes once more
 
     async def confirm(self, item: FlowRecord[Payout]) -> Answer:
         """What became of it? Until it is final: send it again if no node has it, replace it if it is stuck."""
@@ -169,10 +175,22 @@ class Confirming:
                 answer = await self._replace(item, chain, known, cancel=cancelling or wants_cancel)
                 if answer is not None:
                     return answer
-        if not fate.seen and not (body.cancel and body.shape is Shape.PAY and not cancelling):
+        unwanted = body.cancel and body.shape is Shape.PAY and not cancelling
+        if fate.block is None and not unwanted and self._is_due(item.id, seen=fate.seen):
             await self._resend(item, chain, known)
         why = "not final yet" if fate.block is not None else "not in a block yet"
         return Answer(outcome=Outcome.PENDING, message=why, unchanged=True, retry_after_s=poll_s, decision=True)
+
+    def _is_due(self, id_: str, *, seen: bool) -> bool:
+        """Whether it is sent again: at once if no node has it, else now and then, for a node may keep it to itself."""
+        now_s = self.out.ports.monotonic()
+        if len(self._sent) > SENT_MAX:
+            self._sent.clear()
+        last = self._sent.setdefault(id_, now_s)
+        if seen and now_s - last < RESEND_S:
+            return False
+        self._sent[id_] = now_s
+        return True
 
     async def _replace(
         self, item: FlowRecord[Payout], chain: Chain, known: list[Attempt], *, cancel: bool
