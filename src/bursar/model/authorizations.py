@@ -24,6 +24,7 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A payment, in every detail that could make it another one. Amounts are text, exact."""
 
     payout: str  # id of the payout: one payment, once
+    source: str = ""  # what it is for: the request that people see
     account: str  # whose money it is, in the ledger
     asset: str
     amount: str  # in the ledger's smallest units

@@ -117,6 +117,7 @@ def check_request(
     _check_destination(request, to, on_chain, own)
     return Payment(
         payout=id_,
+        source=request.source,
         account=request.account,
         asset=asset.code,
         amount=str(amount),

@@ -85,7 +85,6 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     payment: Payment
     authorization: Authorization
-    source: str  # what it is for, unique among payouts that have not failed: "withdrawal:wr-17"
     native: str  # asset that fees are paid in
     priority: Priority = Priority.NORMAL
     requested_wallet: str = ""  # a sweep or a refill names its wallet; else it is chosen
@@ -104,6 +103,7 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cancel: str = ""  # why it is to be cancelled; "": it is not
     held: str = ""  # why it waits; "": it does not
     reserved: bool = False  # whether it has reservations of its wallet
+    claimed: str = ""  # instead of the payment's source: a restored one, whose source another payout has by now
     booked_from: str = ""  # instead of the payment's account: a restored one, whose account has less than it needs
     first_sent_us: int = 0
     result: Result = Result()
@@ -157,7 +157,9 @@ def held(item: FlowRecord[Payout]) -> Held:
 def book_start(item: FlowRecord[Payout]) -> Booking:
     """Set the money aside, and claim the reason: a second payout for it is refused while this one has not failed."""
     booking = holds.authorize(item, held(item))
-    rows: tuple[RowOperation, ...] = (Claim(SOURCE, item.body.source, {"payout": item.id}),)
+    rows: tuple[RowOperation, ...] = (
+        Claim(SOURCE, item.body.claimed or item.body.payment.source, {"payout": item.id}),
+    )
     return msgspec.structs.replace(booking, rows=rows)
 
 
@@ -182,7 +184,7 @@ def book(item: FlowRecord[Payout], event: str, answer: Answer) -> Booking:
         booking = holds.confirm(item, held(item), *paid)
     elif target == FAILED:
         booking = holds.void(item, held(item))
-        rows = (*rows, Release(SOURCE, body.source))
+        rows = (*rows, Release(SOURCE, body.claimed or body.payment.source))
     else:
         booking = Booking()
     return msgspec.structs.replace(booking, intents=(*booking.intents, *gas), rows=rows)

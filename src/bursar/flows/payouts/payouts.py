@@ -227,7 +227,6 @@ class Payouts:
         body = Payout(
             payment=payment,
             authorization=Authorization(mandate=wanted.mandate),
-            source=wanted.source,
             native=chain.body.native,
             priority=PRIORITIES[wanted.priority],
             requested_wallet=wanted.wallet,
@@ -338,7 +337,7 @@ class Payouts:
             fee=str(asset.of_minor(int(payment.fee))),
             memo=payment.memo,
             priority=body.priority.name.lower(),
-            source=body.source,
+            source=payment.source,
             wallet=body.wallet,
             tx_hash=result.hash if record.state == CONFIRMED else (body.tries[-1].hash if body.tries else result.hash),
             gas_used=result.gas_used,

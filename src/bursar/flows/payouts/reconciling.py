@@ -16,10 +16,11 @@ from typing import Final
 import msgspec
 
 from bursar.engine import Engine, set_pause
-from bursar.flows.payouts.machine import KNOWN, MACHINE, REPLACEMENTS, STATUS
+from bursar.flows.payouts.machine import HOLD, KNOWN, MACHINE, REPLACEMENTS, STATUS
 from bursar.flows.payouts.outside import SIGNER_PEER, Outside
 from bursar.flows.payouts.payout import ATTEMPT, SUSPENSE, Attempt, Payout, Replacement, attempt_key, replacement_id
 from bursar.model.errors import Conflict, RecordMoved, Refusal
+from bursar.model.flow_rows import RowTaken
 from bursar.model.marks import Restored, restored
 from bursar.model.records import Record
 from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable, SignRequest
@@ -100,20 +101,31 @@ class Reconciling:
         body = Payout(
             payment=request.payment,
             authorization=request.authorization,
-            source=f"restored:{request.payout}",
             native=self.out.chains[request.chain].network.native,
         )
-        for booked_from in ("", SUSPENSE):
+        for _ in range(3):
             try:
-                whole = msgspec.structs.replace(body, booked_from=booked_from)
                 owner = request.payment.account
-                await self.engine.start(MACHINE.name, whole, id=request.payout, owner=owner, actor=ACTOR)
+                await self.engine.start(MACHINE.name, body, id=request.payout, owner=owner, actor=ACTOR)
+                return
+            except RowTaken as taken:  # requested again since the restore: it must not be paid a second time
+                await self._hold(taken.record, request.payout)
+                body = msgspec.structs.replace(body, claimed=f"restored:{request.payout}")
             except (RecordMoved, Conflict):
                 return  # another process has done it
             except Refusal as refusal:
                 log.critical("%s can't be held from its account again: %s", request.payout, refusal)
-                continue
+                body = msgspec.structs.replace(body, booked_from=SUSPENSE)
+
+    async def _hold(self, number: int, payout: str) -> None:
+        """Hold the payout that has the same source as one that was signed before the restore."""
+        record = await self.out.store.read.records.by_number(number)
+        if record is None or STATUS[record.state] != "pending":
             return
+        reason = f"{payout} was signed for the same reason before the database was restored; cancel this one"
+        with contextlib.suppress(RecordMoved, Conflict):
+            await self.engine.signal(record, HOLD, ACTOR, {"reason": reason}, sender=f"hold for {payout}")
+        await self.out.alert(record, "requested again after a restore", "critical", f"{record.id}: {reason}")
 
     async def _replace_again(self, record: Record, request: SignRequest) -> None:
         decoded = self.out.chains[request.chain].codec.decode(request.unsigned)
