@@ -190,7 +190,7 @@ class _Case:
                 raise _No(Reason.FEE_TOO_HIGH, f"it may cost {decoded.fee.worst}, and {chain.fee_max} is allowed")
             counted = self._authorized(payment, request.authorization, wallet, asset, to)
             if waits := self._other_slots(request.payout, slot):
-                return NeedsDeath(waits, _order(payment, to))
+                return NeedsDeath(waits, order_of(payment, to))
         return Sign(codec, wallet, chain.chain_id, decoded.slot.nonce, slot, counted)
 
     def preview(self, payment: Payment, authorization: Authorization, name: str) -> int:
@@ -379,7 +379,8 @@ def amount_of(text: str) -> int:
     return int(text)
 
 
-def _order(payment: Payment, to: str) -> Order:
+def order_of(payment: Payment, to: str) -> Order:
+    """A payment as its chain sees it; `to` as the chain writes it."""
     return Order(
         payout=payment.payout,
         to=to,

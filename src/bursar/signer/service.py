@@ -138,10 +138,29 @@ class Service:
         found = rules.preview(
             self.state, self._policy, self._codecs, payment, authorization, wallet, self._ports.now_us()
         )
+        if isinstance(found, int) and (live := self._live(payment.payout)):
+            found = await self._release(payment, live) or found
         await self._until_durable()
         if isinstance(found, Refuse):
             raise self._refused(found)
         return Preview(nonce_floor=found, sequence=self.durable)
+
+    def _live(self, payout: str) -> tuple[Attempt, ...]:
+        """Attempts of a payout that may still pay, as far as the signer knows."""
+        record = self.state.payouts.get(payout)
+        return () if record is None else tuple(one for one in record.attempts.values() if one.pays)
+
+    async def _release(self, payment: Payment, live: tuple[Attempt, ...]) -> Refuse | None:
+        """Before a caller takes another slot for a payout: have its earlier attempts seen dead, or refuse (W31)."""
+        assert self.policy is not None  # `preview` has judged by it
+        codec = self._codecs(self.policy.chains[payment.chain].kind)
+        order = rules.order_of(payment, codec.check_address(payment.chain, payment.to))
+        if not await self._seen_dead(payment.payout, live, order):
+            why = "the payout was signed before, and may still be paid; two approvers release it, or it ends"
+            return Refuse(Reason.SECOND_SLOT, why, denied=True)
+        async with self._deciding:
+            self._declare_dead("", payment.payout, live)
+        return None
 
     async def sign(self, caller: str, request: SignRequest) -> Signature | Never:
         """Sign, or answer as before."""
@@ -149,7 +168,7 @@ class Service:
         async with self._deciding:
             answer = await self._decide(caller, request)
         if isinstance(answer, NeedsDeath):
-            if not await self._seen_dead(request, answer):
+            if not await self._seen_dead(request.payout, answer.attempts, answer.order):
                 numbers = ", ".join(str(attempt.number) for attempt in answer.attempts)
                 why = f"attempts {numbers} of this payout may still pay in another slot; two approvers release it"
                 answer = Refuse(Reason.SECOND_SLOT, why)
@@ -332,17 +351,18 @@ class Service:
         assert found is not None  # it was just appended
         return found
 
-    async def _seen_dead(self, request: SignRequest, needs: NeedsDeath) -> bool:
+    async def _seen_dead(self, payout: str, attempts: tuple[Attempt, ...], order: Order) -> bool:
         """Whether the signer's own nodes show that none of these attempts can pay."""
-        if self._witness is None:
+        if self._witness is None or self.policy is None:
             return False
-        record = self.state.payouts[request.payout]
-        slots = {attempt.slot for attempt in needs.attempts}
+        record = self.state.payouts[payout]
+        slots = {attempt.slot for attempt in attempts}
         signed = [a for a in record.attempts.values() if a.raw and a.slot in slots]  # cancellations show it, too
         places = groupby(sorted(signed, key=_place), key=_place)
         for (chain, sender), some in places:
-            tries = tuple(attempt.as_try() for attempt in some)
-            if not await self._witness.dead(chain, sender, tries, needs.order):
+            codec = self._codecs(self.policy.chains[chain].kind)
+            tries = tuple(Try(hash=a.hash, shape=a.shape, slot=codec.read(a.raw)[0].slot) for a in some)
+            if not await self._witness.dead(chain, sender, tries, order):
                 return False
         return True
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from bursar.model.authorizations import Payment
-from bursar.rails.chain import Shape, Slot, Try
+from bursar.rails.chain import Shape
 from bursar.signer import entries
 from bursar.signer.entries import NO_HASH, Entry
 from bursar.signer.protocol import Never, Signature, SignRequest
@@ -49,10 +49,6 @@ class Attempt:
     def pays(self) -> bool:
         """Whether it may still move the money."""
         return bool(self.raw) and self.shape is Shape.PAY and not self.dead
-
-    def as_try(self) -> Try:
-        """As a chain is asked about it."""
-        return Try(hash=self.hash, shape=self.shape, slot=Slot(nonce=self.nonce))
 
 
 @dataclass(slots=True)
