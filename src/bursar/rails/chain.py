@@ -85,7 +85,7 @@ class FeeTooHigh(BursarError):
 
 @dataclass(eq=False)
 class WalletShort(BursarError):
-    """The wallet that would pay has too little. Not the payment's fault: wait until the wallet is funded (W7)."""
+    """The wallet that would pay has too little. Not the payment's fault: wait until the wallet is funded."""
 
     chain: str
     wallet: str

@@ -1,4 +1,4 @@
-"""Fees, dry runs, nonces, sending, balances and pages of the watcher, by nodes in memory (W7, W11, W12, W35)."""
+"""Fees, dry runs, nonces, sending, balances and pages of the watcher, by nodes in memory (W11, W12, W35)."""
 
 from __future__ import annotations
 
@@ -163,6 +163,11 @@ def test_an_address_without_code_is_no_token() -> None:
     [
         ("0x4e487b71" + 62 * "0" + "11", "panics with code 0x11"),
         ("0xe450d38c" + 64 * "0", "error 0xe450d38c"),
+        ("0xe450d38c" + 128 * "0", "error 0xe450d38c"),
+        ("0xe450d38c", "error 0xe450d38c"),
+        ("0xe450d3", "execution reverted"),
+        ("0x08c379a0" + 62 * "0" + "20" + 64 * "0", "this payment: $"),  # an empty reason
+        ("0x08c379a0" + 62 * "0" + "20" + 62 * "0", "error 0x08c379a0"),  # cut off
         ("", "execution reverted"),
         ("0x08c379a0" + 62 * "0" + "20" + 64 * "f", "would refuse"),  # a reason of absurd length
     ],
@@ -217,14 +222,26 @@ def test_one_node_alone_does_not_refuse_a_payment() -> None:
         quote(chain)
 
 
-def test_the_trouble_of_a_node_is_no_refusal() -> None:
+def test_a_contract_that_speaks_of_funds_is_not_our_wallet() -> None:
     def refuse(params: list[Any], honest: Any) -> Any:
-        raise CallRefused(-32005, "daily request count exceeded")
+        raise CallRefused(-32000, "execution reverted: insufficient funds in the vault")
 
     world = World()
     for node in world.nodes.values():
         node.lies["eth_estimateGas"] = refuse
-    with pytest.raises(NodesUnavailable, match="daily request count exceeded"):
+    with pytest.raises(WouldRevert, match="in the vault"):
+        quote(world.open())
+
+
+@pytest.mark.parametrize("said", ["daily request count exceeded", "insufficient credits", "refunding the node"])
+def test_the_trouble_of_a_node_is_no_refusal(said: str) -> None:
+    def refuse(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32005, said)
+
+    world = World()
+    for node in world.nodes.values():
+        node.lies["eth_estimateGas"] = refuse
+    with pytest.raises(NodesUnavailable, match=said):
         quote(world.open())
 
 
@@ -286,6 +303,31 @@ def test_balances_are_of_the_final_block_at_nodes_that_agree() -> None:
     world.nodes["b"].lies["eth_getBalance"] = lambda params, honest: "0x5"
     with pytest.raises(NodesUnavailable, match=r"disagree about balances.*b says \(5"):
         asyncio.run(chain.balances(WALLET, [TOKEN]))
+
+
+def test_two_nodes_against_two_agree_on_nothing() -> None:
+    world = World("abcd")
+    for name in "cd":
+        world.nodes[name].lies["eth_getBalance"] = lambda params, honest: "0x5"
+    with pytest.raises(NodesUnavailable, match="disagree"):
+        asyncio.run(world.open().balances(WALLET, []))
+    world.nodes["c"].lies.clear()
+    assert asyncio.run(world.open().balances(WALLET, [])).coin == 10**20
+    three = World("abc")
+    three.nodes["b"].lies["eth_getBalance"] = lambda params, honest: "0x5"
+    three.nodes["c"].lies["eth_getBalance"] = lambda params, honest: "0x6"
+    with pytest.raises(NodesUnavailable, match="disagree"):
+        asyncio.run(three.open().balances(WALLET, []))
+
+
+def test_a_node_that_answers_everything_but_the_balance_is_missing() -> None:
+    def refuse(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32000, "missing trie node")
+
+    world = World()
+    world.nodes["b"].lies["eth_getBalance"] = refuse
+    with pytest.raises(NodesUnavailable, match=r"only a answers, and 2 nodes must agree \(b: .*missing trie node"):
+        asyncio.run(world.open().balances(WALLET, []))
 
 
 def test_the_balance_of_what_is_no_token_is_refused() -> None:

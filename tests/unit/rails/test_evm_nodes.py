@@ -129,6 +129,14 @@ def test_a_node_without_finalized_blocks_can_not_serve_a_chain_that_has_them() -
         asyncio.run(chain.final_block())
 
 
+def test_nodes_that_do_not_have_their_own_final_block_say_nothing() -> None:
+    world = World()
+    for node in world.nodes.values():
+        node.lies["eth_getBlockByNumber"] = lambda p, honest: honest if p[0] in ("latest", "finalized") else None
+    with pytest.raises(NodesUnavailable, match=r"no node has block 0 \(a: malformed answer"):
+        asyncio.run(world.open().final_block())
+
+
 def test_nodes_need_names_and_urls_of_their_own() -> None:
     """One node under two names would be its own witness."""
 

@@ -121,7 +121,7 @@ class EvmChain:
         if not refused:
             return None
         name, reason = sorted(refused.items())[0]
-        # A refusal fails the payment for good (W39), so that one node, which may be behind, is not enough.
+        # A refusal fails the payment for good, so that one node, which may be behind, is not enough.
         if len(refused) < self._nodes.quorum:
             why = f"only {name} says that the payment would fail ({reason.why}){self._nodes.missing(runs)}"
             raise NodesUnavailable(self.network.name, why)

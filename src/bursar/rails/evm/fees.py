@@ -90,10 +90,10 @@ def gas_limit(estimate: int, highest: int) -> int | None:
 def refusal(error: CallError) -> Reverted | Short:
     """What an error of a dry run means; `Malformed` if it says nothing about the payment."""
     said = error.message.lower()
-    if "insufficient" in said and "fund" in said:
-        return Short()
     if error.code == 3 or error.data or any(word in said for word in _REVERTS):
         return Reverted(_reason(error))
+    if "insufficient funds" in said:
+        return Short()
     raise Malformed(f"error {error.code}: {error.message}")
 
 
