@@ -51,13 +51,10 @@ def test_a_machine_without_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPa
 
 def test_it_ends_with_the_process_that_started_it_also_after_kill_9() -> None:
     program = (
-        "import sys, time\n"
-        "from bursar.testbed import anvil\n"
-        "started = []\n"
-        "popen = anvil.subprocess.Popen\n"
-        "anvil.subprocess.Popen = lambda *words, **more: started.append(popen(*words, **more)) or started[-1]\n"
-        "with anvil.throwaway_anvil(1):\n"
-        "    print(started[-1].pid, flush=True)\n"
+        "import time\n"
+        "from bursar.testbed.anvil import throwaway_anvil\n"
+        "with throwaway_anvil(1) as node:\n"
+        "    print(node.pid, flush=True)\n"
         "    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:

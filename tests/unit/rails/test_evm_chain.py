@@ -24,6 +24,7 @@ from tests.unit.rails.evm_fake import (
 
 from bursar.model.records import Priority
 from bursar.rails.chain import (
+    Chain,
     DeepReorganisation,
     Fee,
     FeeTooHigh,
@@ -36,13 +37,13 @@ from bursar.rails.chain import (
     WalletShort,
     WouldRevert,
 )
-from bursar.rails.evm.chain import SCAN_BLOCKS_MAX, EvmChain
+from bursar.rails.evm.chain import SCAN_BLOCKS_MAX
 from bursar.rails.evm.fees import Market, gas_limit, median, offer, replacement
 
 PAY, CANCEL = Shape.PAY, Shape.CANCEL
 
 
-def quote(chain: EvmChain, order: Order = COIN, shape: Shape = PAY, priority: Priority = NORMAL) -> Fee:
+def quote(chain: Chain, order: Order = COIN, shape: Shape = PAY, priority: Priority = NORMAL) -> Fee:
     return asyncio.run(chain.quote(WALLET, order, shape, priority))
 
 
@@ -86,6 +87,15 @@ def test_a_chain_without_base_fee_is_quoted_a_gas_price() -> None:
     world.chain.base = 51 * GWEI
     with pytest.raises(FeeTooHigh):
         quote(chain)
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"baseFeePerGas": ["0x1"]}, {"baseFeePerGas": "0x1"}])
+def test_a_fee_history_that_can_not_be_read_sets_no_price(said: Any) -> None:
+    world = World()
+    world.nodes["b"].lies["eth_feeHistory"] = lambda params, honest: said
+    chain = world.open()
+    assert quote(chain).price == 3 * GWEI
+    assert "malformed answer" in {node.name: node.trouble for node in asyncio.run(chain.nodes())}["b"]
 
 
 def test_one_node_of_three_does_not_set_the_price() -> None:
@@ -272,6 +282,15 @@ def test_sending_goes_to_all_nodes_and_collects_their_answers() -> None:
     assert sent.answers == {"a": "no answer (ConnectionError)", "b": "-32000: already known"}
 
 
+@pytest.mark.parametrize("said", ["0x" + 64 * "1", None, 7])
+def test_a_node_that_names_another_hash_has_not_accepted(said: Any) -> None:
+    world = World("a")
+    world.nodes["a"].lies["eth_sendRawTransaction"] = lambda params, honest: said
+    sent = asyncio.run(world.open().send(world.sign(COIN).raw))
+    assert not sent.accepted
+    assert "another hash" in sent.answers["a"]
+
+
 def test_nonce_too_low_is_an_answer_and_no_error() -> None:
     world = World()
     chain, signed = world.open(), world.submit(world.sign(COIN))
@@ -350,6 +369,10 @@ def test_code_at_an_address() -> None:
     assert not asyncio.run(chain.is_contract(ALICE))
     world.chain.code[ALICE.lower()] = "0xef0100" + 40 * "7"  # EIP-7702: still an account with a key
     assert not asyncio.run(chain.is_contract(ALICE))
+    for code in ("0xef0100" + 42 * "7", "0x" + 46 * "7"):
+        world.chain.code[BOB.lower()] = code
+        assert asyncio.run(chain.is_contract(BOB))
+    del world.chain.code[BOB.lower()]
     world.nodes["b"].down = True
     assert asyncio.run(chain.is_contract(TOKEN))
     with pytest.raises(NodesUnavailable):
@@ -448,14 +471,53 @@ def test_a_page_never_passes_an_incomplete_answer(lie: Callable[..., Any]) -> No
             assert {n.name: n.trouble for n in asyncio.run(chain.nodes())}["b"]
 
 
-def test_pages_get_smaller_if_blocks_are_too_large_for_one_answer() -> None:
+def test_blocks_that_do_not_follow_each_other_are_no_page() -> None:
+    world = World()
+    chain = world.open()
+    world.chain.mine(6)
+    for node in world.nodes.values():
+        node.lies["eth_getBlockByNumber"] = foreign
+    with pytest.raises(NodesUnavailable, match="is no child of the one before it"):
+        asyncio.run(chain.scan(frozenset({WALLET}), 0))
+
+
+def test_a_page_that_ends_at_the_final_block_ends_with_its_hash() -> None:
+    """The final block was replaced between two requests."""
+    world = World()
+    chain = world.open()
+    world.chain.mine(3)
+    for node in world.nodes.values():
+        node.lies["eth_getBlockByNumber"] = lambda p, honest: honest | {"hash": "0x" + 64 * "5"} if p[1] else honest
+    with pytest.raises(NodesUnavailable, match="block 1 is another than a moment ago"):
+        asyncio.run(chain.scan(frozenset({WALLET}), 0))
+
+
+def test_a_third_node_reads_whole_blocks_only_if_two_do_not_agree() -> None:
+    world = World("abc")
+    chain = world.open()
+    world.chain.mine(6)
+    asyncio.run(chain.scan(frozenset({WALLET}), 0))
+    assert [len(node.requests) for node in world.nodes.values()] == [4, 4, 3]
+
+
+def test_nodes_that_have_fallen_back_do_not_move_the_cursor() -> None:
+    world = World()
+    chain = world.open()
+    world.chain.mine(8)
+    page = asyncio.run(chain.scan(frozenset({WALLET}), 0))
+    for node in world.nodes.values():
+        node.behind = 3
+    again = asyncio.run(chain.scan(frozenset({WALLET}), page.up_to, page.up_to_hash))
+    assert (again.up_to, again.up_to_hash) == (page.up_to, page.up_to_hash)
+
+
+def test_pages_get_smaller_if_blocks_are_too_large_for_one_answer_and_grow_again() -> None:
     world = World()
     world.chain.mine(60)
-    chain = world.open()
-    honest_post = world.post
+    honest_post, fitting = world.post, 4
 
     async def post(url: str, headers: Any, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        if body.count(b"true") > 4:
+        if body.count(b"true") > fitting:
             return 200, bytes(33 << 20)
         return await honest_post(url, headers, body, timeout_s)
 
@@ -465,3 +527,11 @@ def test_pages_get_smaller_if_blocks_are_too_large_for_one_answer() -> None:
         with pytest.raises(NodesUnavailable, match="too large"):
             asyncio.run(chain.scan(frozenset(), 0))
     assert asyncio.run(chain.scan(frozenset(), 0)).up_to == 4
+    assert all(node.usable for node in asyncio.run(chain.nodes()))
+    fitting = 0
+    for _ in range(8):
+        with pytest.raises(NodesUnavailable, match="too large"):
+            asyncio.run(chain.scan(frozenset(), 4))
+    fitting = 100
+    for after in (1, 2, 3):
+        assert asyncio.run(chain.scan(frozenset(), 4)).up_to == 4 + after

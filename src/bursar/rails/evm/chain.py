@@ -17,6 +17,7 @@ import msgspec
 from bursar.model.records import Priority
 from bursar.rails.chain import (
     Balances,
+    Codec,
     DeepReorganisation,
     Fate,
     Fee,
@@ -80,7 +81,7 @@ class EvmChain:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.network = network
-        self.codec = EvmCodec()
+        self.codec: Codec = EvmCodec()
         self._nodes = Nodes(network, endpoints, post, monotonic, timeout_s)
         self._fates = Fates(self._nodes)
         self._scan_blocks = SCAN_BLOCKS_MAX
