@@ -89,11 +89,11 @@ class WalletShort(BursarError):
 
     chain: str
     wallet: str
-    asset: str  # a token's contract; "": the chain's own coin
+    asset: str  # a token's contract, or the chain's own coin
     has: int
     needs: int
     code = "WALLET_SHORT"
-    text = "{chain}: {wallet} has {has} of {asset!r} ('' is the coin) and needs {needs}"
+    text = "{chain}: {wallet} has {has} of {asset} and needs {needs}, in smallest units"
 
 
 @dataclass(eq=False)

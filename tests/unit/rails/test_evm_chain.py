@@ -195,7 +195,7 @@ def test_reasons_are_decoded(data: str, why: str) -> None:
 
 def test_a_wallet_without_enough_is_our_side_and_no_refusal_of_the_payment() -> None:
     world = World()
-    chain = world.open()
+    chain = world.open(native="BNB")
     world.chain.tokens[TOKEN] = Token(balance=TOKENS.amount - 1, reverts="transfer amount exceeds balance")
     with pytest.raises(WalletShort) as short:
         quote(chain, TOKENS)
@@ -203,7 +203,7 @@ def test_a_wallet_without_enough_is_our_side_and_no_refusal_of_the_payment() -> 
     world.chain.coin = COIN.amount + 21_000 * 3 * GWEI - 1
     with pytest.raises(WalletShort) as short:
         quote(chain)
-    assert (short.value.asset, short.value.needs - short.value.has) == ("", 1)
+    assert (short.value.asset, short.value.needs - short.value.has) == ("BNB", 1)
     world.chain.coin = COIN.amount - 1  # nodes refuse the dry run itself
     with pytest.raises(WalletShort):
         quote(chain)

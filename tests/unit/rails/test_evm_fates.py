@@ -540,6 +540,17 @@ def test_with_all_nodes_away_nothing_is_said() -> None:
         fate(world.open(), question(COIN, world.sign(COIN)))
 
 
+def test_nodes_that_know_the_chain_and_nothing_of_the_transaction_say_nothing() -> None:
+    def broken(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32603, "internal error")
+
+    world = World()
+    for node in world.nodes.values():
+        node.lies["eth_getTransactionReceipt"] = broken
+    with pytest.raises(NodesUnavailable, match=r"no node answers.*internal error"):
+        fate(world.open(), question(COIN, world.sign(COIN)))
+
+
 def test_a_node_that_is_behind_is_not_believed_that_something_is_absent() -> None:
     world = World()
     chain = world.open()

@@ -98,7 +98,7 @@ class EvmChain:
         ceiling, tip = self.network.ceiling(priority), self.network.tips[priority]
         fee = offer(self.network.name, market, tip, ceiling, gas or PLAIN_GAS)
         coin = order.amount if shape is Shape.PAY and not order.contract else 0
-        self._require(sender, "", max(run.coin for run in runs.values()), coin + fee.worst)
+        self._require(sender, self.network.native or "coin", max(run.coin for run in runs.values()), coin + fee.worst)
         if gas is None:
             names = ", ".join(sorted(runs))
             raise NodesUnavailable(self.network.name, f"{names}: the wallet is said to have too little, and has enough")
