@@ -413,6 +413,25 @@ def test_a_malformed_signature_is_refused(malformed: bytes) -> None:
         CODEC.signed(built(), malformed, SENDER)
 
 
+@pytest.mark.parametrize("v", [2, 27, 300])
+def test_signed_bytes_with_an_impossible_recovery_id_are_refused(v: int) -> None:
+    unsigned = built()
+    made = signature(unsigned)
+    fields = [*as_list(unsigned), v.to_bytes(2, "big").lstrip(b"\0"), made[:32], made[32:64]]
+    with pytest.raises(Undecodable):
+        CODEC.read(b"\x02" + bytes(rlp.encode(fields)))
+
+
+@pytest.mark.parametrize("v", [0, 27, 28, 34, 35, 36])
+def test_signed_legacy_bytes_that_are_valid_on_every_chain_are_refused(v: int) -> None:
+    """Before EIP-155 a signature named no chain."""
+    unsigned = built(LEGACY)
+    made = signature(unsigned)
+    fields = [*rlp.decode(unsigned)[:6], v.to_bytes(1, "big").lstrip(b"\0"), made[:32], made[32:64]]
+    with pytest.raises(Undecodable):
+        CODEC.read(rlp.encode(fields))
+
+
 def loaded(imported: str) -> set[str]:
     """The modules in a fresh process after an import."""
     program = f"import sys, {imported}; print(*sys.modules)"
