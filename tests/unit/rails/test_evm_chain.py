@@ -216,7 +216,25 @@ def test_a_wallet_without_enough_is_our_side_and_no_refusal_of_the_payment() -> 
 def test_a_cancellation_needs_only_its_fee() -> None:
     world = World()
     world.chain.coin = 21_000 * 3 * GWEI
-    assert quote(world.open(), TOKENS, CANCEL) == Fee(gas_limit=21_000, price=3 * GWEI, tip=GWEI)
+    for order in (COIN, TOKENS):
+        assert quote(world.open(), order, CANCEL) == Fee(gas_limit=21_000, price=3 * GWEI, tip=GWEI)
+
+
+def test_a_payment_of_tokens_needs_coin_for_its_fee_alone() -> None:
+    world = World()
+    world.chain.coin = 60_000 * 3 * GWEI
+    assert quote(world.open(), TOKENS).worst == world.chain.coin
+
+
+def test_nodes_that_call_a_wallet_short_which_is_not_give_no_quote() -> None:
+    def refuse(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32000, "insufficient funds for gas * price + value")
+
+    world = World()
+    for node in world.nodes.values():
+        node.lies["eth_estimateGas"] = refuse
+    with pytest.raises(NodesUnavailable, match="a, b: the wallet is said to have too little, and has enough"):
+        quote(world.open())
 
 
 def test_one_node_alone_does_not_refuse_a_payment() -> None:
