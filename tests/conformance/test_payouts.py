@@ -526,6 +526,7 @@ async def test_nonce_that_an_unknown_transaction_used_up_waits_for_two_people(pl
         await t.until(made.id, "confirming")
         town.chain.pool.clear()
         town.chain.nonces["@hot1"] = 1
+        assert "UNCLEAR" in (await t.step(made.id)).error, "the watcher may read its block in a moment"
         assert "NEEDS_PEOPLE" in (await t.step(made.id)).error
         assert ("critical", "needs people") in [(a.severity, a.reason) for a in await t.engine.store.read.alerts.open()]
         await t.payouts.resolve(made.id, paid=paid, **WHY)

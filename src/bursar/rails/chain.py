@@ -85,15 +85,15 @@ class FeeTooHigh(BursarError):
 
 @dataclass(eq=False)
 class WalletShort(BursarError):
-    """The wallet that would pay has too little. Not the payment's fault: wait until the wallet is funded (W7)."""
+    """The wallet that would pay has too little. Not the payment's fault: wait until the wallet is funded."""
 
     chain: str
     wallet: str
-    asset: str  # a token's contract; "": the chain's own coin
+    asset: str  # a token's contract, or the chain's own coin
     has: int
     needs: int
     code = "WALLET_SHORT"
-    text = "{chain}: {wallet} has {has} of {asset!r} ('' is the coin) and needs {needs}"
+    text = "{chain}: {wallet} has {has} of {asset} and needs {needs}, in smallest units"
 
 
 @dataclass(eq=False)

@@ -60,7 +60,8 @@ def find_anvil() -> Path:
 class Anvil:
     """One node. Made by `throwaway_anvil`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, pid: int, port: int) -> None:
+        self.pid = pid
         self.url = f"http://127.0.0.1:{port}"
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
@@ -90,7 +91,7 @@ def throwaway_anvil(chain_id: int, *options: str) -> Iterator[Anvil]:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:
             guard.born(process.pid)
-            yield Anvil(_port(process, log))
+            yield Anvil(process.pid, _port(process, log))
         finally:
             process.kill()
             process.wait()

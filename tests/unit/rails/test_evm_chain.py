@@ -1,4 +1,4 @@
-"""Fees, dry runs, nonces, sending, balances and pages of the watcher, by nodes in memory (W7, W11, W12, W35)."""
+"""Fees, dry runs, nonces, sending, balances and pages of the watcher, by nodes in memory (W11, W12, W35)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tests.unit.rails.evm_fake import (
 
 from bursar.model.records import Priority
 from bursar.rails.chain import (
+    Chain,
     DeepReorganisation,
     Fee,
     FeeTooHigh,
@@ -36,13 +37,13 @@ from bursar.rails.chain import (
     WalletShort,
     WouldRevert,
 )
-from bursar.rails.evm.chain import SCAN_BLOCKS_MAX, EvmChain
+from bursar.rails.evm.chain import SCAN_BLOCKS_MAX
 from bursar.rails.evm.fees import Market, gas_limit, median, offer, replacement
 
 PAY, CANCEL = Shape.PAY, Shape.CANCEL
 
 
-def quote(chain: EvmChain, order: Order = COIN, shape: Shape = PAY, priority: Priority = NORMAL) -> Fee:
+def quote(chain: Chain, order: Order = COIN, shape: Shape = PAY, priority: Priority = NORMAL) -> Fee:
     return asyncio.run(chain.quote(WALLET, order, shape, priority))
 
 
@@ -86,6 +87,15 @@ def test_a_chain_without_base_fee_is_quoted_a_gas_price() -> None:
     world.chain.base = 51 * GWEI
     with pytest.raises(FeeTooHigh):
         quote(chain)
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"baseFeePerGas": ["0x1"]}, {"baseFeePerGas": "0x1"}])
+def test_a_fee_history_that_can_not_be_read_sets_no_price(said: Any) -> None:
+    world = World()
+    world.nodes["b"].lies["eth_feeHistory"] = lambda params, honest: said
+    chain = world.open()
+    assert quote(chain).price == 3 * GWEI
+    assert "malformed answer" in {node.name: node.trouble for node in asyncio.run(chain.nodes())}["b"]
 
 
 def test_one_node_of_three_does_not_set_the_price() -> None:
@@ -163,6 +173,11 @@ def test_an_address_without_code_is_no_token() -> None:
     [
         ("0x4e487b71" + 62 * "0" + "11", "panics with code 0x11"),
         ("0xe450d38c" + 64 * "0", "error 0xe450d38c"),
+        ("0xe450d38c" + 128 * "0", "error 0xe450d38c"),
+        ("0xe450d38c", "error 0xe450d38c"),
+        ("0xe450d3", "execution reverted"),
+        ("0x08c379a0" + 62 * "0" + "20" + 64 * "0", "this payment: $"),  # an empty reason
+        ("0x08c379a0" + 62 * "0" + "20" + 62 * "0", "error 0x08c379a0"),  # cut off
         ("", "execution reverted"),
         ("0x08c379a0" + 62 * "0" + "20" + 64 * "f", "would refuse"),  # a reason of absurd length
     ],
@@ -180,7 +195,7 @@ def test_reasons_are_decoded(data: str, why: str) -> None:
 
 def test_a_wallet_without_enough_is_our_side_and_no_refusal_of_the_payment() -> None:
     world = World()
-    chain = world.open()
+    chain = world.open(native="BNB")
     world.chain.tokens[TOKEN] = Token(balance=TOKENS.amount - 1, reverts="transfer amount exceeds balance")
     with pytest.raises(WalletShort) as short:
         quote(chain, TOKENS)
@@ -188,7 +203,7 @@ def test_a_wallet_without_enough_is_our_side_and_no_refusal_of_the_payment() -> 
     world.chain.coin = COIN.amount + 21_000 * 3 * GWEI - 1
     with pytest.raises(WalletShort) as short:
         quote(chain)
-    assert (short.value.asset, short.value.needs - short.value.has) == ("", 1)
+    assert (short.value.asset, short.value.needs - short.value.has) == ("BNB", 1)
     world.chain.coin = COIN.amount - 1  # nodes refuse the dry run itself
     with pytest.raises(WalletShort):
         quote(chain)
@@ -201,7 +216,25 @@ def test_a_wallet_without_enough_is_our_side_and_no_refusal_of_the_payment() -> 
 def test_a_cancellation_needs_only_its_fee() -> None:
     world = World()
     world.chain.coin = 21_000 * 3 * GWEI
-    assert quote(world.open(), TOKENS, CANCEL) == Fee(gas_limit=21_000, price=3 * GWEI, tip=GWEI)
+    for order in (COIN, TOKENS):
+        assert quote(world.open(), order, CANCEL) == Fee(gas_limit=21_000, price=3 * GWEI, tip=GWEI)
+
+
+def test_a_payment_of_tokens_needs_coin_for_its_fee_alone() -> None:
+    world = World()
+    world.chain.coin = 60_000 * 3 * GWEI
+    assert quote(world.open(), TOKENS).worst == world.chain.coin
+
+
+def test_nodes_that_call_a_wallet_short_which_is_not_give_no_quote() -> None:
+    def refuse(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32000, "insufficient funds for gas * price + value")
+
+    world = World()
+    for node in world.nodes.values():
+        node.lies["eth_estimateGas"] = refuse
+    with pytest.raises(NodesUnavailable, match="a, b: the wallet is said to have too little, and has enough"):
+        quote(world.open())
 
 
 def test_one_node_alone_does_not_refuse_a_payment() -> None:
@@ -217,14 +250,26 @@ def test_one_node_alone_does_not_refuse_a_payment() -> None:
         quote(chain)
 
 
-def test_the_trouble_of_a_node_is_no_refusal() -> None:
+def test_a_contract_that_speaks_of_funds_is_not_our_wallet() -> None:
     def refuse(params: list[Any], honest: Any) -> Any:
-        raise CallRefused(-32005, "daily request count exceeded")
+        raise CallRefused(-32000, "execution reverted: insufficient funds in the vault")
 
     world = World()
     for node in world.nodes.values():
         node.lies["eth_estimateGas"] = refuse
-    with pytest.raises(NodesUnavailable, match="daily request count exceeded"):
+    with pytest.raises(WouldRevert, match="in the vault"):
+        quote(world.open())
+
+
+@pytest.mark.parametrize("said", ["daily request count exceeded", "insufficient credits", "refunding the node"])
+def test_the_trouble_of_a_node_is_no_refusal(said: str) -> None:
+    def refuse(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32005, said)
+
+    world = World()
+    for node in world.nodes.values():
+        node.lies["eth_estimateGas"] = refuse
+    with pytest.raises(NodesUnavailable, match=said):
         quote(world.open())
 
 
@@ -253,6 +298,15 @@ def test_sending_goes_to_all_nodes_and_collects_their_answers() -> None:
     sent = asyncio.run(chain.send(signed.raw))
     assert sent.accepted  # "already known" is success
     assert sent.answers == {"a": "no answer (ConnectionError)", "b": "-32000: already known"}
+
+
+@pytest.mark.parametrize("said", ["0x" + 64 * "1", None, 7])
+def test_a_node_that_names_another_hash_has_not_accepted(said: Any) -> None:
+    world = World("a")
+    world.nodes["a"].lies["eth_sendRawTransaction"] = lambda params, honest: said
+    sent = asyncio.run(world.open().send(world.sign(COIN).raw))
+    assert not sent.accepted
+    assert "another hash" in sent.answers["a"]
 
 
 def test_nonce_too_low_is_an_answer_and_no_error() -> None:
@@ -288,6 +342,31 @@ def test_balances_are_of_the_final_block_at_nodes_that_agree() -> None:
         asyncio.run(chain.balances(WALLET, [TOKEN]))
 
 
+def test_two_nodes_against_two_agree_on_nothing() -> None:
+    world = World("abcd")
+    for name in "cd":
+        world.nodes[name].lies["eth_getBalance"] = lambda params, honest: "0x5"
+    with pytest.raises(NodesUnavailable, match="disagree"):
+        asyncio.run(world.open().balances(WALLET, []))
+    world.nodes["c"].lies.clear()
+    assert asyncio.run(world.open().balances(WALLET, [])).coin == 10**20
+    three = World("abc")
+    three.nodes["b"].lies["eth_getBalance"] = lambda params, honest: "0x5"
+    three.nodes["c"].lies["eth_getBalance"] = lambda params, honest: "0x6"
+    with pytest.raises(NodesUnavailable, match="disagree"):
+        asyncio.run(three.open().balances(WALLET, []))
+
+
+def test_a_node_that_answers_everything_but_the_balance_is_missing() -> None:
+    def refuse(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32000, "missing trie node")
+
+    world = World()
+    world.nodes["b"].lies["eth_getBalance"] = refuse
+    with pytest.raises(NodesUnavailable, match=r"only a answers, and 2 nodes must agree \(b: .*missing trie node"):
+        asyncio.run(world.open().balances(WALLET, []))
+
+
 def test_the_balance_of_what_is_no_token_is_refused() -> None:
     with pytest.raises(InvalidAddress, match="no token"):
         asyncio.run(World().open().balances(WALLET, [BOB]))
@@ -308,6 +387,10 @@ def test_code_at_an_address() -> None:
     assert not asyncio.run(chain.is_contract(ALICE))
     world.chain.code[ALICE.lower()] = "0xef0100" + 40 * "7"  # EIP-7702: still an account with a key
     assert not asyncio.run(chain.is_contract(ALICE))
+    for code in ("0xef0100" + 42 * "7", "0x" + 46 * "7"):
+        world.chain.code[BOB.lower()] = code
+        assert asyncio.run(chain.is_contract(BOB))
+    del world.chain.code[BOB.lower()]
     world.nodes["b"].down = True
     assert asyncio.run(chain.is_contract(TOKEN))
     with pytest.raises(NodesUnavailable):
@@ -406,14 +489,53 @@ def test_a_page_never_passes_an_incomplete_answer(lie: Callable[..., Any]) -> No
             assert {n.name: n.trouble for n in asyncio.run(chain.nodes())}["b"]
 
 
-def test_pages_get_smaller_if_blocks_are_too_large_for_one_answer() -> None:
+def test_blocks_that_do_not_follow_each_other_are_no_page() -> None:
+    world = World()
+    chain = world.open()
+    world.chain.mine(6)
+    for node in world.nodes.values():
+        node.lies["eth_getBlockByNumber"] = foreign
+    with pytest.raises(NodesUnavailable, match="is no child of the one before it"):
+        asyncio.run(chain.scan(frozenset({WALLET}), 0))
+
+
+def test_a_page_that_ends_at_the_final_block_ends_with_its_hash() -> None:
+    """The final block was replaced between two requests."""
+    world = World()
+    chain = world.open()
+    world.chain.mine(3)
+    for node in world.nodes.values():
+        node.lies["eth_getBlockByNumber"] = lambda p, honest: honest | {"hash": "0x" + 64 * "5"} if p[1] else honest
+    with pytest.raises(NodesUnavailable, match="block 1 is another than a moment ago"):
+        asyncio.run(chain.scan(frozenset({WALLET}), 0))
+
+
+def test_a_third_node_reads_whole_blocks_only_if_two_do_not_agree() -> None:
+    world = World("abc")
+    chain = world.open()
+    world.chain.mine(6)
+    asyncio.run(chain.scan(frozenset({WALLET}), 0))
+    assert [len(node.requests) for node in world.nodes.values()] == [4, 4, 3]
+
+
+def test_nodes_that_have_fallen_back_do_not_move_the_cursor() -> None:
+    world = World()
+    chain = world.open()
+    world.chain.mine(8)
+    page = asyncio.run(chain.scan(frozenset({WALLET}), 0))
+    for node in world.nodes.values():
+        node.behind = 3
+    again = asyncio.run(chain.scan(frozenset({WALLET}), page.up_to, page.up_to_hash))
+    assert (again.up_to, again.up_to_hash) == (page.up_to, page.up_to_hash)
+
+
+def test_pages_get_smaller_if_blocks_are_too_large_for_one_answer_and_grow_again() -> None:
     world = World()
     world.chain.mine(60)
-    chain = world.open()
-    honest_post = world.post
+    honest_post, fitting = world.post, 4
 
     async def post(url: str, headers: Any, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        if body.count(b"true") > 4:
+        if body.count(b"true") > fitting:
             return 200, bytes(33 << 20)
         return await honest_post(url, headers, body, timeout_s)
 
@@ -423,3 +545,11 @@ def test_pages_get_smaller_if_blocks_are_too_large_for_one_answer() -> None:
         with pytest.raises(NodesUnavailable, match="too large"):
             asyncio.run(chain.scan(frozenset(), 0))
     assert asyncio.run(chain.scan(frozenset(), 0)).up_to == 4
+    assert all(node.usable for node in asyncio.run(chain.nodes()))
+    fitting = 0
+    for _ in range(8):
+        with pytest.raises(NodesUnavailable, match="too large"):
+            asyncio.run(chain.scan(frozenset(), 4))
+    fitting = 100
+    for after in (1, 2, 3):
+        assert asyncio.run(chain.scan(frozenset(), 4)).up_to == 4 + after

@@ -186,6 +186,14 @@ def test_slots_and_fees_out_of_bounds_are_refused(slot: Slot, fee: Fee, why: str
         CODEC.build(ETHEREUM, SENDER, PAY_COIN, Shape.PAY, slot, fee)
 
 
+def test_the_bounds_themselves_are_allowed() -> None:
+    """The largest chain id, nonce, gas limit and amount that a transaction may have."""
+    network = Network(name="edge", kind="evm", chain_id=2**63 - 1)
+    order, fee = Order(payout="p", to=TO, amount=2**256 - 1), Fee(gas_limit=2**63 - 1, price=2**256 - 1, tip=2**256 - 1)
+    found = CODEC.decode(built(network, order, nonce=2**64 - 2, fee=fee))
+    assert (found.chain_id, found.amount, found.slot.nonce, found.fee) == (2**63 - 1, 2**256 - 1, 2**64 - 2, fee)
+
+
 def test_a_gas_price_has_no_tip() -> None:
     with pytest.raises(Unbuildable, match="tip"):
         built(LEGACY, fee=FEE)
@@ -235,6 +243,13 @@ ACCESS_LIST = [[bytes.fromhex(TOKEN[2:]), []]]
         (changed(1, b"\0\x09"), "number"),
         (changed(1, b"\0"), "number"),
         (changed(6, b"\x01" + bytes(32)), "number"),
+        (changed(0, b""), "chain id"),
+        (changed(0, (2**63).to_bytes(8, "big")), "chain id"),
+        (changed(1, (2**64 - 1).to_bytes(8, "big")), "nonce"),
+        (changed(2, (30 * 10**9 + 1).to_bytes(5, "big")), "fee"),  # a tip above the price
+        (changed(3, b""), "fee"),
+        (changed(4, b""), "gas limit"),
+        (changed(4, (2**63).to_bytes(8, "big")), "gas limit"),
         (changed(7, b"\x00"), "calldata"),
         (changed(7, transfer_data(TO, 1)), "coin and tokens"),
     ],
@@ -396,6 +411,25 @@ def test_the_second_signature_with_high_s_is_refused(where: str) -> None:
 def test_a_malformed_signature_is_refused(malformed: bytes) -> None:
     with pytest.raises(Undecodable):
         CODEC.signed(built(), malformed, SENDER)
+
+
+@pytest.mark.parametrize("v", [2, 27, 300])
+def test_signed_bytes_with_an_impossible_recovery_id_are_refused(v: int) -> None:
+    unsigned = built()
+    made = signature(unsigned)
+    fields = [*as_list(unsigned), v.to_bytes(2, "big").lstrip(b"\0"), made[:32], made[32:64]]
+    with pytest.raises(Undecodable):
+        CODEC.read(b"\x02" + bytes(rlp.encode(fields)))
+
+
+@pytest.mark.parametrize("v", [0, 27, 28, 34, 35, 36])
+def test_signed_legacy_bytes_that_are_valid_on_every_chain_are_refused(v: int) -> None:
+    """Before EIP-155 a signature named no chain."""
+    unsigned = built(LEGACY)
+    made = signature(unsigned)
+    fields = [*rlp.decode(unsigned)[:6], v.to_bytes(1, "big").lstrip(b"\0"), made[:32], made[32:64]]
+    with pytest.raises(Undecodable):
+        CODEC.read(rlp.encode(fields))
 
 
 def loaded(imported: str) -> set[str]:

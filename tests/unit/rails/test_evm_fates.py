@@ -540,6 +540,61 @@ def test_with_all_nodes_away_nothing_is_said() -> None:
         fate(world.open(), question(COIN, world.sign(COIN)))
 
 
+def test_a_question_that_nodes_can_not_answer_does_not_spoil_the_others() -> None:
+    """All travel in one batch: one bad transaction must not stop every confirmation."""
+    world = World()
+    chain, signed = world.open(), paid(world)
+    poison = world.sign(COIN, nonce=7)
+
+    def broken(params: list[Any], honest: Any) -> Any:
+        if params[0] == poison.hash:
+            raise CallRefused(-32603, "internal error")
+        return honest
+
+    def malformed(params: list[Any], honest: Any) -> Any:
+        return {} if params[0] == poison.hash else honest
+
+    async def both() -> list[Fate]:
+        asked = question(COIN, signed), question(COIN, poison, nonce=7)
+        return await asyncio.gather(*(chain.fate(one) for one in asked))
+
+    for lie, named in ((broken, False), (malformed, True)):
+        for node in world.nodes.values():
+            node.lies["eth_getTransactionReceipt"] = lie
+        confirmed, unknown = asyncio.run(both())
+        assert isinstance(confirmed, Confirmed)
+        assert isinstance(unknown, Unknown)
+        assert unknown.why.startswith("a: ")
+        for status in asyncio.run(chain.nodes()):
+            assert status.usable
+            assert ("malformed answer" in status.trouble) is named
+
+
+def test_a_node_that_names_a_block_which_others_do_not_have_hurts_itself_alone() -> None:
+    world = World("abc")
+    chain, signed = world.open(), paid(world)
+    world.nodes["b"].lies["eth_getTransactionReceipt"] = lambda p, honest: (
+        honest and honest | {"blockNumber": hex(2**40)}
+    )
+    for name in "ac":
+        world.nodes[name].lies["eth_getBlockByNumber"] = lambda p, honest: honest or {}
+    assert isinstance(fate(chain, question(COIN, signed)), Confirmed)
+
+
+def test_nodes_that_fail_between_two_requests_say_nothing() -> None:
+    world = World()
+
+    def last_words(params: list[Any], honest: Any) -> Any:
+        for node in world.nodes.values():
+            node.down = True
+        return honest
+
+    world.nodes["b"].lies["eth_getTransactionByHash"] = last_words  # the second of the two to be asked
+    signed = paid(world)
+    with pytest.raises(NodesUnavailable, match=r"no node answers \(a: no answer.*b: no answer"):
+        fate(world.open(), question(COIN, signed))
+
+
 def test_a_node_that_is_behind_is_not_believed_that_something_is_absent() -> None:
     world = World()
     chain = world.open()
@@ -606,6 +661,13 @@ def test_questions_that_come_during_a_round_are_answered_in_the_next() -> None:
         return await first, await second
 
     assert [type(one) for one in asyncio.run(ask_late())] == [Confirmed, Confirmed]
+
+
+@pytest.mark.parametrize("hash_", ["0x12", "0x" + 64 * "G", "0x" + 64 * "A", 66 * "1"])
+def test_what_is_no_hash_is_not_asked(hash_: str) -> None:
+    tries = (Try(hash=hash_, shape=Shape.PAY, slot=Slot(nonce=0)),)
+    with pytest.raises(ValueError, match="64 hexadecimal digits"):
+        fate(World().open(), Question(sender=WALLET, order=COIN, tries=tries))
 
 
 def test_tries_with_different_nonces_are_two_questions() -> None:

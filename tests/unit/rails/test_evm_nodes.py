@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from tests.unit.rails.evm_fake import COIN, WALLET, World, question
+from tests.unit.rails.evm_fake import COIN, NORMAL, WALLET, CallRefused, World, question
 
-from bursar.rails.chain import Confirmed, Network, NodeStatus, NodesUnavailable
+from bursar.rails.chain import Confirmed, Network, NodeStatus, NodesUnavailable, Shape
 from bursar.rails.evm.chain import EvmChain
 from bursar.rails.evm.rpc import (
     CALLS_MAX,
@@ -94,6 +94,47 @@ def test_a_failing_node_is_left_alone_longer_each_time() -> None:
     assert statuses(chain)["b"].usable
 
 
+def test_requests_that_fail_together_are_one_failure() -> None:
+    world = World()
+    chain = world.open()
+    world.nodes["b"].down = True
+
+    async def many() -> None:
+        await asyncio.gather(*(chain.slot(WALLET) for _ in range(50)))
+
+    asyncio.run(many())
+    world.nodes["b"].down = False
+    world.now += 1.1
+    asyncio.run(chain.final_block())
+
+
+def test_a_long_outage_ends_like_a_short_one() -> None:
+    world = World()
+    chain = world.open()
+    world.nodes["b"].down = True
+    for _ in range(1_100):
+        asyncio.run(chain.slot(WALLET))
+        world.now += 61
+    world.nodes["b"].down = False
+    asyncio.run(chain.final_block())
+
+
+def test_a_question_that_no_node_can_answer_does_not_keep_others_from_being_asked() -> None:
+    """A recipient can be chosen so that nodes give an error that says nothing."""
+
+    def strange(params: list[Any], honest: Any) -> Any:
+        raise CallRefused(-32000, "something that no list contains")
+
+    world = World()
+    for node in world.nodes.values():
+        node.lies["eth_estimateGas"] = strange
+    chain = world.open()
+    with pytest.raises(NodesUnavailable, match="something that no list contains"):
+        asyncio.run(chain.quote(WALLET, COIN, Shape.PAY, NORMAL))
+    assert asyncio.run(chain.final_block())[0] == 0
+    assert [node.trouble for node in asyncio.run(chain.nodes())] == ["", ""]
+
+
 def test_a_node_that_is_behind_is_shown_as_such() -> None:
     world = World("abc")
     world.chain.mine(50)
@@ -127,6 +168,14 @@ def test_a_node_without_finalized_blocks_can_not_serve_a_chain_that_has_them() -
     chain = world.open()
     with pytest.raises(NodesUnavailable, match="b: malformed answer"):
         asyncio.run(chain.final_block())
+
+
+def test_nodes_that_do_not_have_their_own_final_block_say_nothing() -> None:
+    world = World()
+    for node in world.nodes.values():
+        node.lies["eth_getBlockByNumber"] = lambda p, honest: honest if p[0] in ("latest", "finalized") else None
+    with pytest.raises(NodesUnavailable, match=r"no node has block 0 \(a: malformed answer"):
+        asyncio.run(world.open().final_block())
 
 
 def test_nodes_need_names_and_urls_of_their_own() -> None:

@@ -135,7 +135,9 @@ class Confirming:
             case Dead():
                 return self._dead(item, fate)
             case Unknown(why=why, person=person):
-                code = "NEEDS_PEOPLE" if person and not unsigned else "UNCLEAR"
+                # Not at the first look: the watcher may be about to read the block that makes it clear.
+                again = person and not unsigned and item.record.error.startswith(("UNCLEAR", "NEEDS_PEOPLE"))
+                code = "NEEDS_PEOPLE" if again else "UNCLEAR"
                 return await self.out.waits(item, code, why, OUTAGE_S)
             case Pending():
                 return await self._unconfirmed(item, chain, fate, more, unsigned)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from bursar.model.records import Priority
 from bursar.rails.chain import (
     Balances,
+    Codec,
     DeepReorganisation,
     Fate,
     Fee,
@@ -49,7 +50,7 @@ from bursar.rails.evm.fees import (
     replacement,
     transfer_answer,
 )
-from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Nodes, block_call, result
+from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Nodes, block_call, result
 from bursar.rails.evm.reading import Block, block
 from bursar.rails.evm.rpc import Call, CallError, Endpoint, Malformed, Post, data, quantity
 
@@ -57,6 +58,9 @@ SCAN_BLOCKS_MAX = 16  # of one page
 _BALANCE_OF = bytes.fromhex("70a08231")  # balanceOf(address)
 _DELEGATION = bytes.fromhex("ef0100")  # EIP-7702: an account with a key that lets code act for it
 _KNOWN = ("already known", "known transaction", "already imported", "already in mempool", "already exists")
+
+
+T = TypeVar("T")
 
 
 class _DryRun(msgspec.Struct, frozen=True):
@@ -80,7 +84,7 @@ class EvmChain:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.network = network
-        self.codec = EvmCodec()
+        self.codec: Codec = EvmCodec()
         self._nodes = Nodes(network, endpoints, post, monotonic, timeout_s)
         self._fates = Fates(self._nodes)
         self._scan_blocks = SCAN_BLOCKS_MAX
@@ -97,7 +101,7 @@ class EvmChain:
         ceiling, tip = self.network.ceiling(priority), self.network.tips[priority]
         fee = offer(self.network.name, market, tip, ceiling, gas or PLAIN_GAS)
         coin = order.amount if shape is Shape.PAY and not order.contract else 0
-        self._require(sender, "", max(run.coin for run in runs.values()), coin + fee.worst)
+        self._require(sender, self.network.native or "coin", max(run.coin for run in runs.values()), coin + fee.worst)
         if gas is None:
             names = ", ".join(sorted(runs))
             raise NodesUnavailable(self.network.name, f"{names}: the wallet is said to have too little, and has enough")
@@ -107,7 +111,7 @@ class EvmChain:
         if has < needs:
             raise WalletShort(self.network.name, wallet, asset, has, needs)
 
-    def _gas(self, runs: dict[str, _DryRun], order: Order) -> int | None:
+    def _gas(self, runs: Answers[_DryRun], order: Order) -> int | None:
         """The gas limit; None if the nodes say nothing but that the wallet has too little coin."""
         estimates = [run.gas for run in runs.values() if isinstance(run.gas, int)]
         if estimates:
@@ -121,13 +125,13 @@ class EvmChain:
         if not refused:
             return None
         name, reason = sorted(refused.items())[0]
-        # A refusal fails the payment for good (W39), so that one node, which may be behind, is not enough.
+        # A refusal fails the payment for good, so that one node, which may be behind, is not enough.
         if len(refused) < self._nodes.quorum:
             why = f"only {name} says that the payment would fail ({reason.why}){self._nodes.missing(runs)}"
             raise NodesUnavailable(self.network.name, why)
         raise WouldRevert(self.network.name, reason.why)
 
-    async def _dry_runs(self, sender: str, order: Order, shape: Shape) -> dict[str, _DryRun]:
+    async def _dry_runs(self, sender: str, order: Order, shape: Shape) -> Answers[_DryRun]:
         """What each node says to this very payment: it runs against the newest state, and nothing is signed."""
         to, value, payload = sender, 0, b""
         if shape is Shape.PAY:
@@ -172,7 +176,7 @@ class EvmChain:
         market = Market(base, self.network.legacy_fees)
         return replacement(fee, market, self.network.tips[priority], self.network.ceiling(priority))
 
-    def _some(self, what: str, said: dict[str, Any]) -> dict[str, Any]:
+    def _some(self, what: str, said: Answers[T]) -> Answers[T]:
         if not said:
             raise NodesUnavailable(
                 self.network.name, f"no node answers when asked for {what}{self._nodes.missing(said)}"
@@ -198,7 +202,7 @@ class EvmChain:
             return False, "another hash came back than that of the bytes"
 
         answered = await self._nodes.ask([Call("eth_sendRawTransaction", ("0x" + raw.hex(),))], None, read)
-        words = {name: said for name, (_, said) in answered.items()} | self._nodes.failures(answered)
+        words = {name: said for name, (_, said) in answered.items()} | answered.silent
         return Sent(accepted=any(accepted for accepted, _ in answered.values()), answers=words)
 
     async def fate(self, question: Question) -> Fate:
@@ -239,9 +243,8 @@ class EvmChain:
         said = await self._nodes.ask([Call("eth_getCode", (address, "latest"))], None, read)
         if any(said.values()):
             return True  # one node that has seen code is enough to be careful
-        return self._nodes.agree(
-            f"code at {address}", {name: found for name, found in said.items() if not self._nodes.is_behind(name)}
-        )
+        known = {name: found for name, found in said.items() if not self._nodes.is_behind(name)}
+        return self._nodes.agree(f"code at {address}", Answers(known, said.silent))
 
     async def nodes(self) -> tuple[NodeStatus, ...]:
         return await self._nodes.status()
@@ -294,7 +297,8 @@ class EvmChain:
         first = anchor.nodes[: self._nodes.quorum]
         said = await self._nodes.ask(calls, first, read)
         if len(said) < self._nodes.quorum or len(set(said.values())) > 1:  # only then are the others asked, too
-            said |= await self._nodes.ask(calls, anchor.nodes[self._nodes.quorum :], read)
+            others = await self._nodes.ask(calls, anchor.nodes[self._nodes.quorum :], read)
+            said = Answers(said | others, said.silent | others.silent)
         if len(said) < self._nodes.quorum and self._scan_blocks > 1:
             self._scan_blocks //= 2  # the blocks may be too large for one answer
         found = self._nodes.agree(f"blocks {numbers[0]} to {numbers[-1]}", said)

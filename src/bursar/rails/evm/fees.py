@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from bursar.rails.chain import Fee, FeeTooHigh
-from bursar.rails.evm.rpc import CallError, Malformed
+from bursar.rails.evm.rpc import CallError, CallFailed
 
 PLAIN_GAS = 21_000  # a transfer that runs no code costs exactly this
 GAS_LIMIT_DEFAULT_MAX = 500_000  # where the asset has no limit of its own
@@ -21,7 +21,18 @@ REASON_CHARS_MAX = 200
 _ERROR_STRING = bytes.fromhex("08c379a0")  # Error(string)
 _PANIC = bytes.fromhex("4e487b71")  # Panic(uint256)
 # What nodes say when the code itself refuses; anything else is the node's own trouble.
-_REVERTS = ("revert", "out of gas", "invalid opcode", "invalid jump", "gas required exceeds", "outofgas")
+_REVERTS = (
+    "revert",
+    "out of gas",
+    "outofgas",
+    "gas required exceeds",
+    "invalid opcode",
+    "invalid jump",
+    "stack underflow",
+    "stack limit",
+    "vm execution error",
+    "evm error",
+)
 
 
 class Market(msgspec.Struct, frozen=True):
@@ -88,13 +99,13 @@ def gas_limit(estimate: int, highest: int) -> int | None:
 
 
 def refusal(error: CallError) -> Reverted | Short:
-    """What an error of a dry run means; `Malformed` if it says nothing about the payment."""
+    """What an error of a dry run means; `CallFailed` if it says nothing about the payment."""
     said = error.message.lower()
-    if "insufficient" in said and "fund" in said:
-        return Short()
     if error.code == 3 or error.data or any(word in said for word in _REVERTS):
         return Reverted(_reason(error))
-    raise Malformed(f"error {error.code}: {error.message}")
+    if "insufficient funds" in said:
+        return Short()
+    raise CallFailed(f"error {error.code}: {error.message}")
 
 
 def transfer_answer(returned: bytes) -> Reverted | None:

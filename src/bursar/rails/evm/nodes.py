@@ -8,7 +8,8 @@ Any single node may be down, behind, on another chain, or lie. So:
 - What ends a payment, a balance and a page of the watcher need two nodes that give the same answer, and more than half
   of those that answered (W35). With one node configured there is nothing to compare; callers decide what that allows.
 - A node that is behind the others by more than `LAG_BLOCKS_MAX` is not believed when it says that something is absent.
-- A node that contradicts the others is named, in the error and in its status, for `DOUBT_S`.
+- A node that contradicts the others, or whose answer can't be read, is named: in the error, and for `DOUBT_S` in its
+  status.
 
 The final block F of a chain is the last one that two nodes call final: of each node's own final height the second
 highest. One node that claims a block to be final too early does not move it.
@@ -25,7 +26,7 @@ import msgspec
 
 from bursar.rails.chain import Network, NodeStatus, NodesUnavailable
 from bursar.rails.evm.reading import header
-from bursar.rails.evm.rpc import Call, CallError, Endpoint, Malformed, NodeFailed, Post, Rpc, quantity
+from bursar.rails.evm.rpc import Call, CallError, CallFailed, Endpoint, Malformed, NodeFailed, Post, Rpc, quantity
 from bursar.rails.evm.verdict import largest_group
 
 QUORUM = 2
@@ -33,11 +34,20 @@ TIMEOUT_S = 10.0
 RECHECK_S = 60.0
 BACKOFF_S = 1.0
 BACKOFF_S_MAX = 60.0
+DOUBLINGS_MAX = 10
 DOUBT_S = 600.0
 LAG_BLOCKS_MAX = 10
 SHOWN_CHARS_MAX = 120
 
 T = TypeVar("T")
+
+
+class Answers(dict[str, T]):
+    """What nodes say, by name. `silent`: those that were asked and gave no answer that can be used, with the reason."""
+
+    def __init__(self, answers: Mapping[str, T], silent: Mapping[str, str]) -> None:
+        super().__init__(answers)
+        self.silent = dict(silent)
 
 
 class NodesDisagree(NodesUnavailable):
@@ -50,6 +60,7 @@ class Anchor(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     hash: str
     nodes: tuple[str, ...]
+    missing: str  # the others, and why they do not stand behind it: the end of a sentence, or nothing
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -63,7 +74,7 @@ class _Node:
 
     rpc: Rpc
     shown_at: float | None = None  # when it last showed which chain it is on; None: it has to
-    failure: str = ""  # of the last request; "": it was answered
+    failure: str = ""  # of the last request that failed
     failures: int = 0
     retry_at: float = 0.0
     doubt: str = ""
@@ -96,29 +107,46 @@ class Nodes:
 
     async def ask(
         self, calls: Sequence[Call], among: Iterable[str] | None, read: Callable[[list[Any]], T]
-    ) -> dict[str, T]:
-        """The same calls to several nodes (None: all) at once, in one request each; what those say that answer.
+    ) -> Answers[T]:
+        """The same calls to several nodes (None: all) at once, in one request each.
 
-        `read` turns results into values. If it finds them malformed, that node has failed.
+        `read` turns results into values. A node whose results it finds malformed is silent. It is not left alone for
+        that: a question that no node can answer must not keep the others from being asked.
         """
         names = sorted(self._nodes if among is None else among)
         found = await asyncio.gather(*(self._ask_one(self._nodes[name], calls, read) for name in names))
-        return {name: answer[0] for name, answer in zip(names, found, strict=True) if answer is not None}
+        said = dict(zip(names, found, strict=True))
+        return Answers(
+            {name: one[0] for name, one in said.items() if isinstance(one, tuple)},
+            {name: one for name, one in said.items() if isinstance(one, str)},
+        )
 
-    async def _ask_one(self, node: _Node, calls: Sequence[Call], read: Callable[[list[Any]], T]) -> tuple[T] | None:
+    async def _ask_one(self, node: _Node, calls: Sequence[Call], read: Callable[[list[Any]], T]) -> tuple[T] | str:
+        """What a node says, or why it says nothing."""
         if self._monotonic() < node.retry_at:
-            return None
+            return node.failure
         try:
             await self._show_chain(node)
-            answer = (read(await node.rpc.batch(calls)),)
+            results = await node.rpc.batch(calls)
         except NodeFailed as error:
-            self._failed(node, error.why, backs_off=not error.too_large)
-            return None
+            if not error.too_large:
+                self._failed(node, error.why)
+            return error.why
         except Malformed as error:
             self._failed(node, f"malformed answer: {error}")
-            return None
-        node.failure, node.failures = "", 0
-        return answer
+            return node.failure
+        node.failures, node.retry_at = 0, 0.0
+        try:
+            return (read(results),)
+        except Malformed as error:
+            return self.malformed(node.rpc.name, error)
+
+    def malformed(self, name: str, error: Malformed) -> str:
+        """Why an answer can't be read. The node is named, unless the question may be at fault."""
+        if isinstance(error, CallFailed):
+            return str(error)
+        self._doubt(name, f"gave a malformed answer: {error}")
+        return f"malformed answer: {error}"
 
     async def _show_chain(self, node: _Node) -> None:
         """Make the node show which chain it is on, unless it just has."""
@@ -134,17 +162,17 @@ class Nodes:
             raise NodeFailed(node.rpc.name, "its genesis block is another")
         node.shown_at = now
 
-    def _failed(self, node: _Node, why: str, *, backs_off: bool = True) -> None:
+    def _failed(self, node: _Node, why: str) -> None:
         node.failure = why
         node.shown_at = None  # who answers next at this address may be another
-        if backs_off:
-            wait_s = min(BACKOFF_S * 2**node.failures, BACKOFF_S_MAX)
+        now = self._monotonic()
+        if now >= node.retry_at:  # or requests that failed together would count as failures one after the other
+            node.retry_at = now + min(BACKOFF_S * 2 ** min(node.failures, DOUBLINGS_MAX), BACKOFF_S_MAX)
             node.failures += 1
-            node.retry_at = self._monotonic() + wait_s
 
     # --- agreeing ----------------------------------------------------------------------------------------------------
 
-    def agree(self, what: str, said: Mapping[str, T]) -> T:
+    def agree(self, what: str, said: Answers[T]) -> T:
         """What a quorum of nodes and more than half of them say. `what` names the matter in errors."""
         if not said:
             raise NodesUnavailable(self.network.name, f"{what}: no node answers{self.missing(said)}")
@@ -164,22 +192,20 @@ class Nodes:
     def doubt(self, words: Mapping[str, str]) -> None:
         """Name nodes that contradict others."""
         for name, said in words.items():
-            node = self._nodes[name]
-            node.doubt = f"contradicts other nodes about {said}"
-            node.doubt_until = self._monotonic() + DOUBT_S
+            self._doubt(name, f"contradicts other nodes about {said}")
 
-    def missing(self, said: Iterable[str]) -> str:
+    def _doubt(self, name: str, why: str) -> None:
+        node = self._nodes[name]
+        node.doubt, node.doubt_until = why, self._monotonic() + DOUBT_S
+
+    def missing(self, said: Answers[T]) -> str:
         """Which nodes gave no answer, and why: the end of a sentence, or nothing."""
-        silent = [
-            f"{name}: {node.failure or node.doubt or 'behind the others'}"
+        others = {
+            name: said.silent.get(name) or node.failure or node.doubt or "behind the others"
             for name, node in sorted(self._nodes.items())
             if name not in said
-        ]
-        return f" ({'; '.join(silent)})" if silent else ""
-
-    def failures(self, said: Iterable[str]) -> dict[str, str]:
-        """Why the other nodes gave no answer."""
-        return {name: node.failure for name, node in sorted(self._nodes.items()) if name not in said}
+        }
+        return f" ({'; '.join(f'{name}: {why}' for name, why in others.items())})" if others else ""
 
     # --- where the chain is ------------------------------------------------------------------------------------------
 
@@ -195,7 +221,10 @@ class Nodes:
         if not said:
             raise NodesUnavailable(self.network.name, f"no node has block {number}{self.missing(said)}")
         hash_ = self.agree(f"block {number}", said) if len(said) >= self.quorum else next(iter(said.values()))
-        return Anchor(number=number, hash=hash_, nodes=tuple(sorted(name for name in said if said[name] == hash_)))
+        nodes = tuple(sorted(name for name in said if said[name] == hash_))
+        return Anchor(
+            number=number, hash=hash_, nodes=nodes, missing=self.missing(Answers(said, heads.silent | said.silent))
+        )
 
     async def firm_anchor(self) -> Anchor:
         """The final block, with a quorum of nodes behind it."""
@@ -203,12 +232,11 @@ class Nodes:
         if len(anchor.nodes) < self.quorum:
             raise NodesUnavailable(
                 self.network.name,
-                f"only {', '.join(anchor.nodes)} answers, and {self.quorum} nodes must agree"
-                + self.missing(anchor.nodes),
+                f"only {', '.join(anchor.nodes)} answers, and {self.quorum} nodes must agree{anchor.missing}",
             )
         return anchor
 
-    async def _heads(self) -> dict[str, _Head]:
+    async def _heads(self) -> Answers[_Head]:
         calls = [Call("eth_getBlockByNumber", ("latest", False))]
         if self.network.finalized_tag:
             calls.append(Call("eth_getBlockByNumber", ("finalized", False)))
@@ -245,7 +273,7 @@ class Nodes:
         for name, node in sorted(self._nodes.items()):
             troubles = []
             if name not in heads:
-                troubles.append(node.failure)
+                troubles.append(heads.silent[name])
             elif self.is_behind(name):
                 troubles.append(f"it is {self._lag(name)} blocks behind")
             usable = not troubles
@@ -258,7 +286,7 @@ class Nodes:
 def result(value: Any) -> Any:
     """A result; `Malformed` if the node gave an error to a call that can't be refused."""
     if isinstance(value, CallError):
-        raise Malformed(f"error {value.code}: {value.message}")
+        raise CallFailed(f"error {value.code}: {value.message}")
     return value
 
 

@@ -70,6 +70,10 @@ class Malformed(ValueError):
     """A value in an answer is not what the interface says."""
 
 
+class CallFailed(Malformed):
+    """An error came in place of a result that was needed. It may be the question's fault, and not the node's."""
+
+
 class _Answer(msgspec.Struct):
     id: int | None = None
     result: Any = None
