@@ -117,7 +117,7 @@ def codecs(kind: str) -> Codec:
 
 
 class OpenKeys:
-    """Keys that anybody could know."""
+    """Keys that are no secret."""
 
     def address(self, wallet: Wallet) -> str:
         """Of the wallet's key."""

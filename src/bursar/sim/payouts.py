@@ -351,7 +351,7 @@ class Scenario(TwoProcessRun[Outcome]):
                 else:
                     fine = does.contract == TOKEN and wanted.get(does.to) == does.amount
                 if not fine:
-                    raise Violation(f"{shown.payout} {shown.attempt} was signed, and nobody asked for it: {does}")
+                    raise Violation(f"{shown.payout} {shown.attempt} was signed, and no client asked for it: {does}")
 
     def judge_money(self) -> None:
         """Wallets have what their accounts say (I9); nothing is reserved or held any more."""

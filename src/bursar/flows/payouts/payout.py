@@ -247,7 +247,10 @@ def on_signal(item: FlowRecord[Payout], event: str, evidence: dict[str, Any]) ->
         case "CANCEL":
             return msgspec.structs.replace(body, cancel=body.cancel or reason)
         case "KNOWN":  # the signer's log has an attempt that this database has forgotten
-            numbers = tuple(sorted({*body.replacements, int(evidence["attempt"])}))
+            number = int(evidence["attempt"])
+            if number <= body.attempts:
+                return None  # it is known by now
+            numbers = (*body.replacements, number)
             return msgspec.structs.replace(body, replacements=numbers, attempts=max(body.attempts, numbers[-1]))
         case "HOLD":
             return msgspec.structs.replace(body, held=reason)

@@ -94,7 +94,8 @@ class Reconciling:
         if record is None:
             await self._start_again(request)
         elif STATUS[record.state] in ("processing", "confirming"):
-            await self._replace_again(record, request)
+            if entry.attempt > msgspec.json.decode(record.body, type=Payout).attempts:  # it may be adopted by now
+                await self._replace_again(record, request)
 
     async def _start_again(self, request: SignRequest) -> None:
         """Its hold is taken anew; from suspense, if its account has less than that by now."""
