@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
+from bursar.instance import Bursar
 from bursar.model.money import MINOR_MAX, Amount, Asset, AssetStatus
 from bursar.rails.trading.rules import U64_MAX
-
-if TYPE_CHECKING:
-    from bursar.instance import Bursar
 
 
 @click.group(cls=Group)
@@ -91,9 +89,7 @@ async def change(
 async def list_(b: Bursar, out: Output) -> None:
     """All assets."""
     found = sorted((await b.ledger.assets()).values(), key=lambda a: a.code)
-    rows = [
-        (a.code, a.precision, a.status, _yes(a), _limit(a, a.min_transfer), _limit(a, a.max_transfer)) for a in found
-    ]
+    rows = [(a.code, a.precision, a.status, a.internal_transfer_enabled, *_bounds(a)) for a in found]
     columns = ("asset", "decimals", "status", "transfers", "min transfer", "max transfer")
     right = ("decimals", "min transfer", "max transfer")
     out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right, empty="no assets yet"))
@@ -120,29 +116,28 @@ async def _set(b: Bursar, out: Output, code: str, status: AssetStatus) -> None:
     out.show(_json(changed), lambda: f"asset {changed.code} is {changed.status}")
 
 
-def _yes(asset: Asset) -> str:
-    return "yes" if asset.internal_transfer_enabled else "no"
-
-
 def _transfers(asset: Asset) -> str:
     if not asset.internal_transfer_enabled:
         return "users can't transfer it"
-    most = _limit(asset, asset.max_transfer)
+    least, most = _bounds(asset)
     bound = f" and at most {most}" if most else ""
-    return f"users transfer at least {asset.of_minor(asset.min_transfer)}{bound} at once"
+    return f"users transfer at least {least}{bound} at once"
 
 
-def _limit(asset: Asset, minor: int) -> str:
-    return "" if minor == MINOR_MAX else str(asset.of_minor(minor))
+def _bounds(asset: Asset) -> tuple[str, str | None]:
+    """The smallest transfer and the largest; None: no bound."""
+    least, most = asset.of_minor(asset.min_transfer), asset.of_minor(asset.max_transfer)
+    return str(least), None if asset.max_transfer == MINOR_MAX else str(most)
 
 
 def _json(asset: Asset) -> dict[str, Any]:
+    least, most = _bounds(asset)
     return {
         "code": asset.code,
         "precision": asset.precision,
         "status": asset.status,
-        "min_transfer": str(asset.of_minor(asset.min_transfer)),
-        "max_transfer": None if asset.max_transfer == MINOR_MAX else str(asset.of_minor(asset.max_transfer)),
+        "min_transfer": least,
+        "max_transfer": most,
         "internal_transfer_enabled": asset.internal_transfer_enabled,
         "core_max": str(asset.of_minor(U64_MAX)),
     }

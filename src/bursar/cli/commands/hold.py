@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,10 +10,8 @@ from bursar.cli.commands.account import hold_table
 from bursar.cli.output import Output
 from bursar.cli.show import show_receipt
 from bursar.cli.state import Group, on_database
-from bursar.cli.types import NUMBER, duration, key_option, meta_option
-
-if TYPE_CHECKING:
-    from bursar.instance import Bursar
+from bursar.cli.types import LIMIT, NUMBER, duration, key_option, meta_option
+from bursar.instance import Bursar
 
 
 @click.group(cls=Group)
@@ -93,7 +90,7 @@ async def list_(b: Bursar, out: Output, account: str) -> None:
 
 
 @hold.command(examples="bursar hold expire --limit 1000")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
 @on_database()
 async def expire(b: Bursar, out: Output, limit: int) -> None:
     """Give back what remains of holds whose time is up. `bursar serve` and `bursar worker` do it by themselves."""
