@@ -20,7 +20,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from bursar import instance
@@ -160,9 +159,7 @@ class Bursar(_Facade[instance.Bursar]):
         self._ledger = Ledger(self._inner.ledger, self._loop)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     start = _blocking(instance.Bursar.start)
@@ -184,7 +181,7 @@ class Bursar(_Facade[instance.Bursar]):
         `Closed`."""
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.stop(self._inner.__aexit__(None, None, None))
+            loop.stop(self._inner.close())
 
 
 def _opening(make: Callable[P, instance.Bursar]) -> Callable[P, Bursar]:

@@ -110,9 +110,11 @@ key_option = click.option(
 )
 meta_option = click.option(
     "--meta",
+    "metadata",
     metavar="K=V",
     multiple=True,
     type=pair,
+    callback=lambda _ctx, _option, pairs: dict(pairs),
     help="OperationResult with the envelope; may be given several times.",
 )
 entry_options = together(

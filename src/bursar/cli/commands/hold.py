@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from typing import Any
 
 import click
 
@@ -32,18 +32,9 @@ def hold() -> None:
 @key_option
 @meta_option
 @on_database()
-async def authorize(
-    b: Bursar,
-    out: Output,
-    account: str,
-    asset: str,
-    amount: str,
-    expires_in: timedelta | None,
-    key: str | None,
-    meta: tuple[tuple[str, str], ...],
-) -> None:
+async def authorize(b: Bursar, out: Output, /, **given: Any) -> None:
     """Set money of an account aside. Prints the number of the hold."""
-    made = await b.ledger.authorize(account, asset, amount, key=key, expires_in=expires_in, metadata=dict(meta))
+    made = await b.ledger.authorize(**given)
     out.show(made, lambda: f"hold {made.id}: {made.remaining} {made.remaining.asset} of {made.account} are set aside")
 
 
@@ -59,17 +50,9 @@ async def authorize(
 @key_option
 @meta_option
 @on_database()
-async def confirm(
-    b: Bursar,
-    out: Output,
-    hold: int,
-    target: str,
-    amount: str | None,
-    key: str | None,
-    meta: tuple[tuple[str, str], ...],
-) -> None:
+async def confirm(b: Bursar, out: Output, /, **given: Any) -> None:
     """Pay from a hold: AMOUNT and keep the rest held, or all that remains."""
-    show_receipt(out, await b.ledger.confirm(hold, target, amount, key=key, metadata=dict(meta)))
+    show_receipt(out, await b.ledger.confirm(**given))
 
 
 @hold.command(examples="bursar hold void 17")

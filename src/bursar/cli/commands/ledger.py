@@ -31,18 +31,12 @@ def _movement(source: str, target: str) -> Callable[[F], F]:
     return together(*(click.argument(name) for name in (source, target, "asset", "amount")), entry_options)
 
 
-async def _commit(
-    b: Bursar, out: Output, make: Callable[..., entries.Entry], meta: tuple[tuple[str, str], ...], **given: str
-) -> None:
-    show_receipt(out, await b.ledger.commit(make(metadata=dict(meta), **given)))
-
-
 @ledger.command(examples="bursar ledger deposit external:bank user:1001:funding USDT 100.00 --key dep-1 --meta ref=A17")
 @_movement("external", "account")
 @on_database()
 async def deposit(b: Bursar, out: Output, /, **given: Any) -> None:
     """Value comes in from an EXTERNAL account."""
-    await _commit(b, out, entries.deposit, **given)
+    show_receipt(out, await b.ledger.commit(entries.deposit(**given)))
 
 
 @ledger.command(examples="bursar ledger pay user:1001:funding merchant:42 USDT 12.50 --key order-7")
@@ -50,7 +44,7 @@ async def deposit(b: Bursar, out: Output, /, **given: Any) -> None:
 @on_database()
 async def pay(b: Bursar, out: Output, /, **given: Any) -> None:
     """Value moves from SOURCE to TARGET."""
-    await _commit(b, out, entries.pay, **given)
+    show_receipt(out, await b.ledger.commit(entries.pay(**given)))
 
 
 @ledger.command(examples="bursar ledger withdraw user:1001:funding external:bank USDT 40.00 --key wd-1")
@@ -58,7 +52,7 @@ async def pay(b: Bursar, out: Output, /, **given: Any) -> None:
 @on_database()
 async def withdraw(b: Bursar, out: Output, /, **given: Any) -> None:
     """Value leaves to an EXTERNAL account."""
-    await _commit(b, out, entries.withdraw, **given)
+    show_receipt(out, await b.ledger.commit(entries.withdraw(**given)))
 
 
 @ledger.command(
@@ -97,9 +91,9 @@ async def commit(b: Bursar, out: Output, file: BinaryIO) -> None:
 @click.argument("envelope", type=envelope_name)
 @meta_option
 @on_database()
-async def reverse(b: Bursar, out: Output, envelope: int | str, meta: tuple[tuple[str, str], ...]) -> None:
+async def reverse(b: Bursar, out: Output, envelope: int | str, metadata: dict[str, str]) -> None:
     """Undo an envelope by another one. Doing it again changes nothing."""
-    show_receipt(out, await b.ledger.reverse(envelope, metadata=dict(meta)))
+    show_receipt(out, await b.ledger.reverse(envelope, metadata=metadata))
 
 
 @ledger.command(
@@ -140,17 +134,9 @@ async def balance(b: Bursar, out: Output, account: str, asset: str | None, prefi
 @click.option("--before", metavar="ENVELOPE", type=NUMBER, help="Go on below this envelope.")
 @click.option("--limit", type=LIMIT, default=20, show_default=True, help="How many at most.")
 @on_database()
-async def history(
-    b: Bursar,
-    out: Output,
-    account: str,
-    since: datetime | None,
-    until: datetime | None,
-    before: int | None,
-    limit: int,
-) -> None:
+async def history(b: Bursar, out: Output, /, account: str, limit: int, **where: Any) -> None:
     """What an account took part in, newest first."""
-    lines = await b.ledger.history(account, before=before, since=since, until=until, limit=limit + 1)
+    lines = await b.ledger.history(account, limit=limit + 1, **where)
     more, lines = len(lines) > limit, lines[:limit]
     rows = []
     for line in lines:

@@ -5,6 +5,8 @@ What operators do to records of any flow (history, retry, force, pauses) is `bur
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from bursar.cli.operating import on_catalog, on_runtime, operators_group, show_lift
@@ -27,17 +29,14 @@ transfer = operators_group(
 @click.option("--user", type=click.IntRange(1), required=True, help="Whose money.")
 @click.option("--from", "source", required=True, help="FUNDING, SPOT, FUTURE or MARGIN.")
 @click.option("--to", "target", required=True, help="As --from.")
-@click.option("--order", default="", help="client_order_id: repeating it repeats nothing.")
+@click.option("--order", "client_order_id", default="", help="client_order_id: repeating it repeats nothing.")
 @click.argument("asset")
 @click.argument("amount")
 @on_runtime
-async def create(
-    runtime: Runtime, out: Output, user: int, source: str, target: str, order: str, asset: str, amount: str
-) -> None:
+async def create(runtime: Runtime, out: Output, /, **asked: Any) -> None:
     """Move a user's money, with every check that the API makes."""
     await first_look(runtime)
-    asked = Request(user=user, source=source, target=target, asset=asset, amount=amount, client_order_id=order)
-    view = await runtime.transfers.create(asked, deadline_s=runtime.config.deadline_ms / 1000)
+    view = await runtime.transfers.create(Request(**asked), deadline_s=runtime.config.deadline_ms / 1000)
     text = f"{view.req_id} is {view.fsm_state} {shown(view.error)}".rstrip()
     out.show(view, lambda: text)
 
