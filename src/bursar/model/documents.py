@@ -20,7 +20,6 @@ import hashlib
 import json
 import re
 import unicodedata
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -44,7 +43,6 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._:-]{0,126}[a-z0-9])?", re.ASCII)
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class InvalidDocument(Refusal):
     """The body of a document does not fit its kind, or can't be represented exactly."""
 
@@ -55,7 +53,6 @@ class InvalidDocument(Refusal):
     text = "{kind} {name} is refused: {why}"
 
 
-@dataclass(eq=False)
 class UnknownKind(Refusal):
     """This program declares no such kind of document."""
 
@@ -65,7 +62,6 @@ class UnknownKind(Refusal):
     text = "there is no kind of document {kind}; known here: {known}"
 
 
-@dataclass(eq=False)
 class UnknownDocument(Refusal):
     """There is no such document, or no such version of it."""
 
@@ -79,7 +75,6 @@ class UnknownDocument(Refusal):
         return super().__str__() if self.version else f"there is no {self.kind} {self.name}"
 
 
-@dataclass(eq=False)
 class DocumentMoved(Refusal):
     """The change is based on a version that is no longer the current one."""
 
@@ -91,7 +86,6 @@ class DocumentMoved(Refusal):
     text = "{kind} {name} is at version {current}, and the change is based on {base}; read it again"
 
 
-@dataclass(eq=False)
 class UnknownProposal(Refusal):
     """There is no open proposal with this hash: it was withdrawn, replaced or never made."""
 
@@ -103,7 +97,6 @@ class UnknownProposal(Refusal):
     text = "{kind} {name} has no open proposal {hash} (open: {open}); list the proposals again"
 
 
-@dataclass(eq=False)
 class ProposalOpen(Refusal):
     """Another person's proposal for the same version is open."""
 
@@ -115,7 +108,6 @@ class ProposalOpen(Refusal):
     text = "{author} has proposed {hash} for {kind} {name}; approve it, or withdraw it first"
 
 
-@dataclass(eq=False)
 class SecondPersonNeeded(Refusal):
     """The change needs two people, and the approver's name is the author's or looks like it."""
 
@@ -127,7 +119,6 @@ class SecondPersonNeeded(Refusal):
     text = "{author} has proposed this change of {kind} {name}; another person must approve it, not {actor}"
 
 
-@dataclass(eq=False)
 class UnreadableDocument(StoreError):
     """A stored version is not what this program declares its kind to be."""
 

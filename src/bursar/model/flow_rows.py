@@ -14,7 +14,6 @@ writes their rows with the record's move: both happen, or neither. All rows live
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -31,7 +30,6 @@ BODY_LENGTH_MAX = 65_536
 RowKey = tuple[str, str, str]  # flow, kind, key
 
 
-@dataclass(eq=False)
 class RowTaken(Refusal):
     """Another record has this value, or had it and the kind is permanent."""
 
@@ -43,7 +41,6 @@ class RowTaken(Refusal):
     text = "{kind} {key!r} of {flow} belongs to record {record} already"
 
 
-@dataclass(eq=False)
 class RowMoved(Refusal):
     """The row is not at the version that the change was based on."""
 
@@ -56,7 +53,6 @@ class RowMoved(Refusal):
     text = "{kind} {key!r} of {flow} is at version {found}, not {expected}; read it again"
 
 
-@dataclass(eq=False)
 class RowNotOwned(Refusal):
     """The row is not one that this record may change."""
 
@@ -68,7 +64,6 @@ class RowNotOwned(Refusal):
     text = "{kind} {key!r} of {flow} can't be changed: {why}"
 
 
-@dataclass(eq=False)
 class BoundExceeded(Refusal):
     """So much can't be reserved."""
 

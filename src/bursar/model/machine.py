@@ -156,7 +156,6 @@ class MachineError(BursarError):
     """A mistake in a flow's code: nothing that a user did, nothing that a retry could mend."""
 
 
-@dataclass(eq=False)
 class MachineRefused(MachineError):
     """The machine would be wrong. `problems` has everything that is, not only the first thing."""
 
@@ -168,7 +167,6 @@ class MachineRefused(MachineError):
         return f"machine {self.machine!r} is refused:" + "".join(f"\n  - {problem}" for problem in self.problems)
 
 
-@dataclass(eq=False)
 class UnknownState(MachineError):
     """The machine has no such state."""
 
@@ -178,7 +176,6 @@ class UnknownState(MachineError):
     text = "machine {machine!r} has no state {state!r}"
 
 
-@dataclass(eq=False)
 class ImpossibleEvent(MachineError):
     """The event cannot happen in this state."""
 

@@ -13,7 +13,6 @@ Balances and freezes are not looked at: they are a step's affair when its turn h
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,7 +29,6 @@ EMPTY, TOO_MANY_STEPS, NOT_A_STEP = "EMPTY", "TOO_MANY_STEPS", "NOT_A_STEP"
 INVALID_ARGUMENTS, UNKNOWN_STEP = "INVALID_ARGUMENTS", "UNKNOWN_STEP"
 
 
-@dataclass(eq=False)
 class SequenceRefused(Refusal):
     """A sequence is refused before anything is written."""
 
@@ -40,7 +38,6 @@ class SequenceRefused(Refusal):
     text = "the sequence is refused: {why}"
 
 
-@dataclass(eq=False)
 class StepRefused(SequenceRefused):
     """One step of a sequence is refused before anything is written. `step` counts from 0."""
 
