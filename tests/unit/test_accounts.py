@@ -184,6 +184,14 @@ def test_a_change_of_policy_leaves_the_status(closing: Closing | None) -> None:
     assert (new.version, new.status, new.policy) == (4, FROZEN, NoOverdraft())
 
 
+def test_a_changed_account_has_a_snapshot_of_its_own() -> None:
+    head = Account(id=1, path="a")
+    before = head.snapshot
+    new = changed(head, None, status=AccountStatus.FROZEN)
+    assert new is not None
+    assert new.snapshot == Account(id=1, path="a", version=2, status=AccountStatus.FROZEN).snapshot != before
+
+
 @pytest.mark.parametrize(
     ("status", "closing", "may"), [(ACTIVE, None, True), (FROZEN, None, False), (FROZEN, ANOTHER, True)]
 )

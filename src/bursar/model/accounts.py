@@ -162,17 +162,11 @@ def changed(
     To freeze an account that only a close has frozen is a change: the close lifts its own freeze when it is refused,
     and a freeze that left no trace would go with it.
     """
-    new = Account(
-        id=head.id,
-        path=head.path,
-        version=head.version + 1,
-        policy=head.policy if policy is None else policy,
-        status=head.status if status is None else status,
-        book=head.book,
-    )
+    new_policy, new_status = policy or head.policy, status or head.status
     takes_over = status is AccountStatus.FROZEN and closing is not None
-    is_same = (new.policy, new.status) == (head.policy, head.status)
-    return None if is_same and not takes_over else new
+    if (new_policy, new_status) == (head.policy, head.status) and not takes_over:
+        return None
+    return msgspec.structs.replace(head, version=head.version + 1, policy=new_policy, status=new_status)
 
 
 def close_may_freeze(head: Account, closing: Closing | None) -> bool:
