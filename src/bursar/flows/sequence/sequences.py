@@ -65,11 +65,11 @@ class Sequences:
         `lease_s` are the engine's. Without it sequences get an engine of their own, and the context runs a worker."""
         self.ledger = ledger
         self.own: dict[str, OwnStep] = dict(own or {})
+        self.engine = engine or Engine(ledger.store, ledger.writer, (), worker=worker, lease_s=lease_s)
         self.flow: Flow[Sequence] = sequence_flow(
-            ledger.store, self.own, self._alert, retry=retry, alarms=alarms, call_timeout_s=call_timeout_s
+            ledger.store, self.own, self.engine.alert, retry=retry, alarms=alarms, call_timeout_s=call_timeout_s
         )
-        chosen = engine or Engine(ledger.store, ledger.writer, (), worker=worker, lease_s=lease_s)
-        self.engine = chosen.register(self.flow)
+        self.engine.register(self.flow)
         self._owns_engine = engine is None
         self._dispatcher = dispatcher
         self._worker: Worker | None = None
@@ -192,9 +192,6 @@ class Sequences:
         places = {(SCOPE, entry_key(record.id, n)): n for n, s in enumerate(body.steps) if isinstance(s, EntryStep)}
         taken = await self.ledger.store.read.envelopes.existing(list(places)) if places else {}
         return view(record, body, {places[key]: found.seq for key, found in taken.items()}, replayed=replayed)
-
-    async def _alert(self, record: Record | None, reason: str, severity: str, message: str) -> None:
-        await self.engine.alert(record, reason, severity, message)
 
 
 def fingerprint(steps: tuple[StoredStep, ...]) -> str:
