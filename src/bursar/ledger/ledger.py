@@ -13,24 +13,8 @@ from typing import Any
 
 from bursar.ledger.holds import TRIES, Holds
 from bursar.ledger.reads import REVERSE
-from bursar.model.accounts import (
-    HELD,
-    MAIN_BOOK,
-    Account,
-    Policy,
-    by_number,
-    check_path,
-    check_policy,
-)
-from bursar.model.entries import (
-    USER_SCOPE,
-    Entry,
-    EntryKind,
-    Intent,
-    Leg,
-    encode_metadata,
-    intend,
-)
+from bursar.model.accounts import HELD, MAIN_BOOK, Account, Policy, by_number, check_path, check_policy
+from bursar.model.entries import USER_SCOPE, Entry, EntryKind, Intent, Leg, encode_metadata, intend
 from bursar.model.envelope import Receipt, decode_legs, decode_pins
 from bursar.model.errors import (
     BursarError,

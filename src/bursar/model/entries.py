@@ -45,24 +45,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     pins: Mapping[str, bytes] = {}  # account path → snapshot the caller has seen
 
 
-def move(source: str, target: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
-    """An entry of one movement."""
+def pay(source: str, target: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
+    """Value moves between two accounts."""
     return Entry(movements=(Movement(source, target, asset, amount),), key=key, **more)
 
 
 def deposit(external: str, account: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
     """Value comes in from an external account."""
-    return move(external, account, asset, amount, key=key, **more)
-
-
-def pay(source: str, target: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
-    """Value moves between two accounts."""
-    return move(source, target, asset, amount, key=key, **more)
+    return pay(external, account, asset, amount, key=key, **more)
 
 
 def withdraw(account: str, external: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
     """Value leaves to an external account."""
-    return move(account, external, asset, amount, key=key, **more)
+    return pay(account, external, asset, amount, key=key, **more)
 
 
 class HoldState(StrEnum):

@@ -7,9 +7,9 @@ it would have seen had it come alone afterwards (L17). It decides nothing; `reso
 from __future__ import annotations
 
 from bursar.model.accounts import Account, Book
+from bursar.model.envelope import Plan
 from bursar.model.errors import UnknownAccount, UnknownAsset, UnknownBook
 from bursar.model.money import Asset
-from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
 from bursar.model.selection import Pool, PoolKey
 
