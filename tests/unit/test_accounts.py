@@ -349,9 +349,9 @@ def test_policies_that_allow_the_same_are_the_same(one: Policy, other: Policy, s
 )
 def test_the_refusal_of_a_floor_says_why(floor: str, why: str) -> None:
     with pytest.raises(InvalidName, match=why):
-        floor_minor(CappedOverdraft(floor=floor, asset="USDT"), USDT)
+        floor_minor(floor, "USDT", 6)
 
 
 def test_a_floor_with_more_decimals_than_the_asset_is_refused() -> None:
     with pytest.raises(InvalidName, match="USDT has 6 decimals"):
-        floor_minor(CappedOverdraft(floor="-0.0000001", asset="USDT"), USDT)
+        floor_minor("-0.0000001", "USDT", 6)

@@ -376,7 +376,8 @@ async def _append(unit: Tables, new: Account) -> Account:
 async def _check_policy(unit: Tables, policy: Policy, book: str) -> None:
     check_policy(policy)
     if isinstance(policy, CappedOverdraft):
-        floor_minor(policy, find_asset(await unit.rules.assets(), policy.asset))
+        asset = find_asset(await unit.rules.assets(), policy.asset)
+        floor_minor(policy.floor, asset.code, asset.precision)
     if book and book not in await unit.rules.books():
         raise UnknownBook(book)
 

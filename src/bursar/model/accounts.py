@@ -142,7 +142,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def floor(self, asset: Asset) -> int | None:
         """The lowest balance allowed where that needs a lock to guard it (capped overdraft), else None."""
         if isinstance(self.policy, CappedOverdraft) and self.policy.asset == asset.code:
-            return floor_minor(self.policy, asset)
+            return floor_minor(self.policy.floor, asset.code, asset.precision)
         return None
 
 
@@ -209,13 +209,9 @@ def same_policy(one: Policy, other: Policy) -> bool:
     return one == other
 
 
-def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
-    """The floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
-    return _floor_minor(policy.floor, asset.code, asset.precision)
-
-
 @lru_cache(maxsize=1024)  # asked several times for every entry of such an account
-def _floor_minor(floor: str, code: str, precision: int) -> int:
+def floor_minor(floor: str, code: str, precision: int) -> int:
+    """A floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
     try:
         value = Decimal(floor)
     except InvalidOperation:

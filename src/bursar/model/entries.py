@@ -168,12 +168,12 @@ def check_key(key: str) -> str:
     return check_text("key", key)
 
 
-def check_text(what: str, text: str) -> str:
+def check_text(what: str, text: str, length_max: int = KEY_LENGTH_MAX) -> str:
     """The same text, which comes from outside, or a refusal."""
     if type(text) is not str:
         text = plain_text(what, text)
-    if not 0 < len(text) <= KEY_LENGTH_MAX or not text.isprintable():
-        raise InvalidName(what, text[:KEY_LENGTH_MAX], f"1 to {KEY_LENGTH_MAX} printable characters")
+    if not 0 < len(text) <= length_max or not text.isprintable():
+        raise InvalidName(what, text[:length_max], f"1 to {length_max} printable characters")
     return text  # valid Unicode too: half a surrogate pair is not printable
 
 

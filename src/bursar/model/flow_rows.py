@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from bursar.model.errors import InvalidEntry, InvalidName, Refusal
+from bursar.model.entries import check_text
+from bursar.model.errors import InvalidEntry, Refusal
 from bursar.model.money import MINOR_MAX
 
 NUMBER_DIGITS = 20  # of a number in a key: padded, so that keys sort as their numbers do
@@ -298,9 +299,7 @@ def _amount(amount: int) -> int:
 
 
 def _check_key(key: str) -> str:
-    if not 0 < len(key) <= KEY_LENGTH_MAX or not key.isprintable():
-        raise InvalidName("key of a row", key[:KEY_LENGTH_MAX], f"1 to {KEY_LENGTH_MAX} printable characters")
-    return key
+    return check_text("key of a row", key, KEY_LENGTH_MAX)
 
 
 def _text(body: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ from bursar.model.entries import EntryKind, Intent, Leg, check_key
 from bursar.model.outcome import Outcome
 from bursar.model.postings import PostingState
 from bursar.model.records import Record
-from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
+from bursar.model.retry import Retry
 from bursar.store import Store
 
 SCOPE = "sequence"  # of the entries' keys
@@ -76,8 +76,7 @@ def sequence_flow(
     own: Mapping[str, OwnStep],
     alert: Alert,
     *,
-    retry: Retry = USUAL_RETRY,
-    alarms: tuple[Alarm, ...] = USUAL_ALARMS,
+    retry: Retry,
     call_timeout_s: float,
 ) -> Flow[Sequence]:
     """Sequences whose own steps are these. `alert` raises an alert."""
@@ -96,7 +95,6 @@ def sequence_flow(
         rail_names=frozenset(own),
         second_person=frozenset({SKIP}),
         retry=retry,
-        alarms=alarms,
         call_timeout_s=call_timeout_s,
     )
 

@@ -32,7 +32,7 @@ from bursar.model.entries import check_key
 from bursar.model.errors import IdempotencyKeyReused, UnknownRecord
 from bursar.model.machine import Kind
 from bursar.model.records import Record
-from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm
+from bursar.model.retry import USUAL_RETRY
 from bursar.model.retry import Retry as Backoff
 from bursar.writer import Operation
 
@@ -54,7 +54,6 @@ class Sequences:
         *,
         own: Mapping[str, OwnStep] | None = None,
         retry: Backoff = USUAL_RETRY,
-        alarms: tuple[Alarm, ...] = USUAL_ALARMS,
         call_timeout_s: float = CALL_TIMEOUT_S,
         worker: str = "local",
         lease_s: float = LEASE_S,
@@ -67,7 +66,7 @@ class Sequences:
         self.own: dict[str, OwnStep] = dict(own or {})
         self.engine = engine or Engine(ledger.store, ledger.writer, (), worker=worker, lease_s=lease_s)
         self.flow: Flow[Sequence] = sequence_flow(
-            ledger.store, self.own, self.engine.alert, retry=retry, alarms=alarms, call_timeout_s=call_timeout_s
+            ledger.store, self.own, self.engine.alert, retry=retry, call_timeout_s=call_timeout_s
         )
         self.engine.register(self.flow)
         self._owns_engine = engine is None
