@@ -129,17 +129,14 @@ def test_an_event_that_cannot_happen_is_refused_with_those_that_can() -> None:
 
 
 def test_a_state_that_does_not_exist_is_refused() -> None:
-    """Given a name or a code of no state, when it is looked up, then the error carries it."""
+    """Given a name of no state, when it is looked up, then the error carries it."""
     with pytest.raises(UnknownState, match="'LOST'"):
         TRANSFERS.next("LOST", SUCCESS)
-    with pytest.raises(UnknownState, match="41"):
-        TRANSFERS.state_of_code(41)
 
 
-def test_states_are_found_by_name_by_code_and_by_kind() -> None:
-    """Given the codes of 000 §2.1, negative ones too, then each leads to its state and back."""
-    assert all(TRANSFERS.state_of_code(s.code) is s is TRANSFERS.state(s.name) for s in TRANSFERS.states if s.code)
-    assert TRANSFERS.state_of_code(0).name == "INIT"
+def test_states_are_found_by_name_and_by_kind() -> None:
+    assert all(TRANSFERS.state(state.name) is state for state in TRANSFERS.states)
+    assert TRANSFERS.state("INIT").code == 0
     assert [state.name for state in TRANSFERS.terminal] == ["COMMITTED", "FAILED", "ROLLED_BACK"]
     assert [state.action for state in TRANSFERS.calls] == ["withdraw", "deposit", "refund"]
     assert [str(arrow.event) for arrow in TRANSFERS.arrows_from("INIT")] == ["SOURCE_CALL"]
@@ -354,7 +351,7 @@ def test_a_machine_has_at_most_four_hundred_arrows() -> None:
 
 @pytest.mark.parametrize("code", [-(2**15), -1, 0, 2**15 - 1])
 def test_a_code_is_any_integer_of_sixteen_bits(code: int) -> None:
-    assert build(**put("DONE", code=code)).state_of_code(code).name == "DONE"
+    assert build(**put("DONE", code=code)).state("DONE").code == code
 
 
 @pytest.mark.parametrize("poll_s", [0.001, 30 * 86_400.0])

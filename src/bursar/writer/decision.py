@@ -13,12 +13,11 @@ import msgspec
 
 from bursar.model.accounts import HELD, check_active
 from bursar.model.entries import HoldChange, Intent
-from bursar.model.envelope import Receipt, encode_legs
+from bursar.model.envelope import Plan, Receipt, encode_legs
 from bursar.model.errors import HoldOwned, InvalidEntry, KeyReused, Refusal
 from bursar.model.flow_rows import FlowRow, RowKey
 from bursar.model.ledger_state import MINUS, PLUS, LedgerState
 from bursar.model.plan import validate_and_plan
-from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
 from bursar.model.records import ExistingEntry, HoldRow, owner_name
 from bursar.model.resolve import booked_legs, resolve
