@@ -277,16 +277,6 @@ class Machine:
         """The picture as Mermaid text, for the docs."""
         return drawing.mermaid(_picture(self))
 
-    def svg(self, counts: Mapping[str, int] | None = None) -> str:
-        """The picture as SVG, with how many records are in each state if given. Counts never move a box."""
-        for name in counts or ():
-            self.state(name)  # records in an unknown state are not to be left out of a picture in silence
-        return drawing.svg(self._layout, counts or {})
-
-    @cached_property
-    def _layout(self) -> drawing.Layout:
-        return drawing.lay_out(_picture(self))
-
 
 def _stays(states: tuple[State, ...], arrows: tuple[Arrow, ...]) -> Iterator[Arrow]:
     """The arrows that need not be written: in a call state, an unknown outcome leads to the same state."""
@@ -453,10 +443,9 @@ def _picture(machine: Machine) -> drawing.Picture:
     for arrow in machine.arrows:
         together.setdefault((arrow.source, arrow.target), []).append(str(arrow.event))
     return drawing.Picture(
-        title=machine.name,
         start=machine.initial,
         boxes=tuple(_box(state) for state in machine.states),
-        lines=tuple(drawing.Line(*ends, _labels(events), tuple(events)) for ends, events in together.items()),
+        lines=tuple(drawing.Line(*ends, _labels(events)) for ends, events in together.items()),
     )
 
 
