@@ -17,10 +17,11 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from bursar.model.accounts import Account, Closing
+from bursar.model.accounts import Account, Book, Closing
 from bursar.model.documents import Document, Proposal
 from bursar.model.errors import DatabaseCorrupt
 from bursar.model.flow_rows import FlowRow
+from bursar.model.money import Asset
 from bursar.model.records import (
     Alert,
     ForcedCall,
@@ -89,13 +90,15 @@ class Reading(msgspec.Struct, frozen=True):
 
     struct: type[msgspec.Struct]
     columns: dict[str, tuple[str, str]] = {}
+    named_by: tuple[int, ...] = (0,)  # columns by which an operator knows a row
 
 
-# How a column is stored, if not plainly: `time` (microseconds on SQLite), `age` (a time, as time since then), `json`,
+# How a column is stored, if not plainly: `time` (microseconds on SQLite), `age` (a time, as time since then), `json`
+# (read as text), `parsed` (JSON in a text, read as what the field is),
 # `wide` (a number wider than bigint; text on SQLite), `amount` (the same; 16 bytes on SQLite that sort as it does),
 # `raw` (text that may have been broken behind our back, and must not fail the statement; on SQLite read as bytes).
 READ = {
-    "account": Reading(Account),
+    "account": Reading(Account, {"policy": ("policy", "parsed")}, (1, 2)),
     "action": Reading(OperatorAction, {"at_us": ("at", "time")}),
     "alert": Reading(
         Alert,
@@ -105,6 +108,8 @@ READ = {
             "acknowledged_us": ("acknowledged_at", "time"),
         },
     ),
+    "asset": Reading(Asset, {name: (name, "wide") for name in ("min_transfer", "max_transfer")}, (1,)),
+    "book": Reading(Book, {name: (name, "parsed") for name in ("assets", "accounts")}, (1,)),
     "closing": Reading(Closing, {"age_us": ("at", "age")}),
     "document": Reading(Document, {"at_us": ("at", "time")}),
     "envelope": Reading(StoredEnvelope, {"metadata": ("metadata", "json"), "at_us": ("at", "time")}),
@@ -221,8 +226,9 @@ def reader(name: str, kind: type[T]) -> Callable[[Row], T]:
             for field, to in conversions:
                 fields[field] = to(fields[field])
             return kind(**fields)
-        except (ValueError, TypeError) as error:
-            raise DatabaseCorrupt(f"{name} {row[0]}", str(error)) from error
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            known_as = " ".join(str(row[place]) for place in reading.named_by)
+            raise DatabaseCorrupt(f"{name} {known_as}", str(error)) from error
 
     return read
 
@@ -232,4 +238,6 @@ def _conversion(kind: Any, how: str) -> Callable[[Any], Any] | None:
         return text_of
     if how in ("wide", "amount"):
         return minor_of
+    if how == "parsed":
+        return msgspec.json.Decoder(kind).decode
     return kind if kind is bool or (isinstance(kind, type) and issubclass(kind, Enum)) else None

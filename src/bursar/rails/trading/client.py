@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
@@ -68,26 +69,22 @@ class Operation(NamedTuple):
     other: int = 0
 
 
+@dataclass(eq=False, slots=True)
 class Call:
     """A caller who waits: for one operation, for a user's balances, or for a request of another kind."""
 
-    __slots__ = ("asked_at", "expire", "future", "item", "pending", "request", "user", "written_at")
-
-    def __init__(
-        self, item: Named | None, request: Callable[[int], protocol.Request] | None, user: int | None = None
-    ) -> None:
-        self.item = item
-        self.request = request
-        self.user = user
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.expire: Callable[[], None] | None = None
-        self.pending: Pending = {}  # where it is to be taken out of when it is over
-        self.asked_at = 0.0
-        self.written_at: float | None = None
+    item: Named | None = None
+    request: Callable[[int], protocol.Request] | None = None
+    user: int | None = None
+    future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    expire: Callable[[], None] | None = None
+    pending: Pending | None = None  # where it is to be taken out of when it is over
+    asked_at: float = 0.0
+    written_at: float | None = None
 
     def finish(self, answer: Any) -> None:
         """Answer, once."""
-        if self.expire is not None:
+        if self.expire is not None and self.pending is not None:
             self.pending.pop(self.expire, None)
         if not self.future.done():
             self.future.set_result(answer if self.user is None else balances_of(answer))
@@ -231,7 +228,7 @@ class TradingClient:
 
     def ask_balances(self, user_id: int) -> asyncio.Future[BalancesReply]:
         """The same, asked for at once and heard when awaited."""
-        call = Call(None, None, user_id)
+        call = Call(user=user_id)
         self._send([call])
         return call.future
 
@@ -286,7 +283,7 @@ class TradingClient:
     # --- calls
 
     async def _ask(self, request: Callable[[int], protocol.Request], timeout_s: float | None = None) -> Any:
-        call = Call(None, request)
+        call = Call(request=request)
         self._send([call], timeout_s)
         return await call.future
 
@@ -470,4 +467,4 @@ def _call_of(operation: Operation) -> Call | Reply:
     for what, value in (("user", user), ("amount", amount), ("other", other)):
         if not is_u64(value):
             return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{what} {value!r} is not unsigned, of 64 bits")
-    return Call((int(op), id_, user, asset, amount, other), None)
+    return Call((int(op), id_, user, asset, amount, other))
