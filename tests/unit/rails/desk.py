@@ -56,8 +56,8 @@ def memory_files() -> SimFiles:
 
 def prune(state: CoreState, room: int, forget: int, keep: Sequence[int] = ()) -> Code:
     """Raise the floors as the server does, in steps."""
-    code = state.check_floors(room, forget)
-    for step in state.floor_steps(room, forget) if code == Code.OK else ():
+    code, steps = state.floor_steps(room, forget)
+    for step in steps:
         state.raise_floors(*step, keep)
     return code
 

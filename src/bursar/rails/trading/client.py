@@ -21,6 +21,7 @@ import msgspec
 
 from bursar.deadlines import Deadlines, Pending
 from bursar.model.outcome import Outcome
+from bursar.model.retry import Retry
 from bursar.ports import Ports
 from bursar.rails.trading import protocol, replies
 from bursar.rails.trading.connection import Connected, CoreLink, FixedLink, Known, NoConnection, Target, connect
@@ -54,8 +55,7 @@ FRAME_ITEMS_MAX: Final = 1_024
 FRAMES_MAX: Final = 8  # on their way; further calls gather
 PING_S: Final = 15.0
 PRUNE_S: Final = 60.0  # a floor that rises by much rises in steps, and others are served in between
-BACKOFF_S: Final = 0.05
-BACKOFF_S_MAX: Final = 2.0
+RECONNECT: Final = Retry(first_s=0.1, cap_s=2.0)
 
 
 class Operation(NamedTuple):
@@ -385,8 +385,7 @@ class TradingClient:
             except NoConnection as why:
                 failures += 1
                 self._disconnect(why)
-                longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(failures, 10))
-                await self._ports.sleep(longest * (0.5 + self._ports.random() / 2))
+                await self._ports.sleep(RECONNECT.delay_us(failures, self._ports.random()) / 1e6)
                 continue
             failures = 0
             self._connected, self._trouble = connected, None

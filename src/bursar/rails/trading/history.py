@@ -12,6 +12,7 @@ the core waits while it does. `steps` says how to raise one by much in little st
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -156,15 +157,17 @@ def blocks_of(sequence: int, items: Sequence[Item], metas: Sequence[int]) -> lis
     made = []
     for start in range(0, len(items), BLOCK_ROWS_MAX):
         some = items[start : start + BLOCK_ROWS_MAX]
-        kinds = _little(array("I", metas[start : start + BLOCK_ROWS_MAX]))
+        kinds = octets(array("I", metas[start : start + BLOCK_ROWS_MAX]))
         made.append(Block.of(sequence + start, kinds, some, _encode(some)))
     return made
 
 
-def _little(values: array[int]) -> bytes:
-    if values.itemsize == META_BYTES and array("I", [1]).tobytes()[0]:
-        return values.tobytes()
-    return b"".join(map(_META.pack, values))  # a machine that counts otherwise
+def octets(values: array[int]) -> bytes:
+    """Unsigned integers, little-endian."""
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values.tobytes()
 
 
 class History:

@@ -258,15 +258,12 @@ class CoreState:
             self.ledger = ledger
         return self.ledger
 
-    def check_floors(self, room: int, forget: int) -> Code:
-        """Whether the floors may be raised to these."""
+    def floor_steps(self, room: int, forget: int) -> tuple[Code, list[tuple[int, int]]]:
+        """Whether the floors may be raised to these; floors on the way up, the last included, each a short piece of
+        work for `raise_floors`."""
         self._close_rows()
-        return self.floors.check(room, forget, self.highest)
-
-    def floor_steps(self, room: int, forget: int) -> list[tuple[int, int]]:
-        """Floors on the way up to these, the last included, each a short piece of work for `raise_floors`."""
-        self._close_rows()
-        return self.floors.steps(self.history, room, forget)
+        code = self.floors.check(room, forget, self.highest)
+        return code, self.floors.steps(self.history, room, forget) if code == Code.OK else []
 
     def raise_floors(self, room: int, forget: int, keep: Collection[int]) -> int:
         """Raise the floors (they never sink): release room and forget, but for `keep`; returns the sequence."""
