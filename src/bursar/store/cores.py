@@ -37,8 +37,7 @@ class Cores(Table):
 
     async def get(self, rail: str) -> CoreRow | None:
         """The core behind a rail; None before its first contact."""
-        rows = await self._s.rows("core", rail)
-        return CoreRow(*rows[0]) if rows else None
+        return await self._first(lambda row: CoreRow(*row), "core", rail)
 
     async def bind(self, rail: str, identity: str) -> bool:
         """Whether the rail was bound now: it was free, and the core was no other rail's."""

@@ -157,7 +157,7 @@ def _segment(files: Files, folder: str, segment: wal.Segment, *, last: bool) -> 
         header = read_segment_header(files.read(segment.path))
         report.core, report.identity = header.name, header.core
         log = Log(files, folder, report.core)
-        for frame in log.read_one(segment, last=last):
+        for frame in log.read_one(segment, segment.first, last=last):
             report.frames += 1
             report.last = frame.last
             report.operations += sum(

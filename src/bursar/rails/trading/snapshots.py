@@ -166,7 +166,8 @@ def restore(data: bytes, progress: Callable[[int], object] = lambda _: None) -> 
         start = end
         progress(count * ACCOUNT_BYTES)
     try:
-        state.history.replace(_blocks(body[start:], progress))
+        for block in _blocks(body[start:], progress):
+            state.history.append(block)
     except (ValueError, struct_error) as error:
         raise BadSnapshot(f"its checksum is right and its content is not: {error}") from error
     if state.history.count != header.rows:

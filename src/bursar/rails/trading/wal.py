@@ -104,14 +104,11 @@ class Log:
         expected = self.segments[0].first if self.segments else 1
         for segment in self.segments:
             last = segment is self.segments[-1]
-            expected = yield from self._read(segment, expected, last)
+            expected = yield from self.read_one(segment, expected, last=last)
             self.end = expected - 1
 
-    def read_one(self, segment: Segment, *, last: bool) -> Iterator[Frame]:
-        """The frames of one segment."""
-        yield from self._read(segment, segment.first, last)
-
-    def _read(self, segment: Segment, expected: int, last: bool) -> Generator[Frame, None, int]:
+    def read_one(self, segment: Segment, expected: int, *, last: bool) -> Generator[Frame, None, int]:
+        """The frames of one segment, which must begin with sequence `expected`; returns the one that is next."""
         self.reading = segment.path
         data = self.files.read(segment.path)
         at = self._check_header(segment, data, expected)

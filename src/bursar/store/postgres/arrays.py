@@ -19,6 +19,7 @@ from bursar.store.sql import statements
 SQL = statements("postgres")
 _LITERAL = re.compile(r"\$(\d+)::text::(bigint|integer|smallint|boolean|bytea)\[\]")
 _MARK, _NULL = "\x1f", "\x1e"
+Packer = Callable[[Sequence[Any]], str]  # of a column
 
 
 def plain(name: str, args: Iterable[Any]) -> list[Any]:
@@ -28,7 +29,7 @@ def plain(name: str, args: Iterable[Any]) -> list[Any]:
 
 
 @cache
-def _literals(name: str) -> dict[int, Callable[[Sequence[Any]], str]]:
+def _literals(name: str) -> dict[int, Packer]:
     found = _LITERAL.findall(SQL[name])
     return {int(place): bytes_text if kind == "bytea" else numbers_text for place, kind in found}
 
@@ -38,10 +39,10 @@ def columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
 
 
-def packed(rows: Sequence[tuple[Any, ...]], kinds: str) -> list[str]:
-    """A text per column: n numbers and truths, t texts, b bytes."""
-    per_column: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(kinds)
-    return [_PACKERS[kind](column) for kind, column in zip(kinds, per_column, strict=True)]
+def packed(rows: Sequence[tuple[Any, ...]], packers: Sequence[Packer]) -> list[str]:
+    """A text per column."""
+    per_column: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(packers)
+    return [pack(column) for pack, column in zip(packers, per_column, strict=True)]
 
 
 def numbers_text(column: Sequence[int | bool | None]) -> str:
@@ -63,6 +64,3 @@ def texts_text(column: Sequence[str | None]) -> str:
     if text.count(_MARK) != len(column):
         raise InvalidEntry("the database can't store it: U+001F in a text")
     return text
-
-
-_PACKERS: dict[str, Callable[[Sequence[Any]], str]] = {"n": numbers_text, "t": texts_text, "b": bytes_text}

@@ -8,14 +8,20 @@ the migrations have these very columns as parameters; a test compares them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from bursar.store.columns import ROWS
-from bursar.store.postgres.arrays import SQL, packed
+from bursar.store.postgres.arrays import SQL, Packer, bytes_text, numbers_text, packed, texts_text
 
 _PLACE = re.compile(r"@(\w+)(?::(\w+))?")
-_PACKERS = {"text": "t", "text?": "t", "bytea": "b"}  # all others: n
+_PACKERS: dict[str, Packer] = {
+    "text": texts_text,
+    "text?": texts_text,
+    "bytea": bytes_text,
+}  # all others are numbers or truths
+_PACKED: dict[str, list[Packer]] = {
+    name: [_PACKERS.get(kind, numbers_text) for kind in row.values()] for name, row in ROWS.items()
+}
 
 
 class Statement(NamedTuple):
@@ -46,7 +52,8 @@ def expand(template: str) -> Statement:
             places[name] = ", ".join(parameters)
         return places[name]
 
-    return Statement(_PLACE.sub(put, template), tuple(dict.fromkeys(m.group(1) for m in _PLACE.finditer(template))))
+    sql = _PLACE.sub(put, template)
+    return Statement(sql, tuple(places))
 
 
 def _decoded(place: int, kind: str) -> str:
@@ -65,13 +72,10 @@ def arguments(statement: Statement, values: dict[str, Any]) -> list[Any]:
     found: list[Any] = []
     for name in statement.parameters:
         if name in ROWS:
-            found += packed(values[name], _KINDS[name])
+            found += packed(values[name], _PACKED[name])
         else:
             found.append(values[name])
     return found
-
-
-_KINDS = {name: "".join(_PACKERS.get(kind, "n") for kind in row.values()) for name, row in ROWS.items()}
 
 
 def _statement(name: str) -> Statement:
@@ -84,8 +88,3 @@ READ = _statement("batch_read")
 WRITE_ENTRIES = _statement("batch_write_entries")
 WRITE_RECORDS = _statement("batch_write_records")
 WRITE = _statement("batch_write")
-
-
-def one_column(values: Sequence[int]) -> list[tuple[int]]:
-    """Rows of a single column."""
-    return [(value,) for value in values]

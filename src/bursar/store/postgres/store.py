@@ -82,14 +82,11 @@ class PoolSession(PostgresSession):
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
         writes = not SQL[name].startswith("SELECT") and not name.startswith("list_")
-        if writes:
-            await self._store.check_commits()
         async with self._store.connection(writes=writes) as connection:
             return await PostgresSession(connection).rows(name, *args)
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement with one array per column."""
-        await self._store.check_commits()
         async with self._store.connection(writes=True) as connection:
             return await PostgresSession(connection).write(name, rows)
 
@@ -152,6 +149,8 @@ class PostgresStore:
     async def connection(self, *, unhurried: bool = False, writes: bool = False) -> AsyncIterator[Connection]:
         """A connection from the pool, with asyncpg's errors turned into ours; or, `unhurried`, one of its own, whose
         statements have no limit. With `writes`, a statement on it that gets no answer may have been written."""
+        if writes:
+            await self.check_commits()
         connection = await self._acquire(unhurried)
         pid = connection.get_server_pid()
         self._busy.add(pid)
@@ -225,16 +224,13 @@ class PostgresStore:
         for connection in list(self._readers):
             if not connection.is_closed() and connection.get_server_pid() not in self._busy:
                 connection.terminate()
-        for lane, kept in self._lanes.items():
-            if kept is not None and not self._locks[lane].locked():
-                kept.terminate()
-                self._lanes[lane] = None
+        self._drop_lanes(idle=True)
         if self._pool is not None:
             await self._pool.expire_connections()
 
-    def _drop_lanes(self) -> None:
+    def _drop_lanes(self, *, idle: bool = False) -> None:
         for lane, connection in self._lanes.items():
-            if connection is not None:
+            if connection is not None and not (idle and self._locks[lane].locked()):
                 connection.terminate()
                 self._lanes[lane] = None
 

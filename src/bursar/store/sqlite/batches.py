@@ -91,7 +91,7 @@ class SqliteBatchSession:
             itertools.count(self._last + 1),
             await self.existing(read.keys) if reads_keys else {},
             _pools(self._sqlite, read.pools),
-            _postings(rows(self._sqlite, "batch_live_by_id", [read.named])) if read.named else [],
+            _named(self._sqlite, read.named) if read.named else [],
             _guarded(self._sqlite, read.guarded) if read.guarded else {},
             None if read.records is None else _load_records(self._sqlite, read.records),
             keys_read=reads_keys,
@@ -144,16 +144,14 @@ def _pool(connection: sqlite3.Connection, pool: PoolKey, most: int) -> list[Post
     return [Posting(id_, account, asset, amount_out(amount)) for id_, _, _, amount in found]
 
 
-def _postings(found: Sequence[Row]) -> list[Posting]:
-    return [Posting(r[0], r[1], r[2], amount_out(r[3])) for r in found]
+def _named(connection: sqlite3.Connection, wanted: list[int]) -> list[Posting]:
+    return [Posting(r[0], r[1], r[2], amount_out(r[3])) for r in rows(connection, "batch_live_by_id", [wanted])]
 
 
 def _guarded(
     connection: sqlite3.Connection, wanted: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[int, int]]:
-    found = rows(
-        connection, "batch_guarded_balances", [[account for account, _ in wanted], [asset for _, asset in wanted]]
-    )
+    found = rows(connection, "batch_guarded_balances", list(map(list, zip(*wanted, strict=True))))
     return {(row[0], row[1]): (int(row[2]), row[3]) for row in found}
 
 
