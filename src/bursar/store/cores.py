@@ -18,7 +18,6 @@ class CoreRow(msgspec.Struct, frozen=True):
     room: int  # floors that it was asked for, or is about to be (T32)
     forget: int
     compared: int  # the sequence of its log up to which every operation has its record here
-    bound_us: int
     pruned_us: int | None  # when the core last took them
     sequence: int  # the highest of its log that anything here relies on (T33)
 

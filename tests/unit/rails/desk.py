@@ -95,7 +95,7 @@ def state_of(state: CoreState) -> Any:
         (state.floors.room, state.floors.forget, state.floors.kept),
         state.highest,
         state.statuses,
-        {code: list(a) for code, a in state.assets.items()},
+        {code: [(user, *held) for user, held in a.by_user.items()] for code, a in state.assets.items()},
         list(state.history.rows()),
         state.history.count,
         {op: {id_: state.history[number] for id_, number in seen.items()} for op, seen in state.history.where.items()},

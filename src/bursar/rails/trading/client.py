@@ -36,15 +36,6 @@ from bursar.rails.trading.replies import (
     QueryReply,
     Reply,
     TotalsReply,
-    balances_of,
-    described_of,
-    noted_of,
-    operations_of,
-    pruned_of,
-    queried_of,
-    reply_of,
-    totals_of,
-    trouble_of,
 )
 from bursar.rails.trading.rules import Op, Status, is_u64, operation_id
 from bursar.rails.trading.state import ASSETS_IN_FRAME_MAX
@@ -87,7 +78,7 @@ class Call:
         if self.expire is not None and self.pending is not None:
             self.pending.pop(self.expire, None)
         if not self.future.done():
-            self.future.set_result(answer if self.user is None else balances_of(answer))
+            self.future.set_result(answer if self.user is None else replies.balances_of(answer))
 
 
 class TradingClient:
@@ -212,15 +203,15 @@ class TradingClient:
             some = wanted[start : start + protocol.LOOKUPS_MAX]
             answer = await self._ask(lambda number, some=some: protocol.Lookup(number, some))  # type: ignore[misc]
             if not isinstance(answer, protocol.Done):
-                return trouble_of(answer, LookupReply)
+                return replies.trouble_of(answer, LookupReply)
             sequence = answer.sequence
-            found += [reply_of(code, at) for code, at in zip(answer.codes, answer.sequences, strict=True)]
+            found += [replies.reply_of(code, at) for code, at in zip(answer.codes, answer.sequences, strict=True)]
         return LookupReply(Outcome.SUCCESS, "OK", sequence, replies=found)
 
     async def query(self, req_id: str | int, op: Op) -> QueryReply:
         """Everything on record about one operation."""
         id_ = operation_id(req_id)
-        return queried_of(await self._ask(lambda number: protocol.Query(number, id_, int(op))))
+        return replies.queried_of(await self._ask(lambda number: protocol.Query(number, id_, int(op))))
 
     async def balances(self, user_id: int) -> BalancesReply:
         """What a user has available and frozen, per asset. Those asked for in one turn travel in one frame."""
@@ -234,7 +225,7 @@ class TradingClient:
 
     async def totals(self) -> TotalsReply:
         """What all users hold, per asset."""
-        return totals_of(await self._ask(protocol.Totals))
+        return replies.totals_of(await self._ask(protocol.Totals))
 
     async def operations(self, after: int, limit: int = 4096) -> OperationsReply:
         """Deposits, withdraws and refunds that the core remembers, behind a sequence, refused ones too, in order.
@@ -244,11 +235,11 @@ class TradingClient:
         if not is_u64(after):  # the core would end the connection that all callers share
             return OperationsReply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{after} is no sequence")
         most = max(1, min(limit, protocol.OPERATIONS_MAX))
-        return operations_of(await self._ask(lambda number: protocol.Operations(number, after, most)))
+        return replies.operations_of(await self._ask(lambda number: protocol.Operations(number, after, most)))
 
     async def describe(self) -> DescribeReply:
         """Who the core is, which ledger it is bound to, its floors, and how much it holds."""
-        return described_of(await self._ask(protocol.Describe))
+        return replies.described_of(await self._ask(protocol.Describe))
 
     def events(self, after: int) -> AsyncIterator[Event]:
         """Everything on record behind a sequence, and then as it happens. EventsGone if it is no longer kept."""
@@ -258,7 +249,7 @@ class TradingClient:
 
     async def set_status(self, user_id: int, status: Status) -> Reply:
         """Freeze, disable or free a user's account in this core."""
-        return noted_of(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status))))
+        return replies.noted_of(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status))))
 
     async def prune(self, *, room: str | int, forget: str | int, keep: Iterable[str | int] = ()) -> Reply:
         """Raise the floors, but for `keep`; neither ever sinks.
@@ -276,7 +267,7 @@ class TradingClient:
             why = f"room {floors.room} is below forget {floors.forget}, or more than {protocol.KEEP_MAX} ids are kept"
             return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=why)
         asked = self._ask(lambda number: protocol.Prune(number, floors.room, floors.forget, kept), PRUNE_S)
-        reply, now = pruned_of(await asked)
+        reply, now = replies.pruned_of(await asked)
         self.floors = now or self.floors
         return reply
 
@@ -421,7 +412,7 @@ class TradingClient:
         calls = self._inflight.pop(answer.number)
         if isinstance(answer, protocol.Done) and calls[0].item is not None:
             for call, code, at in zip(calls, answer.codes, answer.sequences, strict=True):
-                call.finish(reply_of(code, at))
+                call.finish(replies.reply_of(code, at))
         elif isinstance(answer, protocol.Held):
             for call, account in zip(calls, answer.accounts, strict=True):
                 call.finish((answer.sequence, account))

@@ -5,6 +5,8 @@ A torn end of the last segment is what a crash leaves behind: the core will cut 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from bursar.ports import Files
@@ -114,9 +116,7 @@ def _state(files: Files, folder: str, reports: list[FileReport]) -> CoreState:
 
 
 def _answers(state: CoreState) -> dict[str, int]:
-    counts: dict[int, int] = {}
-    for row in state.history.rows():
-        counts[row.meta & 0xFFFF] = counts.get(row.meta & 0xFFFF, 0) + 1
+    counts = Counter(row.meta & 0xFFFF for row in state.history.rows())
     return {f"{Op(kind >> 8).name} {code_name(kind & 0xFF)}": count for kind, count in sorted(counts.items())}
 
 

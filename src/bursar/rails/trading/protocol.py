@@ -311,11 +311,6 @@ class Splitter:
         self._buffer = data[at:] if at else data
         return found
 
-    @property
-    def partial(self) -> int:
-        """How many bytes of a frame that is not complete are here."""
-        return len(self._buffer)
-
 
 def prove(secret: bytes, role: str, hello: Hello, nonce: bytes, *said: int | str) -> bytes:
     """What only a peer with the secret can say: about this connection, in this role, to this core."""

@@ -33,8 +33,17 @@ from bursar.store.batch import (
 )
 from bursar.store.columns import Row
 from bursar.store.flow_rows import flow_row_of, flow_row_values
-from bursar.store.postgres.arrays import SQL, columns, numbers_text
-from bursar.store.postgres.columns import READ, WRITE, WRITE_ENTRIES, WRITE_RECORDS, Statement, arguments
+from bursar.store.postgres.arrays import (
+    READ,
+    SQL,
+    WRITE,
+    WRITE_ENTRIES,
+    WRITE_RECORDS,
+    Statement,
+    arguments,
+    columns,
+    numbers_text,
+)
 from bursar.store.rows import account_of, asset_of, book_of, hold_values, operation_result_of
 
 NUMBERS_AHEAD = 8  # at least, that come with the write of a small batch

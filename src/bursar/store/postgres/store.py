@@ -49,9 +49,8 @@ CLOSE_S = 1.0  # for the server to take note that we go
 HANGING_MAX = 4  # commits that wait for a standby for too long; then no more are started
 HANGING = "commits wait for a synchronous standby that does not answer; see synchronous_standby_names"
 ISOLATION = "SELECT current_setting('transaction_isolation')"
-SHORT_LOCKS = (
-    "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
-)
+# A rival's COMMIT on a slow disk is worth waiting for, a user's is not.
+SHORT_LOCKS = "SET bursar.lock_timeout = '50ms'"
 NO_KEY = "it has none; look whether it has happened before you repeat it"
 
 
@@ -94,7 +93,6 @@ class PoolSession(PostgresSession):
 class PostgresStore:
     """One PostgreSQL database."""
 
-    dialect = "postgres"
     has_clock = True
     overlaps = True
     first_read = 2  # most payments need no more, and to read on costs a round trip

@@ -76,7 +76,6 @@ class SingleSession(SqliteSession):
 class SqliteStore:
     """One SQLite file."""
 
-    dialect = "sqlite"
     has_clock = False
     overlaps = False  # reading, deciding and writing are one transaction on one thread
     first_read = 1  # the largest is mostly enough, and to read on costs one more look, not a round trip
