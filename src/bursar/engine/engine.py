@@ -29,10 +29,9 @@ from bursar.engine.arrows import automatic, inline, validate_answer
 from bursar.engine.calling import call
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
 from bursar.engine.moves import Moves
-from bursar.engine.others import Others, gather
+from bursar.engine.others import gather
 from bursar.engine.pauses import Pauses
-from bursar.engine.proofs import check as check_proof
-from bursar.engine.proofs import with_starts
+from bursar.engine.proofs import check_proof, turns_back, with_starts
 from bursar.engine.snowflake import RecordIds
 from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
@@ -122,19 +121,20 @@ class Engine:
             check_key(operation.id)
             operation = msgspec.structs.replace(operation, refusals=frozenset(), detail=_names(operation.detail, name))
         record = self.moves.new_record(flow, name, owner, body)
-        there, booking, move = self.moves.begin(driven, record, body, actor)
+        there, booking, steps = self.moves.begin(driven, record, body)
         more = {"operation": operation, "limits": limits, "active": driven.active(body)}
         inlined = await self._inline_call(driven, there, booking)
         if inlined is not None:
-            steps = (*move.transitions, *inline(driven, there, inlined))
-            whole = self.moves.move(record, steps, actor, inlined.booking, body=record.body)
+            whole = (*steps, *inline(driven, there, inlined))
+            move = self.moves.move(record, whole, actor, inlined.booking, body=record.body)
             try:
-                return await self._started(record, whole, inlined.booking, inline_operations=inlined.operations, **more)
+                return await self._started(record, move, inlined.booking, inline_operations=inlined.operations, **more)
             except Refusal:  # whatever it is, it is raised again below, or by the system that is called
                 if require_inline:
                     raise
         elif require_inline:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
+        move = self.moves.move(record, steps, actor, booking, body=record.body)
         try:
             return await self._started(record, move, booking, **more)
         except RecordMoved:
@@ -367,22 +367,36 @@ class Engine:
 
         Raises `RecordMoved` for this record only: another one that has moved meanwhile is read again.
         """
-        own_active = more.pop("active", ())
+        if booking.starts or booking.signals:
+            return await self._commit_with_others(record, move, booking, **more)
+        if turns_back(self.require(record.flow), record, move):
+            try:
+                await check_proof(self, record, move)
+            except Refusal as refusal:
+                return await self._written_before(record, more.get("operation"), refusal)
+        done = await self.writer.apply(Change(booking.intents, (move,), **more))
+        if not done.records:
+            assert done.operation is not None  # the only other way for a change to end
+            return done.operation
+        return self._moved(record, move, done.records[0], done.postings[0])
+
+    async def _commit_with_others(
+        self, record: Record, move: Move, booking: Booking, *, active: tuple[str, ...] = (), **more: Any
+    ) -> Record | OperationResult:
+        """The same, with the moves of all records that the booking starts or signals."""
         move = with_starts(move, booking.starts)
         for _ in range(TRIES):
-            others = Others()
             try:
-                if booking.starts or booking.signals:
-                    others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
-                for moved_record, its_move in zip((record, *others.records), (move, *others.moves), strict=True):
-                    await check_proof(self, moved_record, its_move)
-            except Refusal:  # of no account if all of it was written before: by another worker, or an earlier request
-                if (answered := await self._written_before(record, more.get("operation"))) is not None:
-                    return answered
-                raise
-            intents, moves = (*booking.intents, *others.intents), (move, *others.moves)
+                others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
+                records, moves = (record, *others.records), (move, *others.moves)
+                for moved_record, its_move in zip(records, moves, strict=True):
+                    if turns_back(self.require(moved_record.flow), moved_record, its_move):
+                        await check_proof(self, moved_record, its_move)
+            except Refusal as refusal:
+                return await self._written_before(record, more.get("operation"), refusal)
+            intents = (*booking.intents, *others.intents)
             try:
-                done = await self.writer.apply(Change(intents, moves, active=(*own_active, *others.active), **more))
+                done = await self.writer.apply(Change(intents, moves, active=(*active, *others.active), **more))
             except RecordMoved as moved:
                 if (moved.flow, moved.id) == (record.flow, record.id):
                     raise
@@ -392,18 +406,16 @@ class Engine:
             if not done.records:
                 assert done.operation is not None  # the only other way for a change to end
                 return done.operation
-            after, *moved_too = [
-                self._moved(r, m, *done_)
-                for r, m, *done_ in zip((record, *others.records), moves, done.records, done.postings, strict=True)
-            ]
+            after, *moved_too = map(self._moved, records, moves, done.records, done.postings)
             for other in moved_too:
                 if other.worker and self.flows[other.flow].machine.state(other.state).kind in (Kind.CALL, Kind.WAIT):
                     self.drive(other)
             return after
         raise Conflict(f"records that {record.flow} {record.id} starts or signals are being moved", TRIES)
 
-    async def _written_before(self, record: Record, operation: Operation | None) -> OperationResult | None:
-        """The answer that the caller's operation got before; `RecordMoved` if the record is not where it was seen."""
+    async def _written_before(self, record: Record, operation: Operation | None, refusal: Refusal) -> OperationResult:
+        """The answer that the caller's operation got before; `RecordMoved` if the record is not where it was seen. Then
+        the refusal is of no account: all of it was written, by another worker or an earlier request."""
         if operation is not None:
             found = await self.store.read.operations.get(*operation.key)
             if found is not None and found.fingerprint == operation.fingerprint:
@@ -411,7 +423,7 @@ class Engine:
         now = await self.get(record.flow, record.id)
         if (0 if now is None else now.version) != record.version:
             raise RecordMoved(record.flow, record.id, record.version)
-        return None
+        raise refusal
 
     def _moved(self, record: Record, move: Move, number: int, posting: int) -> Record:
         after = self.moves.after(record, move, number, posting)

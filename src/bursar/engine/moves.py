@@ -54,14 +54,13 @@ class Moves:
         )
 
     def begin(
-        self, flow: Flow[Any], record: Record, body: msgspec.Struct, actor: str
-    ) -> tuple[FlowRecord[Any], Booking, Move]:
-        """A new record in the state that it comes to by itself, what accompanies its start, and its move there."""
+        self, flow: Flow[Any], record: Record, body: msgspec.Struct
+    ) -> tuple[FlowRecord[Any], Booking, tuple[NewTransition, ...]]:
+        """A new record in the state that it comes to by itself, what accompanies its start, and its way there."""
         first = NewTransition("", CREATED, record.state)
         transitions = (first, *automatic(flow, FlowRecord(record, body), record.state))
         there = FlowRecord(msgspec.structs.replace(record, state=transitions[-1].target), body)
-        booking = flow.book_start(there)
-        return there, booking, self.move(record, transitions, actor, booking, body=record.body)
+        return there, flow.book_start(there), transitions
 
     def signalled(
         self,
