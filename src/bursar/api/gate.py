@@ -120,7 +120,7 @@ class Gate:
         """Whose request it is, counted as such; None if no valid token came with it."""
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         try:
-            identity = self._keys.identify(header.decode("latin-1"))
+            identity = self._keys.identify(header.decode("latin-1"), self._ports.now_us())
         except Problem as problem:
             scope["state"][UNIDENTIFIED] = problem
             return None
