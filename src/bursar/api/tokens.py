@@ -27,7 +27,6 @@ from bursar.flows.transfers.checks import USER_MAX
 
 TOKEN_LENGTH_MAX = 4_096
 SUBJECT_LENGTH_MAX = 64
-SECONDS_MAX = 30 * 86_400
 REMEMBERED_MAX = 10_000  # valid tokens
 
 

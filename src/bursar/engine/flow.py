@@ -19,11 +19,11 @@ import msgspec
 
 from bursar.model.entries import Intent
 from bursar.model.flow_rows import RowKind, RowOperation
-from bursar.model.machine import NAME, Arrow, Kind, Machine, MachineError, State
+from bursar.model.machine import NAME, Arrow, ImpossibleEvent, Kind, Machine, MachineError, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Priority, Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
-from bursar.writer import NO_TIMER, Operation
+from bursar.writer import NO_TIMER, NewTransition, Operation
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -359,6 +359,25 @@ class Flow(Generic[B]):
         if self.choose is None or len(arrows) == 1:
             return arrows[0]
         return self.machine.arrow(state, self.choose(FlowRecord(msgspec.structs.replace(record, state=state), body)))
+
+    def validated(self, state: State, answer: Answer) -> Answer:
+        """An event that the machine does not know here, or that is not of the outcome it came with, is no answer."""
+        event = answer.event or answer.outcome.value
+        try:
+            arrow = self.machine.arrow(state.name, event)
+        except ImpossibleEvent as error:
+            return Answer(outcome=Outcome.UNKNOWN, message=str(error), evidence=answer.evidence)
+        if arrow.answer is not answer.outcome:
+            message = f"event {event} stands for {arrow.answer}, but the call said {answer.outcome}"
+            return Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
+        return answer
+
+    def turns_back(self, record: Record, transitions: tuple[NewTransition, ...]) -> bool:
+        """Whether a waiting record that takes these turns to giving money back, which needs a proof (proofs). Pure."""
+        source = transitions[0].source
+        if not record.version or self.machine.state(source).kind is Kind.CALL:
+            return False  # most moves: it has just begun, or an answer decides
+        return self.machine.needs_proof([source, *(transition.target for transition in transitions)])
 
 
 def by_name(flows: Iterable[Flow[Any]]) -> dict[str, Flow[Any]]:

@@ -1,4 +1,5 @@
-"""Building a record's move: the compare-and-set with its transitions, when it is due next, and its rows. No IO."""
+"""Building a record's move: which arrows it takes, the compare-and-set with its transitions, when it is due next, and
+its rows. No IO."""
 
 from __future__ import annotations
 
@@ -7,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from bursar.engine import waiting
-from bursar.engine.arrows import automatic
-from bursar.engine.flow import Answer, Booking, Flow, FlowRecord
+from bursar.engine import staying
+from bursar.engine.flow import Answer, Booking, Flow, FlowRecord, InlineCall
 from bursar.model.entries import check_key
 from bursar.model.flow_rows import RowOperation
 from bursar.model.machine import Kind
@@ -158,7 +158,7 @@ class Moves:
         delay_us: int | None = None if ends else self.lease_us
         if waits:
             life_us = self.ports.now_us() - record.created_us
-            delay_us = waiting.next_look_us(flow, state.name, 0, life_us)
+            delay_us = staying.next_look_us(flow, state.name, 0, life_us)
         return Move(
             flow=record.flow,
             id=record.id,
@@ -202,3 +202,21 @@ class Moves:
             timer_us=record.timer_us if timer is None else now_us - timer if timer < 0 else timer or None,
             inbox=record.inbox + move.inbox,
         )
+
+
+def automatic(flow: Flow[Any], item: FlowRecord[Any], state: str) -> tuple[NewTransition, ...]:
+    """The arrows out of automatic states, taken in the transaction that reaches them (both rows are written)."""
+    transitions: list[NewTransition] = []
+    while flow.machine.state(state).kind is Kind.AUTOMATIC:
+        arrow = flow.way_on(item.record, state, item.body)
+        transitions.append(NewTransition(state, str(arrow.event), arrow.target))
+        state = arrow.target
+    return tuple(transitions)
+
+
+def inline(flow: Flow[Any], item: FlowRecord[Any], inlined: InlineCall) -> tuple[NewTransition, ...]:
+    """The arrows that an inline call takes: it happens with all of its transaction, or not at all."""
+    state, answer = item.record.state, inlined.answer
+    event = answer.event or answer.outcome.value
+    told = NewTransition(state, event, flow.machine.arrow(state, event).target, answer.as_json())
+    return (told, *automatic(flow, item, told.target))

@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from bursar.engine.engine import Engine
 
 
-def turns_back(flow: Flow[Any], record: Record, move: Move) -> bool:
-    """Whether a move turns a waiting record to giving money back. Pure."""
-    steps = move.transitions
-    if not record.version or flow.machine.state(steps[0].source).kind is Kind.CALL:
-        return False  # most moves: it has just begun, or an answer decides
-    return flow.machine.needs_proof([steps[0].source, *(step.target for step in steps)])
-
-
 async def check_proof(engine: Engine, record: Record, move: Move) -> None:
     """Raise `ProofMissing` if a move that turns back has no proof."""
     flow, told = engine.require(record.flow), move.transitions[0]
