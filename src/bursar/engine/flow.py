@@ -22,12 +22,13 @@ from bursar.model.flow_rows import RowKind, RowOperation
 from bursar.model.machine import NAME, Arrow, ImpossibleEvent, Kind, Machine, MachineError, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Priority, Record
-from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
+from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry, until_alarm_us
 from bursar.writer import NO_TIMER, NewTransition, Operation
 
 B = TypeVar("B", bound=msgspec.Struct)
 
 CALL_TIMEOUT_S = 10.0
+LOOK_S_MAX = 300.0  # until a worker looks again: due much later would count as a clock that jumped (L24)
 EVIDENCE_LENGTH_MAX = 16_384
 ERROR_LENGTH_MAX = 500
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -331,6 +332,11 @@ class Flow(Generic[B]):
     def delay_s_max(self) -> float:
         """The longest delay until a call: due later than that is a clock that jumped (L24)."""
         return max([self.retry.cap_s, *(state.poll_s or 0.0 for state in self.machine.states)])
+
+    def next_look_us(self, state: str, age_us: int, life_us: int) -> int | None:
+        """When a worker looks at a waiting record again, for its alarms; None: not before it gets a signal."""
+        next_us = until_alarm_us(self.alarms, state, age_us, life_us)
+        return None if next_us is None else min(next_us, int(LOOK_S_MAX * 1e6))
 
     def own_rows(self, rows: tuple[RowOperation, ...]) -> tuple[RowOperation, ...]:
         """The same rows, all of kinds that the flow has declared."""

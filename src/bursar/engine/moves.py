@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from bursar.engine import staying
 from bursar.engine.flow import Answer, Booking, Flow, FlowRecord, InlineCall
 from bursar.model.entries import check_key
 from bursar.model.flow_rows import RowOperation
@@ -90,18 +89,13 @@ class Moves:
         body = flow.on_signal(flow.item(record), signal.event, evidence)
         note = msgspec.json.encode({"sender": signal.sender}).decode()
         wakes = kind is Kind.CALL or (kind is Kind.WAIT and record.inbox > 0)
-        return Move(
-            flow=record.flow,
-            id=record.id,
-            number=record.number,
-            version=record.version,
-            transitions=(NewTransition(record.state, f"{SIGNAL} {signal.event}", record.state, note),),
+        return staying_move(
+            record,
+            f"{SIGNAL} {signal.event}",
+            note,
             actor=signal.actor,
-            attempt=record.attempt,
             delay_us=0 if wakes else KEEP_DUE,
             worker="" if wakes else record.worker,
-            in_flight_posting=record.in_flight_posting,
-            error=record.error,
             body=None if body is None else msgspec.json.encode(body).decode(),
             inbox=1,
             signal=signal,
@@ -158,7 +152,7 @@ class Moves:
         delay_us: int | None = None if ends else self.lease_us
         if waits:
             life_us = self.ports.now_us() - record.created_us
-            delay_us = staying.next_look_us(flow, state.name, 0, life_us)
+            delay_us = flow.next_look_us(state.name, 0, life_us)
         return Move(
             flow=record.flow,
             id=record.id,
@@ -202,6 +196,26 @@ class Moves:
             timer_us=record.timer_us if timer is None else now_us - timer if timer < 0 else timer or None,
             inbox=record.inbox + move.inbox,
         )
+
+
+def staying_move(record: Record, event: str, evidence: str, *, actor: str, **changes: Any) -> Move:
+    """A move that leaves a record in its state, and as it is but for these changes."""
+    kept: dict[str, Any] = {
+        "attempt": record.attempt,
+        "delay_us": KEEP_DUE,
+        "worker": record.worker,
+        "in_flight_posting": record.in_flight_posting,
+        "error": record.error,
+    }
+    return Move(
+        flow=record.flow,
+        id=record.id,
+        number=record.number,
+        version=record.version,
+        transitions=(NewTransition(record.state, event, record.state, evidence),),
+        actor=actor,
+        **(kept | changes),
+    )
 
 
 def automatic(flow: Flow[Any], item: FlowRecord[Any], state: str) -> tuple[NewTransition, ...]:

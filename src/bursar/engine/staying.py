@@ -21,18 +21,16 @@ import msgspec
 
 from bursar.engine import signals
 from bursar.engine.flow import NOTHING, Answer, Flow, FlowRecord
+from bursar.engine.moves import staying_move
 from bursar.model.errors import Refusal
 from bursar.model.machine import Arrow
 from bursar.model.proof import PROOF, never_issued
 from bursar.model.records import Record, Signal
 from bursar.model.retry import until_alarm_us
 from bursar.model.views import moment
-from bursar.writer import Move, NewTransition
 
 if TYPE_CHECKING:
     from bursar.engine.engine import Engine
-
-LOOK_S_MAX = 300.0  # until a worker looks again: due much later would count as a clock that jumped (L24)
 
 log = logging.getLogger("bursar.engine")
 
@@ -46,17 +44,15 @@ async def stay(
     now_us = engine.ports.now_us()
     age_us, life_us = now_us - record.since_us, now_us - record.created_us
     delay_us = flow.delay_us(flow.machine.state(record.state), answer, attempt, engine.ports.random())
-    move = Move(
-        flow=record.flow,
-        id=record.id,
-        number=record.number,
-        version=record.version,
-        transitions=(NewTransition(record.state, str(arrow.event), record.state, answer.as_json()),),
+    move = staying_move(
+        record,
+        str(arrow.event),
+        answer.as_json(),
         actor=actor or engine.worker,
         attempt=attempt,
         # Not past an alarm: a call is made when it is due to ring, or it would ring a whole back-off late.
         delay_us=min(delay_us, until_alarm_us(flow.alarms, record.state, age_us, life_us) or delay_us),
-        in_flight_posting=record.in_flight_posting,
+        worker="",
         error=answer.error,
         body=None if answer.body is None else msgspec.json.encode(answer.body).decode(),
         rows=flow.own_rows(answer.rows),
@@ -147,10 +143,4 @@ async def _look(engine: Engine, flow: Flow[Any], record: Record) -> None:
             awaits = flow.machine.state(record.state).awaits
             message = f"{record.flow} {record.id} is {record.state}: it waits for {awaits} since {age_us // 10**6} s"
             await engine.alert(record, alarm.reason, alarm.severity, message)
-    await engine.store.single().records.look_again(record, next_look_us(flow, record.state, age_us, life_us))
-
-
-def next_look_us(flow: Flow[Any], state: str, age_us: int, life_us: int) -> int | None:
-    """When to look at it again; None: not before it gets a signal."""
-    next_us = until_alarm_us(flow.alarms, state, age_us, life_us)
-    return None if next_us is None else min(next_us, int(LOOK_S_MAX * 1e6))
+    await engine.store.single().records.look_again(record, flow.next_look_us(record.state, age_us, life_us))
