@@ -35,6 +35,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*-", re.ASCII)  # of a flow's ids; digits follow
 PREFIX_LENGTH_MAX = 80
 
+_evidence = msgspec.json.Encoder(enc_hook=repr)
+
 
 @dataclass(eq=False)
 class FlowRefused(MachineError):
@@ -63,9 +65,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> str:
         """The evidence as it is stored. Whatever it is, it can be: an answer must not be lost for how it is written."""
-        told = {"outcome": self.outcome.value, "code": self.code, "message": self.message}
+        told: dict[str, Any] = {"outcome": self.outcome.value}
+        if self.code:
+            told["code"] = self.code
+        if self.message:
+            told["message"] = self.message
         try:
-            text = msgspec.json.encode({k: v for k, v in told.items() if v} | self.evidence, enc_hook=repr).decode()
+            text = _evidence.encode(told | self.evidence).decode()
         except (TypeError, ValueError, OverflowError, RecursionError):
             text = ""
         if text and len(text) <= EVIDENCE_LENGTH_MAX:
