@@ -16,8 +16,7 @@ from tests.conformance.test_transfers import FUNDING, SPOT, behind, exchange
 from tests.toy import Program, World, program
 
 from bursar.engine import AlertDispatcher, Notice, Worker
-from bursar.engine.clock import SET_BACK_MIN_US, DatabaseClock
-from bursar.engine.snowflake import Snowflakes
+from bursar.engine.clock import SET_BACK_MIN_US, DatabaseClock, Snowflakes
 from bursar.flows.transfers import Limits, TransferRefused
 from bursar.model.outcome import Outcome
 from bursar.model.retry import Alarm, Retry

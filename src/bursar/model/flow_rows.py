@@ -8,7 +8,7 @@ writes their rows with the record's move: both happen, or neither. All rows live
     Next(NONCE, "bsc/0xabc", body={"payout": id})   # takes 17: makes the row "bsc/0xabc/00000000000000000017"
 
 `apply` decides what an operation does to the rows, with plain values. Not here: which rows are read and written
-(writer/rows), how a record's rows are found (store/flow_rows).
+(writer/records), how a record's rows are found (store/flow_rows).
 """
 
 from __future__ import annotations

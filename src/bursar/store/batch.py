@@ -1,6 +1,6 @@
 """A batch: the changes of many callers, committed in one transaction. The shapes that writer and store exchange.
 
-The writer owns the loop (`writer/commit.py`): it computes a `ReadSet`, the store returns a `LoadedState`, the writer
+The writer owns the loop (`writer/batch.py`): it computes a `ReadSet`, the store returns a `LoadedState`, the writer
 decides, and the store writes the `WriteSet`. The store decides nothing and calls nothing back. What was read may be
 stale by the time it is written: the write compares versions and counts, and fails as a whole (`WriteConflict`).
 """
