@@ -81,10 +81,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 
 # "module.function: before → after": why no test can tell the two apart.
 EQUIVALENT: dict[str, str] = {
-    "drawing._spread: pools[-1][0] > pool[0] → pools[-1][0] >= pool[0]": "two pools in one place are there as one, too",
-    "ledger_state.LedgerState.apply: p.amount > 0 → p.amount >= 0": "no posting is empty: plan refuses it",
-    "ledger_state.LedgerState._die: p.amount > 0 → p.amount >= 0": "no posting is empty: plan refuses it",
-    "ledger_state.LedgerState._live: p.amount > 0 → p.amount >= 0": "no posting is empty: plan refuses it",
+    "ledger_state.LedgerState._exchange: p.amount > 0 → p.amount >= 0": "no posting is empty: plan refuses it",
     "money._from_decimal: shift < 0 → shift <= 0": "nothing is shifted either way",
     "money._from_decimal: -shift >= len(digits) → -shift > len(digits)": "so few digits are no multiple of that power",
     "plan._check_shape: len(consumes) > 1 → len(consumes) >= 1": "one posting alone is no duplicate",

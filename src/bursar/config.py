@@ -15,7 +15,7 @@ import json
 import stat
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -161,7 +161,10 @@ def _stripped(value: Any) -> Any:
 
 def setting(default: Any, read: Reader, what: str, *, is_secret: bool = False) -> Any:
     """A field of `Config`. What is secret, or may contain it, is not part of its text."""
-    return field(default=default, repr=not is_secret, metadata={"read": read, "what": what})
+    metadata = {"read": read, "what": what}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, repr=not is_secret, metadata=metadata)
+    return field(default=default, repr=not is_secret, metadata=metadata)
 
 
 def _core_setting(kind: str, default: str) -> Any:
@@ -287,19 +290,11 @@ class Config:
         100, _whole(0, 10**9), "Requests to read of one user in a second; staff has no limit. 0: no limit."
     )
     limit_per_day: int = setting(100, _whole(0, 10**9), "Transfers of one user in a day (UTC). 0: no limit.")
-    limit_amount_per_day: dict[str, int] = field(
-        default_factory=dict,
-        metadata={
-            "read": _amounts,
-            "what": "What one user may transfer in a day, per asset in smallest units: `USDT=1000000`.",
-        },
+    limit_amount_per_day: Mapping[str, int] = setting(
+        {}, _amounts, "What one user may transfer in a day, per asset in smallest units: `USDT=1000000`."
     )
-    deposit_confirm_above: dict[str, int] = field(
-        default_factory=dict,
-        metadata={
-            "read": _amounts,
-            "what": "Deposits above this, per asset in smallest units, wait for a second person. Others don't.",
-        },
+    deposit_confirm_above: Mapping[str, int] = setting(
+        {}, _amounts, "Deposits above this, per asset in smallest units, wait for a second person. Others don't."
     )
 
     scan_interval_ms: int = setting(500, _whole(10, MINUTE_MS), "Between two looks for transfers that are due.")
@@ -411,14 +406,6 @@ def options_of(environ: Mapping[str, str]) -> Options:
     except ValueError as error:
         raise ConfigRefused(f"{' or '.join(name for name, _, _ in given)}: {error}") from None
     return Config(**values).database_options
-
-
-def default_of(setting: Field[Any]) -> Any:
-    """What a setting is if it is not given."""
-    if setting.default is not MISSING:
-        return setting.default
-    assert setting.default_factory is not MISSING
-    return setting.default_factory()
 
 
 def secret(path: str, what: str, least_bytes: int, *, is_public: bool = False) -> bytes:

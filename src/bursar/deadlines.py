@@ -38,29 +38,19 @@ class Deadlines:
 
     async def keep(self, timeout_s: float, work: Awaitable[T]) -> T:
         """Do some work; `TimeoutError` if it takes longer, as `asyncio.timeout` has it."""
-        async with asyncio.timeout(None) as limit:
-            expire = partial(_end, limit)
-            pending = self.add(timeout_s, expire)
-            try:
-                return await work
-            finally:
-                pending.pop(expire, None)
+        deadline = Deadline(self, timeout_s)
+        try:
+            return await deadline.keep(work)
+        finally:
+            deadline.end()
 
     async def wait(self, task: asyncio.Task[Any], timeout_s: float) -> None:
         """Until a task is over, but no longer than that. It is never cancelled."""
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def end(*_: object) -> None:
-            if not over.done():
-                over.set_result(None)
-
-        task.add_done_callback(end)
-        pending = self.add(timeout_s, end)
+        deadline = Deadline(self, timeout_s)
         try:
-            await over
+            await deadline.wait(task)
         finally:
-            task.remove_done_callback(end)
-            pending.pop(end, None)
+            deadline.end()
 
     def begin(self, timeout_s: float) -> Deadline:
         """A deadline for one thing after the other, never later than that."""

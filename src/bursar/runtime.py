@@ -94,12 +94,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
         stack.callback(probe.close)
         await _require_writes(probe)
         await _check_assets(config, bursar)
-        cores = {
-            AccountType(kind.upper()): client_of(config, ports, kind, StoreLink(bursar.store, kind))
-            for kind in config.cores
-        }
-        for client in cores.values():
-            await stack.enter_async_context(client)
+        cores = await stack.enter_async_context(asked_cores(config, bursar.store, ports, binds=True))
         engine = Engine(bursar.store, bursar.ledger.writer, (), worker=name)
         transfers = Transfers(
             bursar.ledger,
@@ -107,7 +102,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
             limits=Limits(
                 per_second=config.limit_per_second or None,
                 per_day=config.limit_per_day or None,
-                amount_per_day=config.limit_amount_per_day,
+                amount_per_day=dict(config.limit_amount_per_day),
             ),
             safety_factor=config.safety_factor,
             retry=Retry(first_s=config.retry_backoff_ms / 1000, cap_s=config.retry_backoff_max_ms / 1000),
@@ -120,11 +115,7 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
         deposits = Deposits(
             transfers, confirm_above=config.deposit_confirm_above, waits_s=config.alert_waiting_s, engine=engine
         )
-        worker = Worker(
-            engine,
-            concurrency=config.worker_concurrency,
-            scan_s=config.scan_interval_ms / 1000,
-        )
+        worker = Worker(engine, concurrency=config.worker_concurrency, scan_s=config.scan_interval_ms / 1000)
         try:
             yield Runtime(
                 config=config,
@@ -233,12 +224,15 @@ def client_of(config: Config, ports: Ports, kind: str, link: CoreLink | None = N
 
 
 @asynccontextmanager
-async def asked_cores(config: Config, store: Store, ports: Ports) -> AsyncIterator[dict[AccountType, TradingClient]]:
-    """Clients of all cores for a tool that only looks: pointed at the wrong core, it does not bind the ledger to it."""
+async def asked_cores(
+    config: Config, store: Store, ports: Ports, *, binds: bool = False
+) -> AsyncIterator[dict[AccountType, TradingClient]]:
+    """Clients of all cores; without `binds` for a tool that only looks: pointed at the wrong core, it does not bind the
+    ledger to it."""
     async with AsyncExitStack() as stack:
         found = {}
         for kind in config.cores:
-            client = client_of(config, ports, kind, StoreLink(store, kind, binds=False))
+            client = client_of(config, ports, kind, StoreLink(store, kind, binds=binds))
             found[AccountType(kind.upper())] = await stack.enter_async_context(client)
         yield found
 

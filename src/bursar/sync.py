@@ -14,31 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import msgspec
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from bursar import instance
-from bursar.engine import Flow, FlowRecord, Operators, Sink
+from bursar.engine import Operators
 from bursar.ledger import Ledger as AsyncLedger
-from bursar.model.accounts import Account, Book, Policy
 from bursar.model.entries import Entry
 from bursar.model.envelope import Receipt
 from bursar.model.errors import BursarError, Refusal
-from bursar.model.money import Amount, Asset, AssetStatus, Money
-from bursar.model.records import Event, Transition
-from bursar.model.views import AccountVersion, EnvelopeView, HistoryLine, Hold, PostingView
-from bursar.writer import Limit
+from bursar.model.records import Event
 
+P = ParamSpec("P")
 T = TypeVar("T")
-B = TypeVar("B", bound=msgspec.Struct)
+Inner_co = TypeVar("Inner_co", covariant=True)
 
 
 @dataclass(eq=False)
@@ -110,13 +104,38 @@ async def _cancel_others() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-class Bursar:
+class _Facade(Generic[Inner_co]):
+    """Something whose methods are coroutines, and the event loop that runs them."""
+
+    def __init__(self, inner: Inner_co, loop: Loop | None = None) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise Closed("it was closed, or not opened")
+        return self._loop.call(work)
+
+
+def _blocking(
+    method: Callable[Concatenate[Inner_co, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Facade[Inner_co], P], T]:
+    """The same method, with the same arguments, that returns when it is done."""
+
+    @functools.wraps(method)
+    def call(self: _Facade[Inner_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self._inner, *args, **kwargs))
+
+    return call
+
+
+class Bursar(_Facade[instance.Bursar]):
     """An open database. Use it as `with bursar.sync.open(url) as b:`, or call `close` yourself."""
 
     def __init__(self, inner: instance.Bursar) -> None:
+        super().__init__(inner)
         self.url = inner.url
-        self._inner = inner
-        self._loop: Loop | None = None
         self._ledger: Ledger | None = None
 
     @property
@@ -137,31 +156,16 @@ class Bursar:
             self._loop.stop()
             self._loop = None
             raise
-        self._ledger = Ledger(self._loop, self._inner.ledger)
+        self._ledger = Ledger(self._inner.ledger, self._loop)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def start(
-        self, flow: Flow[B], body: B, *, key: str, owner: str = "", limits: tuple[Limit, ...] = ()
-    ) -> FlowRecord[B]:
-        """Start a record, once per owner and key, and have it driven."""
-        return self.run(self._inner.start(flow, body, key=key, owner=owner, limits=limits))
-
-    def wait(self, record: FlowRecord[B], timeout_s: float = instance.WAIT_S) -> FlowRecord[B]:
-        """The record once it has ended or waits for an event, or as it is after that time."""
-        return self.run(self._inner.wait(record, timeout_s))
-
-    def get(self, flow: Flow[B], id: str) -> FlowRecord[B]:
-        """A record as it stands."""
-        return self.run(self._inner.get(flow, id))
-
-    def history(self, record: FlowRecord[Any]) -> Sequence[Transition]:
-        """Every transition of a record, oldest first."""
-        return self.run(self._inner.history(record))
+    start = _blocking(instance.Bursar.start)
+    wait = _blocking(instance.Bursar.wait)
+    get = _blocking(instance.Bursar.get)
+    history = _blocking(instance.Bursar.history)
 
     @property
     def operators(self) -> Operators:
@@ -170,56 +174,36 @@ class Bursar:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on this Bursar's event loop, and return what it returns."""
-        if self._loop is None:
-            work.close()
-            raise Closed("it was closed, or not opened")
-        return self._loop.call(work)
+        return self._run(work)
 
     def close(self) -> None:
         """Finish what is being written and close. A second call does nothing; any other call afterwards raises
         `Closed`."""
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.stop(self._inner.__aexit__(None, None, None))
+            loop.stop(self._inner.close())
 
 
-def open(
-    url: str,
-    *,
-    flows: Sequence[Flow[Any]] = (),
-    migrate: bool = False,
-    require_synchronous: bool = False,
-    sinks: Mapping[str, Sink] = instance.SINKS,
-    worker_name: str = "",
-    stop_s: float = instance.STOP_S,
-) -> Bursar:
-    """Open `sqlite:///funds.db` or `postgresql://…`, as `bursar.open` does."""
-    return Bursar(
-        instance.open(
-            url,
-            flows=flows,
-            migrate=migrate,
-            require_synchronous=require_synchronous,
-            sinks=sinks,
-            worker_name=worker_name,
-            stop_s=stop_s,
-        )
-    )
+def _opening(make: Callable[P, instance.Bursar]) -> Callable[P, Bursar]:
+    @functools.wraps(make)
+    def open_(*args: P.args, **kwargs: P.kwargs) -> Bursar:
+        return Bursar(make(*args, **kwargs))
+
+    return open_
 
 
-class Ledger:
+open = _opening(instance.open)
+
+
+class Ledger(_Facade[AsyncLedger]):
     """The ledger, whose every method blocks until it is done. `Ledger` documents what each does and raises."""
-
-    def __init__(self, loop: Loop, inner: AsyncLedger) -> None:
-        self._loop = loop
-        self._inner = inner
 
     # --- entries -----------------------------------------------------------------------------------------------
 
     def commit(self, entry: Entry, *, connection: Any = None) -> Receipt:
         """Commit an entry, once. `connection`: a sqlite3 connection opened with check_same_thread=False, in a
         transaction; any other belongs to another thread or loop and is refused."""
-        return self._loop.call(self._commit(entry, connection))
+        return self._run(self._commit(entry, connection))
 
     async def _commit(self, entry: Entry, connection: Any) -> Receipt:
         if connection is not None:
@@ -228,214 +212,62 @@ class Ledger:
 
     def commit_many(self, entries: Iterable[Entry], *, atomic: bool = False) -> list[Receipt | BursarError]:
         """Commit many entries, each by itself, or with `atomic` all or none."""
-        return self._loop.call(self._inner.commit_many(list(entries), atomic=atomic))
+        # The caller's iterable is read in the caller's thread.
+        return self._run(self._inner.commit_many(list(entries), atomic=atomic))
 
-    def reverse(self, envelope: int | str, *, metadata: dict[str, Any] | None = None) -> Receipt:
-        """Undo an envelope by another one."""
-        return self._loop.call(self._inner.reverse(envelope, metadata=metadata))
+    reverse = _blocking(AsyncLedger.reverse)
 
     # --- holds -------------------------------------------------------------------------------------------------
 
-    def authorize(
-        self,
-        account: str,
-        asset: str,
-        amount: Amount,
-        *,
-        key: str | None = None,
-        expires_in: timedelta | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> Hold:
-        """Set money aside."""
-        return self._loop.call(
-            self._inner.authorize(account, asset, amount, key=key, expires_in=expires_in, metadata=metadata)
-        )
-
-    def confirm(
-        self,
-        hold: int,
-        target: str,
-        amount: Amount | None = None,
-        *,
-        key: str | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> Receipt:
-        """Pay from a hold: all that remains, or a part."""
-        return self._loop.call(self._inner.confirm(hold, target, amount, key=key, metadata=metadata))
-
-    def void(self, hold: int) -> Receipt:
-        """Give back what remains of a hold."""
-        return self._loop.call(self._inner.void(hold))
-
-    def expire_holds(self, limit: int = 100) -> list[Receipt]:
-        """Give back what remains of holds whose time is up."""
-        return self._loop.call(self._inner.expire_holds(limit))
-
-    def hold(self, hold: int) -> Hold:
-        """One hold as it stands."""
-        return self._loop.call(self._inner.hold(hold))
-
-    def holds(self, account: str) -> list[Hold]:
-        """Open holds of an account."""
-        return self._loop.call(self._inner.holds(account))
+    authorize = _blocking(AsyncLedger.authorize)
+    confirm = _blocking(AsyncLedger.confirm)
+    void = _blocking(AsyncLedger.void)
+    expire_holds = _blocking(AsyncLedger.expire_holds)
+    hold = _blocking(AsyncLedger.hold)
+    holds = _blocking(AsyncLedger.holds)
 
     # --- rules -------------------------------------------------------------------------------------------------
 
-    def create_asset(
-        self,
-        code: str,
-        precision: int,
-        *,
-        min_transfer: Amount | None = None,
-        max_transfer: Amount | None = None,
-        internal_transfer_enabled: bool | None = None,
-    ) -> Asset:
-        """Create an asset."""
-        return self._loop.call(
-            self._inner.create_asset(
-                code,
-                precision,
-                min_transfer=min_transfer,
-                max_transfer=max_transfer,
-                internal_transfer_enabled=internal_transfer_enabled,
-            )
-        )
-
-    def change_asset(
-        self,
-        code: str,
-        *,
-        status: AssetStatus | None = None,
-        min_transfer: Amount | None = None,
-        max_transfer: Amount | None = None,
-        internal_transfer_enabled: bool | None = None,
-    ) -> Asset:
-        """Suspend or resume an asset, or move its transfer limits."""
-        return self._loop.call(
-            self._inner.change_asset(
-                code,
-                status=status,
-                min_transfer=min_transfer,
-                max_transfer=max_transfer,
-                internal_transfer_enabled=internal_transfer_enabled,
-            )
-        )
-
-    def assets(self) -> dict[str, Asset]:
-        """All assets by code."""
-        return self._loop.call(self._inner.assets())
-
-    def asset(self, code: str) -> Asset:
-        """One asset, as it is now."""
-        return self._loop.call(self._inner.asset(code))
-
-    def create_book(self, name: str, *, assets: tuple[str, ...] = (), accounts: tuple[str, ...] = ()) -> Book:
-        """Create a book."""
-        return self._loop.call(self._inner.create_book(name, assets=assets, accounts=accounts))
-
-    def books(self) -> dict[str, Book]:
-        """All books by name."""
-        return self._loop.call(self._inner.books())
-
-    def create_account(self, path: str, *, policy: Policy | None = None, book: str = "") -> Account:
-        """Create an account."""
-        return self._loop.call(self._inner.create_account(path, policy=policy, book=book))
-
-    def account(self, path: str) -> Account:
-        """The newest version of an account."""
-        return self._loop.call(self._inner.account(path))
-
-    def accounts(self, prefix: str = "", *, after: str = "", limit: int = 100) -> list[Account]:
-        """Accounts by path; with `prefix`, an account and all below it."""
-        return self._loop.call(self._inner.accounts(prefix, after=after, limit=limit))
-
-    def account_history(self, path: str) -> list[AccountVersion]:
-        """Every version of an account, oldest first."""
-        return self._loop.call(self._inner.account_history(path))
-
-    def freeze(self, path: str) -> Account:
-        """From the moment this returns nothing moves out or in, except what is given back."""
-        return self._loop.call(self._inner.freeze(path))
-
-    def unfreeze(self, path: str) -> Account:
-        """Undo a freeze."""
-        return self._loop.call(self._inner.unfreeze(path))
-
-    def change_policy(self, path: str, policy: Policy) -> Account:
-        """A new policy."""
-        return self._loop.call(self._inner.change_policy(path, policy))
-
-    def close(self, path: str) -> Account:
-        """Close an account for good."""
-        return self._loop.call(self._inner.close(path))
+    create_asset = _blocking(AsyncLedger.create_asset)
+    change_asset = _blocking(AsyncLedger.change_asset)
+    assets = _blocking(AsyncLedger.assets)
+    asset = _blocking(AsyncLedger.asset)
+    create_book = _blocking(AsyncLedger.create_book)
+    books = _blocking(AsyncLedger.books)
+    create_account = _blocking(AsyncLedger.create_account)
+    account = _blocking(AsyncLedger.account)
+    accounts = _blocking(AsyncLedger.accounts)
+    account_history = _blocking(AsyncLedger.account_history)
+    freeze = _blocking(AsyncLedger.freeze)
+    unfreeze = _blocking(AsyncLedger.unfreeze)
+    change_policy = _blocking(AsyncLedger.change_policy)
+    close = _blocking(AsyncLedger.close)
 
     # --- reads -------------------------------------------------------------------------------------------------
 
-    def balance(
-        self, account: str | None = None, asset: str = "", *, prefix: str | None = None, at: datetime | None = None
-    ) -> Money:
-        """The balance of an account (or a prefix) in an asset, now or at a past time."""
-        return self._loop.call(self._inner.balance(account, asset, prefix=prefix, at=at))
-
-    def balances(
-        self, account: str | None = None, *, prefix: str | None = None, at: datetime | None = None
-    ) -> dict[str, Money]:
-        """The balances of an account (or a prefix), now or at a past time, by asset code."""
-        return self._loop.call(self._inner.balances(account, prefix=prefix, at=at))
-
-    def history(
-        self,
-        account: str,
-        *,
-        before: int | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int = 100,
-    ) -> list[HistoryLine]:
-        """Envelopes an account took part in, newest first."""
-        return self._loop.call(self._inner.history(account, before=before, since=since, until=until, limit=limit))
-
-    def envelope(self, envelope: int | str) -> EnvelopeView:
-        """One envelope whole."""
-        return self._loop.call(self._inner.envelope(envelope))
-
-    def envelope_by_key(self, key: str, *, scope: str = "user") -> EnvelopeView:
-        """The envelope that a key stands for."""
-        return self._loop.call(self._inner.envelope_by_key(key, scope=scope))
-
-    def envelopes(self, *, after: int = 0, book: str | None = None, limit: int = 100) -> list[EnvelopeView]:
-        """Envelopes in the order of events, after one."""
-        return self._loop.call(self._inner.envelopes(after=after, book=book, limit=limit))
-
-    def postings(
-        self, account: str, asset: str | None = None, *, live_only: bool = True, after: int = 0, limit: int = 100
-    ) -> list[PostingView]:
-        """Postings of an account by number."""
-        return self._loop.call(self._inner.postings(account, asset, live_only=live_only, after=after, limit=limit))
-
-    def events(self, after: str = "", *, limit: int = 100) -> list[Event]:
-        """Events after a cursor, in order."""
-        return self._loop.call(self._inner.events(after, limit=limit))
+    balance = _blocking(AsyncLedger.balance)
+    balances = _blocking(AsyncLedger.balances)
+    history = _blocking(AsyncLedger.history)
+    envelope = _blocking(AsyncLedger.envelope)
+    envelope_by_key = _blocking(AsyncLedger.envelope_by_key)
+    envelopes = _blocking(AsyncLedger.envelopes)
+    postings = _blocking(AsyncLedger.postings)
+    events = _blocking(AsyncLedger.events)
 
     def follow(self, after: str = "") -> Iterator[Event]:
         """All events after a cursor, and then those to come: an ordinary iterator that waits for the next one."""
         events: AsyncIterator[Event] = self._inner.follow(after)
         try:
             while True:
-                yield self._loop.call(_next(events))
+                yield self._run(_next(events))
         finally:
             with contextlib.suppress(Closed):
-                self._loop.call(_end(events))
+                self._run(_end(events))
 
     # --- upkeep ------------------------------------------------------------------------------------------------
 
-    def compact(self, account: str, *, most: int = 1_000_000) -> int:
-        """Merge the postings of an account."""
-        return self._loop.call(self._inner.compact(account, most=most))
-
-    def rebuild(self) -> int:
-        """Make the disposable tables again."""
-        return self._loop.call(self._inner.rebuild())
+    compact = _blocking(AsyncLedger.compact)
+    rebuild = _blocking(AsyncLedger.rebuild)
 
 
 async def _next(events: AsyncIterator[Event]) -> Event:

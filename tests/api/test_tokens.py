@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,22 @@ from bursar.api.tokens import Keys
 from bursar.config import ConfigRefused
 
 NOW = int(time.time())
+SECOND_US = 1_000_000
 
 
 def part(value: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+def after(moment_s: int) -> type[datetime]:
+    """PyJWT's clock, stopped at a moment."""
+
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Stopped:
+            return cls.fromtimestamp(moment_s, tz)
+
+    return Stopped
 
 
 def unsigned(algorithm: str, signature: str = "") -> str:
@@ -177,7 +190,53 @@ def test_a_key_that_is_none_is_refused_at_start(tmp_path: Path, content: bytes, 
 
 def test_issuer_and_audience_are_held(tmp_path: Path) -> None:
     keys = Keys("HS256", KEY, issuer="us", audience="them")
-    assert keys.identify(f"Bearer {token(ALICE, iss='us', aud='them')}").user == ALICE
+    assert keys.identify(f"Bearer {token(ALICE, iss='us', aud='them')}", NOW * SECOND_US).user == ALICE
     for claims in ({}, {"iss": "us"}, {"aud": "them"}, {"iss": "them", "aud": "us"}):
         with pytest.raises(Problem):
-            keys.identify(bearer(token(ALICE, **claims))["Authorization"])
+            keys.identify(bearer(token(ALICE, **claims))["Authorization"], NOW * SECOND_US)
+
+
+def test_a_token_is_refused_when_it_has_ended_though_it_was_valid_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, header = Keys("HS256", KEY), f"Bearer {token(ALICE, exp=NOW + HOUR_S)}"
+    assert keys.identify(header, NOW * SECOND_US).user == ALICE
+    monkeypatch.setattr("jwt.api_jwt.datetime", after(NOW + HOUR_S))
+    assert keys.identify(header, (NOW + HOUR_S) * SECOND_US - 1).user == ALICE
+    with pytest.raises(Problem, match="expired"):
+        keys.identify(header, (NOW + HOUR_S) * SECOND_US)
+
+
+def test_a_token_is_refused_before_it_begins_though_it_was_valid_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock was set back."""
+    keys, header = Keys("HS256", KEY), f"Bearer {token(ALICE, nbf=NOW - 10)}"
+    assert keys.identify(header, NOW * SECOND_US).user == ALICE
+    monkeypatch.setattr("jwt.api_jwt.datetime", after(NOW - 20))
+    with pytest.raises(Problem):
+        keys.identify(header, (NOW - 20) * SECOND_US)
+
+
+def test_a_forged_token_is_refused_after_the_genuine_one_was_accepted() -> None:
+    keys, genuine = Keys("HS256", KEY), token(ALICE)
+    assert keys.identify(f"Bearer {genuine}", NOW * SECOND_US).user == ALICE
+    head, _, signature = genuine.split(".")
+    forged = f"{head}.{part({'sub': str(BOB), 'roles': ['user'], 'exp': NOW + HOUR_S})}.{signature}"
+    for _ in range(2):
+        with pytest.raises(Problem):
+            keys.identify(f"Bearer {forged}", NOW * SECOND_US)
+
+
+def test_a_valid_token_is_checked_once_and_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    decode = jwt.decode
+
+    def counting(text: str, *args: Any, **options: Any) -> Any:
+        checked.append(text)
+        return decode(text, *args, **options)
+
+    monkeypatch.setattr(jwt, "decode", counting)
+    monkeypatch.setattr("bursar.api.tokens.REMEMBERED_MAX", 2)
+    keys, tokens = Keys("HS256", KEY), [token(user) for user in (ALICE, BOB, BOB + 1)]
+    for text in (tokens[0], tokens[0], tokens[1], tokens[0], tokens[2], tokens[2]):
+        keys.identify(f"Bearer {text}", NOW * SECOND_US)
+    assert checked == tokens
+    keys.identify(f"Bearer {tokens[0]}", NOW * SECOND_US)
+    assert checked == [*tokens, tokens[0]]

@@ -152,7 +152,7 @@ def test_an_interrupt_ends_the_wait_and_nothing_else(ledger: bursar.sync.Ledger)
         await asyncio.Event().wait()
 
     with pytest.raises(KeyboardInterrupt):
-        ledger._loop.call(interrupted())
+        ledger._run(interrupted())
     assert str(ledger.balance("alice", "USDT")) == "100.000000"
 
 

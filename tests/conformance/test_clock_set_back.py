@@ -16,8 +16,7 @@ from tests.conformance.test_transfers import FUNDING, SPOT, behind, exchange
 from tests.toy import Program, World, program
 
 from bursar.engine import AlertDispatcher, Notice, Worker
-from bursar.engine.clock import SET_BACK_MIN_US, DatabaseClock
-from bursar.engine.snowflake import Snowflakes
+from bursar.engine.clock import SET_BACK_MIN_US, DatabaseClock, Snowflakes
 from bursar.flows.transfers import Limits, TransferRefused
 from bursar.model.outcome import Outcome
 from bursar.model.retry import Alarm, Retry
@@ -38,7 +37,7 @@ class Machine(MovablePorts):
 
 async def later(p: Program, seconds: float) -> None:
     """PostgreSQL: instead of its clock going back, all due times go ahead."""
-    if p.engine.store.dialect != "postgres":
+    if not p.engine.store.has_clock:
         return
     ahead = f"interval '{seconds} seconds'"
     async with p.engine.store.connection() as connection:  # type: ignore[attr-defined]
@@ -51,7 +50,7 @@ async def later(p: Program, seconds: float) -> None:
 def seen(p: Program, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL: the worker sees the server's clock go back with the machine's."""
     store = p.engine.store
-    if store.dialect == "postgres":
+    if store.has_clock:
         real = store.now_us
 
         async def now_us() -> int:

@@ -12,8 +12,7 @@ from bursar.model.errors import DatabaseCorrupt
 from bursar.model.flow_rows import FlowRow, RowState
 from bursar.store import columns
 from bursar.store.columns import ROWS
-from bursar.store.postgres.arrays import SQL
-from bursar.store.postgres.columns import arguments, array_of, expand
+from bursar.store.postgres.arrays import SQL, arguments, array_of, expand
 
 LEDGER = ("envelopes", "postings", "spends", "spent_live", "account_history", "guarded", "cached_balances")
 RECORDS = ("operations", "counters", "new_records", "moves", "transitions")

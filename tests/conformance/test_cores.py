@@ -19,7 +19,7 @@ from tests.unit.rails.desk import desk
 
 from bursar import Bursar
 from bursar.engine import Lift
-from bursar.engine.snowflake import first_id_at
+from bursar.engine.clock import first_id_at
 from bursar.flows.transfers import AccountType, Code, Limits, Request, TransferRefused, Transfers, behind
 from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.conservation import conservation

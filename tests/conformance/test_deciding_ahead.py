@@ -27,8 +27,7 @@ from bursar.store.batch import CommitUnknown, PreparedBatch, WriteConflict, Writ
 from bursar.store.postgres.batches import PostgresBatchSession
 from bursar.store.sqlite.store import run_sync
 from bursar.writer import Change
-from bursar.writer.batch import Batch
-from bursar.writer.commit import prepare
+from bursar.writer.batch import Batch, prepare
 
 USERS = ["a", "b", "c", "d"]
 

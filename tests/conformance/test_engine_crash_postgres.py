@@ -19,8 +19,7 @@ from tests.conformance.test_engine_others import Intent, World, program, until
 
 from bursar.engine import Engine
 from bursar.model.errors import BursarError
-from bursar.store.postgres.arrays import SQL
-from bursar.store.postgres.columns import WRITE, WRITE_RECORDS
+from bursar.store.postgres.arrays import SQL, WRITE, WRITE_RECORDS
 
 POSTGRES = pytest.mark.parametrize("mode", ["postgres"], indirect=True)
 WRITES = {WRITE.sql, WRITE_RECORDS.sql, SQL["claim_due"]}  # whatever else a record's way needs only reads

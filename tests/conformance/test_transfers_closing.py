@@ -15,7 +15,7 @@ from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, exc
 
 from bursar import deposit, pay
 from bursar.engine import Answer, FlowRecord
-from bursar.engine.snowflake import first_id_at
+from bursar.engine.clock import first_id_at
 from bursar.flows.deposits import Deposits
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers, View
 from bursar.flows.transfers.rails import FundingRail

@@ -12,7 +12,7 @@ from tests.builders import Place, scenario
 from tests.conformance.test_transfers import ALICE, FUNDING, SPOT, Exchange, exchange
 
 from bursar.engine import Answer, Booking, FlowRecord
-from bursar.engine.snowflake import first_id_at
+from bursar.engine.clock import first_id_at
 from bursar.flows.transfers import AccountType, Code, Transfer, TransferRefused, Transfers
 from bursar.flows.transfers.rails import FundingRail
 from bursar.flows.transfers.transfers import ASSETS_S

@@ -231,8 +231,8 @@ class Scene:
                     _, _, user, asset, amount, _ = self.asked[id_, op]
                     wanted[user, asset] += amount
         for asset in ASSETS:
-            accounts = state.assets.get(asset, ())
-            for user, _, _, committed in accounts:
+            accounts = state.assets[asset].by_user if asset in state.assets else {}
+            for user, (_, _, committed) in accounts.items():
                 assert committed == wanted.get((user, asset), 0), f"user {user} has {committed} of {asset} reserved"
 
 

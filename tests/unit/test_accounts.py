@@ -184,6 +184,14 @@ def test_a_change_of_policy_leaves_the_status(closing: Closing | None) -> None:
     assert (new.version, new.status, new.policy) == (4, FROZEN, NoOverdraft())
 
 
+def test_a_changed_account_has_a_snapshot_of_its_own() -> None:
+    head = Account(id=1, path="a")
+    before = head.snapshot
+    new = changed(head, None, status=AccountStatus.FROZEN)
+    assert new is not None
+    assert new.snapshot == Account(id=1, path="a", version=2, status=AccountStatus.FROZEN).snapshot != before
+
+
 @pytest.mark.parametrize(
     ("status", "closing", "may"), [(ACTIVE, None, True), (FROZEN, None, False), (FROZEN, ANOTHER, True)]
 )
@@ -341,9 +349,9 @@ def test_policies_that_allow_the_same_are_the_same(one: Policy, other: Policy, s
 )
 def test_the_refusal_of_a_floor_says_why(floor: str, why: str) -> None:
     with pytest.raises(InvalidName, match=why):
-        floor_minor(CappedOverdraft(floor=floor, asset="USDT"), USDT)
+        floor_minor(floor, "USDT", 6)
 
 
 def test_a_floor_with_more_decimals_than_the_asset_is_refused() -> None:
     with pytest.raises(InvalidName, match="USDT has 6 decimals"):
-        floor_minor(CappedOverdraft(floor="-0.0000001", asset="USDT"), USDT)
+        floor_minor("-0.0000001", "USDT", 6)

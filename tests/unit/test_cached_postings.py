@@ -14,8 +14,7 @@ from bursar.model.money import Asset
 from bursar.store.batch import WriteConflict, WriterCache
 from bursar.store.sqlite.store import run_sync
 from bursar.writer import Change, Operation
-from bursar.writer.batch import REUSE_MAX, Batch
-from bursar.writer.commit import commit, prepare
+from bursar.writer.batch import REUSE_MAX, Batch, commit, prepare
 
 USDT = Asset(id=1, code="USDT", precision=6)
 PEOPLE = ("alice", "bob", "carol")

@@ -26,8 +26,7 @@ from bursar.model.records import ExistingEntry
 from bursar.store.batch import READ_MAX, WriteSet
 from bursar.store.sqlite.store import run_sync
 from bursar.writer import Change, ChangeResult
-from bursar.writer.batch import Batch
-from bursar.writer.commit import prepare
+from bursar.writer.batch import Batch, prepare
 from bursar.writer.decision import Result
 
 FIRST_READ = 2

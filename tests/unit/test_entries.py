@@ -21,7 +21,6 @@ from bursar.model.entries import (
     deposit,
     encode_metadata,
     intend,
-    move,
     pay,
     withdraw,
 )
@@ -51,7 +50,7 @@ def test_an_entry_becomes_an_intent_in_smallest_units() -> None:
     assert paying("1.5", key="k") == Intent(scope="user", key="k", legs=(Leg("alice", "bob", "USDT", 1_500_000),))
 
 
-@pytest.mark.parametrize("kind", [move, deposit, pay, withdraw])
+@pytest.mark.parametrize("kind", [deposit, pay, withdraw])
 def test_every_way_to_write_one_movement_names_the_payer_first(kind: Any) -> None:
     assert kind("a", "b", "USDT", "1", key="k") == Entry(movements=(Movement("a", "b", "USDT", "1"),), key="k")
 

@@ -96,6 +96,22 @@ def test_numbers_are_contiguous_and_each_belongs_to_its_record() -> None:
     assert rows.do(Next(NONCE, "bsc/0x2"))[1].amount == 0  # another wallet counts by itself
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Next(NONCE, "w", at_least=10**18),
+        Reserve(GAS, "w", 2**127 - 1, bound=2**127 - 1),
+        Put(NOTE, "w", 0, amount=2**127 - 1),
+        Put(NOTE, "w", 0, amount=1 - 2**127),
+        Put(NOTE, "w", 0, {"note": "x" * (65_536 - len('{"note":""}'))}),
+    ],
+)
+def test_the_last_number_amount_and_length_within_the_bounds_are_kept(operation: RowOperation) -> None:
+    rows = Rows()
+    rows.do(operation)
+    assert rows
+
+
 @pytest.mark.parametrize("at_least", [-1, 10**18 + 1])
 def test_a_sequence_stays_within_its_bounds(at_least: int) -> None:
     Rows().refuses(InvalidEntry, Next(NONCE, "w", at_least=at_least))

@@ -8,11 +8,10 @@ import pytest
 
 from bursar.model.accounts import Account, Book, CappedOverdraft
 from bursar.model.entries import EntryKind
-from bursar.model.envelope import Envelope
+from bursar.model.envelope import Envelope, Plan
 from bursar.model.errors import UnknownAccount, UnknownAsset, UnknownBook
 from bursar.model.ledger_state import MINUS, PLUS, LedgerState
 from bursar.model.money import Asset
-from bursar.model.plan_types import Plan
 from bursar.model.postings import INDEX_BITS, POSTINGS_MAX, SEQ_MAX, Posting, posting_id
 
 USDT = Asset(id=1, code="USDT", precision=6)

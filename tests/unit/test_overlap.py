@@ -21,8 +21,7 @@ from bursar.ports import SystemPorts
 from bursar.store.batch import Lane, PreparedBatch, WriteConflict
 from bursar.store.sqlite.store import run_sync
 from bursar.writer import Change, Operation, Writer
-from bursar.writer.batch import Batch
-from bursar.writer.commit import prepare
+from bursar.writer.batch import Batch, prepare
 from bursar.writer.decision import Effects
 
 PATHS = ("a", "b", "c")

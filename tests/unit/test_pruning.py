@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.engine.snowflake import EPOCH_US, first_id_at, made_at_us
+from bursar.engine.clock import EPOCH_US, first_id_at, made_at_us
 from bursar.flows.transfers.checks import Horizons, is_fresh
 from bursar.flows.transfers.pruning import floors
 

@@ -31,8 +31,7 @@ from bursar.model.retry import Alarm
 from bursar.store.batch import LoadedRecords, LoadedState, ReadSet, WriterCache, WriteSet
 from bursar.store.sqlite.store import run_sync
 from bursar.writer import Change, ChangeResult, Limit, Move, NewTransition, Operation
-from bursar.writer.batch import Batch
-from bursar.writer.commit import prepare
+from bursar.writer.batch import Batch, prepare
 
 ALICE, BOB, TRANSIT = 1, 2, 3
 PESSIMISTIC, OPTIMISTIC = True, False

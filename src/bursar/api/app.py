@@ -29,7 +29,7 @@ from litestar.routes import HTTPRoute
 
 from bursar.api import health, money, transfers
 from bursar.api.answers import answer
-from bursar.api.gate import ALWAYS_OPEN, TAKES_BODY, Bound, Gate
+from bursar.api.gate import ALWAYS_OPEN, TAKES_BODY, Bound, Gate, check_role
 from bursar.api.metrics import Metrics
 from bursar.api.problems import UNSUPPORTED_MEDIA_TYPE, OutageLog, Problem
 from bursar.api.tokens import Keys
@@ -132,7 +132,7 @@ def read_json(body: bytes, shape: Any) -> Any:
     """A body, if it is exactly such a one."""
     try:
         found = _decoder(shape).decode(body)
-        json.loads(body, object_pairs_hook=_once)
+        _strict.decode(body.decode())
     except UnicodeError:
         raise Problem(Code.INVALID_REQUEST, "the body is not UTF-8") from None
     except (msgspec.MsgspecError, _Twice) as error:
@@ -144,8 +144,10 @@ def read_json(body: bytes, shape: Any) -> Any:
 
 async def check_request(request: Request[Any, Any, Any]) -> None:
     """What holds for all routes, before any of them is called."""
+    check_role(request)
     fields = request.route_handler.parsed_fn_signature.parameters
-    _check_query(request)
+    if request.scope["query_string"]:
+        _check_query(request)
     if request.method not in TAKES_BODY:
         return
     _check_media_type(request)
@@ -168,9 +170,10 @@ def _check_query(request: Request[Any, Any, Any]) -> None:
 
 def _check_media_type(request: Request[Any, Any, Any]) -> None:
     """A body is JSON, or refused: no form of another site's page gets through."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
-    if kind != "application/json" and not (is_empty and not kind):
+    headers = dict(request.scope["headers"])  # of those that matter here the gate lets none in twice
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    is_empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+    if kind != b"application/json" and not (is_empty and not kind):
         raise Problem(UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
 
 
@@ -183,6 +186,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise _Twice("a field is given twice")
     return found
+
+
+_strict = json.JSONDecoder(object_pairs_hook=_once)
 
 
 @cache

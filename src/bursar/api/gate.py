@@ -8,8 +8,8 @@ when it is full.
 An address has one spelling here. The router would take `//metrics`, `/%6detrics` and `/metrics/` for `/metrics`, and a
 proxy that blocks that address would have blocked one of four.
 
-In the order of a request: `Gate` (form, places, token, rate), `Bound` (the time for an answer), then the route's own
-guard (`allow`: the token's role).
+In the order of a request: `Gate` (form, places, token, rate), `Bound` (the time for an answer), then `check_role` (the
+roles that the route allows).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from litestar.connection import ASGIConnection
+from litestar import Request
 from litestar.enums import ScopeType
-from litestar.handlers import BaseRouteHandler
-from litestar.types import ASGIApp, Guard, HTTPRequestEvent, HTTPScope, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPRequestEvent, HTTPScope, Message, Receive, Scope, Send
 
 from bursar.api.metrics import Traffic
 from bursar.api.problems import COMMIT_UNKNOWN, DATABASE_UNAVAILABLE, NOT_FOUND, OVERLOADED, OutageLog, Problem
 from bursar.api.tokens import Identity, Keys, Role
 from bursar.config import Config
+from bursar.deadlines import Deadlines
 from bursar.flows.transfers import Code
 from bursar.ports import Ports
 
@@ -38,6 +38,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 TAKES_BODY = frozenset({"POST", "PUT", "PATCH"})
 AUTHENTICATED = "bursar_identity"  # in a request's state: whose valid token came with it
 UNIDENTIFIED = "bursar_unidentified"  # or why it is not one: said by the routes that ask for one
+ROLES = "bursar_roles"  # in a route's `opt`: those that may call it
 TURN = "bursar_turn"  # in a request's state: how it is counted, if it may move money
 NO_ROUTE = "(none)"
 SECOND_US = 1_000_000
@@ -120,7 +121,7 @@ class Gate:
         """Whose request it is, counted as such; None if no valid token came with it."""
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         try:
-            identity = self._keys.identify(header.decode("latin-1"))
+            identity = self._keys.identify(header.decode("latin-1"), self._ports.now_us())
         except Problem as problem:
             scope["state"][UNIDENTIFIED] = problem
             return None
@@ -275,86 +276,52 @@ class Bound:
     disk, a core.
 
     A request that has not begun to be answered by then is cancelled and not waited for, and the answer says what that
-    means: a read can be repeated; a request that writes may have been carried out or not (its key tells). Time begins
-    to run when the body is there: how long a client may take to send it is another matter.
+    means: a read can be repeated; a request that writes may have been carried out or not (its key tells). The gate has
+    read the body before: how long a client may take to send it is another matter.
     """
 
     def __init__(self, app: ASGIApp, limit_s: float, outages: OutageLog) -> None:
         self.app = app
         self._limit_s = limit_s
         self._outages = outages
+        self._deadlines = Deadlines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP or scope["path"] in ALWAYS_OPEN:  # those have bounds of their own
             await self.app(scope, receive, send)
             return
-        exchange = Exchange(receive, send, self._limit_s)
-        running: Coroutine[Any, Any, None] = self.app(scope, exchange.receive, exchange.send)  # type: ignore[assignment]
+        is_begun = is_over = False  # whether an answer is being sent; whether nothing that is said now counts
+
+        async def sending(message: Message) -> None:
+            nonlocal is_begun
+            if not is_over:
+                is_begun = True
+                await send(message)
+
+        running: Coroutine[Any, Any, None] = self.app(scope, receive, sending)  # type: ignore[assignment]
         task = asyncio.get_running_loop().create_task(running, name="bursar-request")
-        task.add_done_callback(exchange.end)
-        if scope["method"] not in TAKES_BODY:
-            exchange.start_clock()
+        deadline = self._deadlines.begin(self._limit_s)
         try:
-            await exchange.ended
-            if exchange.begun:  # the answer is on its way, at the client's own speed
+            await deadline.wait(task)
+            if is_begun and not task.done():  # the answer is on its way, at the client's own speed
                 await asyncio.wait([task])
             limit = f"within {self._limit_s:g} s"
         except asyncio.CancelledError:  # the server stops: a request without an answer gets one, and then it ends
             limit = "before the server was stopped"
         finally:
-            exchange.over = True
-            exchange.stop_clock()
+            is_over = True
+            deadline.end()
             if not task.done():
                 task.add_done_callback(_forget)
                 task.cancel()
         if task.done():
             task.result()
             return
-        if exchange.begun:
+        if is_begun:
             return
         problem = _late(scope["method"], limit)
         self._outages.log(problem.code, f"{scope['method']} {scope['path']}: {problem.detail}")
         await _answer_with(problem, send)
-
-
-class Exchange:
-    """What passes between the client and the application, and how long that takes."""
-
-    def __init__(self, receive: Receive, send: Send, limit_s: float) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # answered, or too late
-        self.begun = False  # an answer is being sent
-        self.over = False  # nothing that is said now counts
-        self._receive = receive
-        self._send = send
-        self._limit_s = limit_s
-        self._clock: asyncio.TimerHandle | None = None
-
-    async def receive(self) -> Any:
-        """The next part of the request; with the last one, time begins to run."""
-        message = await self._receive()
-        if self._clock is None and not message.get("more_body", False):
-            self.start_clock()
-        return message
-
-    async def send(self, message: Message) -> None:
-        """A part of the answer."""
-        if not self.over:
-            self.begun = True
-            await self._send(message)
-
-    def start_clock(self) -> None:
-        """The request is here, all of it."""
-        self._clock = asyncio.get_running_loop().call_later(self._limit_s, self.end)
-
-    def stop_clock(self) -> None:
-        """It is answered."""
-        if self._clock is not None:
-            self._clock.cancel()
-
-    def end(self, *_: object) -> None:
-        """There is nothing more to wait for."""
-        if not self.ended.done():
-            self.ended.set_result(None)
 
 
 def _forget(task: asyncio.Task[None]) -> None:
@@ -376,17 +343,23 @@ async def _answer_with(problem: Problem, send: Send) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def allow(*roles: Role) -> Guard:
-    """A guard that lets these roles in, and notes whose request it is. It runs before the body is read."""
+def allow(*roles: Role) -> dict[str, Any]:
+    """A route's `opt`: only callers with one of these roles are let in."""
+    return {ROLES: roles}
 
-    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler) -> None:
-        # async, though it waits for nothing: Litestar would run any other in a thread, for each request
-        state = connection.scope["state"]
-        if UNIDENTIFIED in state:  # the gate has looked already: checking a signature takes long
-            raise state[UNIDENTIFIED]
-        identity: Identity = state[AUTHENTICATED]
-        if not identity.has(*roles):
-            raise Problem(Code.FORBIDDEN, f"this needs the role {' or '.join(roles)}")
-        connection.scope["user"] = identity
 
-    return guard
+def check_role(request: Request[Any, Any, Any]) -> None:
+    """Let in whom the route allows, before the body is read, and note whose request it is.
+
+    Not a guard of the framework, which copies the route for each request that it asks a guard about.
+    """
+    roles = request.route_handler.opt.get(ROLES)
+    if roles is None:  # health, and the description
+        return
+    state = request.scope["state"]
+    if UNIDENTIFIED in state:  # the gate has looked already: checking a signature takes long
+        raise state[UNIDENTIFIED]
+    identity: Identity = state[AUTHENTICATED]
+    if not identity.has(*roles):
+        raise Problem(Code.FORBIDDEN, f"this needs the role {' or '.join(roles)}")
+    request.scope["user"] = identity

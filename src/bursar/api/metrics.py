@@ -11,6 +11,7 @@ each metric unless a switch for the whole process is thrown.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -48,8 +49,7 @@ class Traffic(Collector):
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
         """One request is over."""
         self.requests[method, route, status] += 1
-        place = next((i for i, most in enumerate(BUCKETS_S) if seconds <= most), len(BUCKETS_S))
-        self.slower[route][place] += 1
+        self.slower[route][bisect_left(BUCKETS_S, seconds)] += 1
         self.seconds[route] += seconds
 
     def collect(self) -> Iterable[Metric]:

@@ -105,7 +105,7 @@ class TransferPage(Out, frozen=True):
 @post(
     "/api/v1/internal_transfer",
     status_code=200,
-    guards=[allow(Role.USER)],
+    opt=allow(Role.USER),
     summary="Move one's own money between two accounts",
     responses=also(202, TransferAnswer, "Accepted, and still on its way: PENDING.") | problems(*BODY, 409, 422, 429),
     tags=["transfers"],
@@ -125,7 +125,7 @@ async def create_transfer(
 
 @get(
     "/api/v1/internal_transfer/{req_id:str}",
-    guards=[allow(*ALL_ROLES)],
+    opt=allow(*ALL_ROLES),
     summary="One transfer",
     responses=problems(404),
     tags=["transfers"],
@@ -137,7 +137,7 @@ async def show_transfer(request: Asked, req_id: FromPath[str]) -> TransferDetail
 
 @get(
     "/api/v1/internal_transfer",
-    guards=[allow(*ALL_ROLES)],
+    opt=allow(*ALL_ROLES),
     summary="Transfers, newest first",
     responses=problems(),
     tags=["transfers"],
@@ -213,7 +213,7 @@ class TransferDetails1(Out, frozen=True):
 @post(
     "/api/v1/transfer",
     status_code=200,
-    guards=[allow(Role.USER)],
+    opt=allow(Role.USER),
     summary="The same, in the words of specification 001",
     responses=also(202, TransferAnswer1, "Accepted, and still on its way: pending.") | problems(*BODY, 409, 422, 429),
     tags=["transfers (001)"],
@@ -234,7 +234,7 @@ async def create_transfer_1(
 
 @get(
     "/api/v1/transfer/{req_id:str}",
-    guards=[allow(*ALL_ROLES)],
+    opt=allow(*ALL_ROLES),
     summary="One transfer, in the words of specification 001",
     responses=problems(404),
     tags=["transfers (001)"],

@@ -6,6 +6,7 @@ They trust nothing that they can recompute. Not here: reading in pages (walk), a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping
 
 from bursar.audit.finding import EVIDENCE_MAX, Evidence, Progress
@@ -149,7 +150,7 @@ class Liveness(Check):
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
-        self._held: dict[int, int] = {}  # asset → what open holds say is held
+        self._held: defaultdict[int, int] = defaultdict(int)  # asset → what open holds say is held
 
     async def finish(self) -> None:
         self.checked = self.scene.counts["postings"]
@@ -173,14 +174,10 @@ class Liveness(Check):
             stored = {p.posting.id: p for p in await self.scene.tables.postings.get([h[3] for h in page])}
             began = {e.seq: e for e in await self.scene.tables.envelopes.get([h[0] for h in page])}
             for hold, asset, remaining, posting, account, amount in page:
-                self._held[asset] = self._held.get(asset, 0) + remaining
+                self._held[asset] += remaining
                 found = stored.get(posting)
-                legs = (
-                    [(leg.source, leg.asset, leg.minor) for leg in decode_legs(began[hold].legs)]
-                    if hold in began
-                    else []
-                )
-                if (account, asset, amount) not in legs:
+                legs = decode_legs(began[hold].legs) if hold in began else ()
+                if (account, asset, amount) not in [(leg.source, leg.asset, leg.minor) for leg in legs]:
                     what = f"{self.scene.money(asset, amount)} of account #{account}"
                     self.evidence.add(f"hold {hold} says it is {what}, which is not what was set aside")
                 spent = found is None or found.state is PostingState.SPENT
@@ -192,9 +189,9 @@ class Liveness(Check):
         """Kept balances: of system, external and wide accounts, of capped overdrafts, of what is held."""
         tables = self.scene.tables
         guarded = await tables.balances.all_guarded()
-        cached: dict[int, dict[int, int]] = {}
+        cached: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for account, asset, total in await tables.checks.cached_sums():
-            cached.setdefault(account, {})[asset] = total
+            cached[account][asset] = total
         wide = await tables.balances.cached_accounts()
         after, seen = "", 0
         while page := await tables.accounts.list("", after, PAGE_MAX):
@@ -264,26 +261,20 @@ class Content(Check):
                 self.evidence.add(f"envelope {envelope} is not in the history of account #{account}, which took part")
 
     def _judge(self, stored: StoredEnvelope, page: Page, versions: Mapping[tuple[int, int], Account]) -> None:
-        consumes, missing = [], []
-        for number in page.listed[stored.seq]:
-            found = page.consumed.get(number)
-            if found is None:
-                missing.append(f"posting {number}")
-            else:
-                consumes.append(found.posting)
-        accounts = {}
-        for account, version in decode_pins(stored.pins):
-            head = versions.get((account, version))
-            if head is None:
-                missing.append(f"version {version} of account #{account}")
-            else:
-                accounts[account] = head
+        listed, pins = page.listed[stored.seq], decode_pins(stored.pins)
+        missing = [f"posting {number}" for number in listed if number not in page.consumed]
+        missing += [
+            f"version {version} of account #{account}"
+            for account, version in pins
+            if (account, version) not in versions
+        ]
         if missing:
             self.evidence.add(f"envelope {stored.seq} can't be rebuilt: {', '.join(missing[:3])} does not exist")
             return
-        created = page.created.get(stored.seq, [])
-        books, assets = self.scene.books, self.scene.assets
-        envelope = rebuild(stored, accounts, assets, books, tuple(consumes), tuple(created))
+        accounts = {account: versions[account, version] for account, version in pins}
+        consumes = tuple(page.consumed[number].posting for number in listed)
+        creates = tuple(page.created.get(stored.seq, []))
+        envelope = rebuild(stored, accounts, self.scene.assets, self.scene.books, consumes, creates)
         if (id_ := envelope.id()) != stored.id:
             self.evidence.add(
                 f"envelope {stored.seq} hashes to {id_.hex()[:16]}…, its row says {stored.id.hex()[:16]}…"
@@ -291,16 +282,15 @@ class Content(Check):
         self._conserves(envelope)
 
     def _conserves(self, envelope: Envelope) -> None:
-        moved: dict[tuple[int, int], int] = {}
-        total: dict[int, int] = {}
+        moved: defaultdict[tuple[int, int], int] = defaultdict(int)  # account and asset
+        total: defaultdict[int, int] = defaultdict(int)  # asset
         for sign, postings in ((-1, envelope.consumes), (1, envelope.creates)):
             for p in postings:
-                moved[p.account, p.asset] = moved.get((p.account, p.asset), 0) + sign * p.amount
-                total[p.asset] = total.get(p.asset, 0) + sign * p.amount
+                moved[p.account, p.asset] += sign * p.amount
+                total[p.asset] += sign * p.amount
         for leg in envelope.legs:
-            minor = leg.minor
-            moved[leg.source, leg.asset] = moved.get((leg.source, leg.asset), 0) + minor
-            moved[leg.target, leg.asset] = moved.get((leg.target, leg.asset), 0) - minor
+            moved[leg.source, leg.asset] += leg.minor
+            moved[leg.target, leg.asset] -= leg.minor
         for asset, difference in total.items():
             if difference:
                 self.evidence.add(f"envelope {envelope.seq} makes {self.scene.money(asset, difference)} out of nothing")

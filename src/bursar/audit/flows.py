@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bursar.audit.checks import Check
 from bursar.audit.finding import EVIDENCE_MAX, Evidence
-from bursar.audit.walk import PAGE_MAX
+from bursar.audit.walk import PAGE_MAX, numbered
 from bursar.model.flow_rows import FlowRow, RowKey, RowState, number_of
 from bursar.model.records import owner_name
 from bursar.store.tables import Tables
@@ -26,52 +26,33 @@ class Transit(Check):
     invariant = "I4"
 
     async def finish(self) -> None:
-        owners = await self._owners()
-        driven = await self._driven()
-        missing = dict(owners)
-        after = 0
-        while page := await self.scene.tables.checks.transit(after, PAGE_MAX):
-            after = page[-1][0]
-            for posting, asset, minor, scope, key in page:
-                self.checked += 1
-                owner = missing.pop(posting, None)
-                what = f"posting {posting} ({self.scene.money(asset, minor)} in transit)"
-                if owner is None and key.rpartition(":")[0] not in driven:
-                    self.evidence.add(f"{what} was made by {scope} {key}, and belongs to no record")
-                elif owner is not None and not owner[3]:
-                    self.evidence.add(f"{what} belongs to {owner[0]} {owner[1]}, which is {owner[2]} and moves no more")
+        checks = self.scene.tables.checks
+        missing: dict[int, Owner] = {
+            posting: (flow, id_, state, is_open)
+            async for _, flow, id_, state, posting, is_open in numbered(checks.records_in_transit)
+        }
+        driven = {id_ async for _, id_ in numbered(checks.open_records)}
+        async for posting, asset, minor, scope, key in numbered(checks.transit):
+            self.checked += 1
+            owner = missing.pop(posting, None)
+            what = f"posting {posting} ({self.scene.money(asset, minor)} in transit)"
+            if owner is None and key.rpartition(":")[0] not in driven:
+                self.evidence.add(f"{what} was made by {scope} {key}, and belongs to no record")
+            elif owner is not None and not owner[3]:
+                self.evidence.add(f"{what} belongs to {owner[0]} {owner[1]}, which is {owner[2]} and moves no more")
         await self._holds(missing)
         await self._spent(missing)
 
     async def _holds(self, missing: dict[int, Owner]) -> None:
         """Every open hold that a record owns is the hold of a record that is open, and knows of it."""
-        after = 0
-        while page := await self.scene.tables.checks.owned_holds(after, PAGE_MAX):
-            after = page[-1][0]
-            for hold, asset, minor, posting, name in page:
-                self.checked += 1
-                owner = missing.pop(posting, None)
-                what = f"hold {hold} ({self.scene.money(asset, minor)} left)"
-                if owner is None or owner_name(owner[0], owner[1]) != name:
-                    self.evidence.add(f"{what} belongs to {name}, which does not know of it")
-                elif not owner[3]:
-                    self.evidence.add(f"{what} belongs to {name}, which is {owner[2]} and moves no more")
-
-    async def _owners(self) -> dict[int, Owner]:
-        owners: dict[int, Owner] = {}
-        after = 0
-        while page := await self.scene.tables.checks.records_in_transit(after, PAGE_MAX):
-            after = page[-1][0]
-            owners |= {posting: (flow, id_, state, driven) for _, flow, id_, state, posting, driven in page}
-        return owners
-
-    async def _driven(self) -> set[str]:
-        found: set[str] = set()
-        after = 0
-        while page := await self.scene.tables.checks.open_records(after, PAGE_MAX):
-            after = page[-1][0]
-            found |= {id_ for _, id_ in page}
-        return found
+        async for hold, asset, minor, posting, name in numbered(self.scene.tables.checks.owned_holds):
+            self.checked += 1
+            owner = missing.pop(posting, None)
+            what = f"hold {hold} ({self.scene.money(asset, minor)} left)"
+            if owner is None or owner_name(owner[0], owner[1]) != name:
+                self.evidence.add(f"{what} belongs to {name}, which does not know of it")
+            elif not owner[3]:
+                self.evidence.add(f"{what} belongs to {name}, which is {owner[2]} and moves no more")
 
     async def _spent(self, missing: dict[int, Owner]) -> None:
         """What a record owns and is not there must have been consumed in its own name, a moment ago."""

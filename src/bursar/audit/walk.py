@@ -7,7 +7,8 @@ names many postings, and pages shrink while rows are large.
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ from bursar.model.errors import DatabaseCorrupt
 from bursar.model.postings import Posting
 from bursar.model.records import StoredEnvelope, StoredPosting
 from bursar.store.tables import Tables
+
+R = TypeVar("R", bound=tuple[Any, ...])
 
 PAGE_MAX = 1_000  # envelopes read at once: beyond that it gets no faster, only larger
 PAGE_MIN = 10
@@ -31,6 +34,15 @@ UNREADABLE = (ValueError, KeyError, OverflowError, struct.error, msgspec.Msgspec
 def said(error: Exception) -> str:
     """What can't be read, and why; without the advice that a command would give."""
     return f"{error.what} can't be read ({error.why})" if isinstance(error, DatabaseCorrupt) else str(error)
+
+
+async def numbered(read: Callable[[int, int], Awaitable[list[R]]]) -> AsyncIterator[R]:
+    """All rows that begin with their number, read page by page in its order."""
+    after = 0
+    while page := await read(after, PAGE_MAX):
+        for row in page:
+            yield row
+        after = page[-1][0]
 
 
 class Page(msgspec.Struct):

@@ -1,12 +1,13 @@
 """The command itself: its options, its commands (loaded when they are used), and how it ends.
 
-Nothing is imported here that `bursar --help` does not need. Every ending is decided in one place, `Root.main`: one line
-on stderr (or a JSON object on stdout) and an exit code that a script can act on, never a traceback for what a user or a
-database can do. Set BURSAR_TRACEBACK=1 to see where an unexpected error came from.
+No command is imported here, and no library that `bursar --help` does not need. Every ending is decided in one place,
+`Root.main`: one line on stderr (or a JSON object on stdout) and an exit code that a script can act on, never a
+traceback for what a user or a database can do. Set BURSAR_TRACEBACK=1 to see where an unexpected error came from.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,9 +18,14 @@ from typing import Any, NoReturn
 import click
 
 from bursar import garbage
+from bursar.cli.errors import Unprinted
+from bursar.cli.output import shown
 from bursar.cli.state import DEFAULT_DATABASE, State
+from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, StoreError
 
 OK, REFUSED, USAGE, CONFLICT, DATABASE, UNKNOWN, UNPRINTED = range(7)
+# What an error of ours ends with, by the first kind that it is of; REFUSED if it is of none.
+CODES = {OutcomeUnknown: UNKNOWN, Unprinted: UNPRINTED, StoreError: DATABASE, Conflict: CONFLICT}
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE = "BURSAR_TRACEBACK"
@@ -82,20 +88,17 @@ Exit codes:
 """
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are run, not when they are listed."""
-
-    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._lazy = lazy
+class Root(click.Group):
+    """The command, and the one place where it ends. Its commands are imported when they are run, not when they are
+    listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in self._lazy if name not in OF_THE_REPOSITORY or find_spec(f"bursar.{name}")]
+        return [name for name in COMMANDS if name not in OF_THE_REPOSITORY or find_spec(f"bursar.{name}")]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._lazy:
+        if cmd_name not in COMMANDS:
             return None
-        module, _, name = self._lazy[cmd_name][0].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         try:
             found = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
@@ -109,11 +112,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self._lazy[name][1]) for name in self.list_commands(ctx)])
-
-
-class Root(LazyGroup):
-    """The command, and the one place where it ends."""
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
@@ -153,11 +152,9 @@ def _report(error: Exception, state: State) -> int:
     name, message, facts, code = explain(error)
     try:
         if state.json and code != UNPRINTED:
-            import json
-
             click.echo(json.dumps({"code": name, "message": message, "facts": facts}))
         else:
-            click.echo(f"error: {name}: {_shown(message)}", err=True)
+            click.echo(f"error: {name}: {shown(message)}", err=True)
         if code == UNPRINTED:
             _forget_output()
     except BrokenPipeError:
@@ -168,12 +165,6 @@ def _report(error: Exception, state: State) -> int:
     return code
 
 
-def _shown(message: str) -> str:
-    from bursar.cli.output import shown
-
-    return shown(message)
-
-
 def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
     """An error's name, message, facts and exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -182,19 +173,8 @@ def explain(error: Exception) -> tuple[str, str, dict[str, Any], int]:
         context = getattr(error, "ctx", None)
         hint = f" (see `{context.command_path} --help`)" if context is not None else ""
         return "USAGE", " ".join(error.format_message().split()) + hint, {}, USAGE
-    from bursar.cli.errors import Unprinted
-    from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, StoreError
-
     if isinstance(error, BursarError):
-        code = REFUSED
-        if isinstance(error, OutcomeUnknown):
-            code = UNKNOWN
-        elif isinstance(error, Unprinted):
-            code = UNPRINTED
-        elif isinstance(error, StoreError):
-            code = DATABASE
-        elif isinstance(error, Conflict):
-            code = CONFLICT
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), REFUSED)
         said = "; ".join([str(error), *getattr(error, "__notes__", [])])
         return error.code, " ".join(said.split()), error.facts, code
     text = " ".join(str(error).split()) or "no more is known"
@@ -218,9 +198,7 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-@click.group(
-    cls=Root, lazy=COMMANDS, help=HELP, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=Root, help=HELP, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--database",
     metavar="URL",

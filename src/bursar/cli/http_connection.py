@@ -12,7 +12,6 @@ Not here: how many connections there may be, and which are closed to make room (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from ipaddress import IPv6Address, ip_address
 from typing import Any
@@ -26,6 +25,7 @@ from uvicorn.server import ServerState
 from bursar.api.gate import AUTHENTICATED
 from bursar.api.metrics import Traffic
 from bursar.api.problems import HEADERS_TOO_LARGE, OVERLOADED, PAYLOAD_TOO_LARGE, REQUEST_TIMEOUT, Problem
+from bursar.config import Config as Settings
 from bursar.flows.transfers import Code
 
 HEADERS_MAX = 100
@@ -45,29 +45,6 @@ class Phase(Enum):
     IDLE = "idle"  # the next request
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What one connection may do."""
-
-    header_bytes: int
-    body_bytes: int
-    header_s: float
-    body_s: float
-    idle_s: float
-
-    def seconds(self, phase: Phase) -> float | None:
-        """How long a connection may stay in a phase; None: as long as the answer takes."""
-        match phase:
-            case Phase.HEAD:
-                return self.header_s
-            case Phase.BODY | Phase.REST:
-                return self.body_s
-            case Phase.IDLE:
-                return self.idle_s
-            case Phase.BUSY:
-                return None
-
-
 class _Refused(Exception):
     """Raised in the parser's callbacks, which stops it."""
 
@@ -80,7 +57,7 @@ class Connection(UvicornConnection):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        bounds: Bounds,
+        bounds: Settings,
         traffic: Traffic,
         made: Callable[[Connection], None],
     ) -> None:
@@ -193,10 +170,10 @@ class Connection(UvicornConnection):
             if now - self.since > CLOSING_S:
                 self.transport.abort()  # what is left to be sent is not being read
             return
-        if self._stalled_since is not None and now - self._stalled_since > self._bounds.body_s:
+        if self._stalled_since is not None and now - self._stalled_since > self._bounds.body_timeout_ms / 1000:
             self.close_now("answer_not_read")
             return
-        limit_s = self._bounds.seconds(self.phase)
+        limit_s = self._limit_s()
         if limit_s is None or now - self.since <= limit_s:
             return
         if self.phase is Phase.BODY or (self.phase is Phase.HEAD and self._received):
@@ -204,6 +181,18 @@ class Connection(UvicornConnection):
             self._refuse(Problem(REQUEST_TIMEOUT, f"the {which} did not come within {limit_s:g} s"), f"{which}_timeout")
         else:
             self.close_now("idle_timeout" if self.phase is Phase.IDLE else f"{self.phase.value}_timeout")
+
+    def _limit_s(self) -> float | None:
+        """How long it may stay in its phase; None: as long as the answer takes."""
+        match self.phase:
+            case Phase.HEAD:
+                return self._bounds.header_timeout_ms / 1000
+            case Phase.BODY | Phase.REST:
+                return self._bounds.body_timeout_ms / 1000
+            case Phase.IDLE:
+                return self._bounds.idle_timeout_ms / 1000
+            case Phase.BUSY:
+                return None
 
     def close_now(self, reason: str) -> None:
         """Close it without a word."""
@@ -247,15 +236,15 @@ class Connection(UvicornConnection):
 
     def _check_size(self) -> None:
         bounds = self._bounds
-        body_wire_bytes = FRAMING_FACTOR * bounds.body_bytes + FRAMING_BYTES
-        if self.phase is Phase.HEAD and self._received > bounds.header_bytes + SLICE_BYTES:
+        body_wire_bytes = FRAMING_FACTOR * bounds.body_bytes_max + FRAMING_BYTES
+        if self.phase is Phase.HEAD and self._received > bounds.header_bytes_max + SLICE_BYTES:
             self._refuse(_head_too_large(bounds), "headers_too_large")
         elif self.phase in (Phase.BODY, Phase.REST) and self._received > body_wire_bytes:
             self._refuse(Problem(PAYLOAD_TOO_LARGE, "the body is too large"), "body_too_large")
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
-        if self._head_bytes > self._bounds.header_bytes:
+        if self._head_bytes > self._bounds.header_bytes_max:
             self._refusal = _head_too_large(self._bounds)
             raise _Refused
 
@@ -293,5 +282,5 @@ def network_of(client: tuple[str, int] | None) -> str:
     return str(address.ipv4_mapped or address.packed[:8].hex())
 
 
-def _head_too_large(bounds: Bounds) -> Problem:
-    return Problem(HEADERS_TOO_LARGE, f"address and headers are larger than {bounds.header_bytes} bytes")
+def _head_too_large(bounds: Settings) -> Problem:
+    return Problem(HEADERS_TOO_LARGE, f"address and headers are larger than {bounds.header_bytes_max} bytes")

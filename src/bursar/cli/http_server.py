@@ -25,7 +25,7 @@ from typing import cast
 import uvicorn
 
 from bursar.api.gate import Gate
-from bursar.cli.http_connection import Bounds, Connection
+from bursar.cli.http_connection import Connection
 from bursar.config import Config
 
 BACKLOG = 2_048
@@ -134,13 +134,7 @@ class Server(uvicorn.Server):
         self._traffic = app.traffic
         self._connections_max = connections_max
         self._is_full = False
-        self._bounds = Bounds(
-            header_bytes=config.header_bytes_max,
-            body_bytes=config.body_bytes_max,
-            header_s=config.header_timeout_ms / 1000,
-            body_s=config.body_timeout_ms / 1000,
-            idle_s=config.idle_timeout_ms / 1000,
-        )
+        self._bounds = config
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,34 +9,31 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate
+from typing import Any, Concatenate
 
 import click
 
-from bursar.cli.commands.serve import config_option, configured, data_option
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output
-from bursar.cli.state import Group, P, State, opening
-
-if TYPE_CHECKING:
-    from bursar.config import Config
-    from bursar.engine import Lift
-    from bursar.flows.catalog import Catalog
-    from bursar.runtime import Runtime
+from bursar.cli.place import check_place, open_database, quiet_pool
+from bursar.cli.state import Group, P, configured, opening, state
+from bursar.cli.types import settings_options
+from bursar.config import Config
+from bursar.engine import Lift
+from bursar.flows.catalog import Catalog
+from bursar.ports import SystemPorts
+from bursar.runtime import Runtime, client_of, opened
 
 TIME = "time (UTC)"
-actor_option = click.option("--actor", metavar="NAME", required=True, help="Who you are; it is written down.")
-reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is written down.")
 
 
 def operators_group(name: str, about: str) -> Group:
     """A group of commands that take the settings of `bursar serve`."""
 
     def settings(file: str | None, data: str | None) -> None:
-        ctx = click.get_current_context()
-        ctx.meta["config"] = partial(configured, ctx, file, data=data)
+        click.get_current_context().meta["config"] = partial(configured, file, data=data)
 
-    group = click.group(name, cls=Group, help=about)(config_option(data_option(settings)))
+    group = click.group(name, cls=Group, help=about)(settings_options(settings))
     assert isinstance(group, Group)
     return group
 
@@ -44,23 +41,14 @@ def operators_group(name: str, about: str) -> Group:
 @asynccontextmanager
 async def opened_catalog(ctx: click.Context) -> AsyncIterator[Catalog]:
     """All flows on the database alone, for what is only looked at or written down: no core's secret is asked for."""
-    from bursar.cli.place import open_database
-    from bursar.flows.catalog import Catalog
-
-    state = ctx.ensure_object(State)
-    config: Config | None = None if state.database_given else ctx.meta["config"]()
-    url, options = (state.database, None) if config is None else (config.database_url, config.database_options)
-    async with open_database(url, options=options) as b:
+    config: Config | None = None if state().database_given else ctx.meta["config"]()
+    async with open_database(config or state().database) as b:
         yield Catalog.on(b.ledger)
 
 
 @asynccontextmanager
 async def opened_runtime(ctx: click.Context) -> AsyncIterator[Runtime]:
     """Everything, for what calls a core."""
-    from bursar.cli.place import check_place, quiet_pool
-    from bursar.ports import SystemPorts
-    from bursar.runtime import client_of, opened
-
     config: Config = ctx.meta["config"]()
     ports = SystemPorts()
     quiet_pool()
@@ -78,8 +66,6 @@ async def opened_runtime(ctx: click.Context) -> AsyncIterator[Runtime]:
 async def _opened_catalog_with(
     ctx: click.Context, asks_cores: Callable[[dict[str, Any]], bool]
 ) -> AsyncIterator[Catalog]:
-    from bursar.flows.catalog import Catalog
-
     if asks_cores(ctx.params):
         async with opened_runtime(ctx) as runtime:
             yield Catalog.beside(runtime.transfers)

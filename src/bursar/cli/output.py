@@ -138,6 +138,13 @@ def table(
     return TextTable(columns, cells, title=title, right=right, whole=whole)
 
 
+def stack(*parts: RenderableType) -> RenderableType:
+    """One below the other."""
+    from rich.console import Group
+
+    return Group(*parts)
+
+
 def text(value: Any) -> str:
     """A value as it stands in a table."""
     match value:

@@ -12,19 +12,19 @@ import errno
 import logging
 import os
 import resource
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from bursar.cli.errors import Unusable
 from bursar.cli.output import shown
+from bursar.config import Config, options_of
+from bursar.instance import Bursar
 from bursar.model.errors import DatabaseUnavailable
-
-if TYPE_CHECKING:
-    from bursar.instance import Bursar
-    from bursar.store.options import Options
+from bursar.ports import SystemPorts
 
 OWNER_ALONE = 0o700  # secrets and money are kept there
 ALL_USERS = 0o777  # as far as the umask allows
@@ -35,13 +35,10 @@ T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
-async def open_database(url: str, *, may_create: bool = False, options: Options | None = None) -> AsyncIterator[Bursar]:
-    """The database behind an address, open; it has to be set up already, unless it may be made. Used as a
-    configuration says, or (without `options`) the environment."""
-    from bursar.config import options_of
-    from bursar.instance import Bursar
-
-    options = options_of(os.environ) if options is None else options
+async def open_database(at: str | Config, *, may_create: bool = False) -> AsyncIterator[Bursar]:
+    """The database of a configuration, or behind an address, open; it has to be set up already, unless it may be made.
+    Used as the configuration says, or else the environment."""
+    url, options = (at, options_of(os.environ)) if isinstance(at, str) else (at.database_url, at.database_options)
     await check_place(url, may_create=may_create)
     quiet_pool()
     async with Bursar(url, options=options) as b:
@@ -79,10 +76,6 @@ def _check_file(url: str, path: str, *, may_create: bool) -> None:
 
 def _is_empty(path: str) -> bool:
     """Whether a file has nothing in it."""
-    import sqlite3
-
-    from bursar.ports import SystemPorts
-
     try:
         with contextlib.closing(SystemPorts().sqlite(path, read_only=True)) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -101,8 +94,6 @@ def sqlite_path(url: str) -> str | None:
 
 async def on_postgres(url: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Do something on a bare connection, where the store would refuse to open."""
-    from bursar.config import options_of
-    from bursar.ports import SystemPorts
     from bursar.store.batch import Unreachable
     from bursar.store.postgres.connecting import SETTINGS, Connector
     from bursar.store.postgres.errors import CONNECTION_ERRORS, explain

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from bursar.cli.output import Output
-    from bursar.instance import Bursar
+from bursar.cli.output import Output
+from bursar.cli.place import open_database
+from bursar.config import Config, read
+from bursar.instance import Bursar
 
 DEFAULT_DATABASE = "sqlite:///bursar.db"
 
@@ -28,6 +30,23 @@ class State:
     database: str = DEFAULT_DATABASE
     database_given: bool = False  # on the command line, as against by the environment or by default
     json: bool = False
+
+
+def state() -> State:
+    """That of the running command."""
+    return click.get_current_context().ensure_object(State)
+
+
+def output() -> Output:
+    """Where the results of the running command go."""
+    return Output(as_json=state().json)
+
+
+def configured(file: str | None, **given: Any) -> Config:
+    """The configuration: file, environment, options."""
+    if state().database_given:
+        given["database"] = state().database
+    return read(file or "", os.environ, **given)
 
 
 class Command(click.Command):
@@ -65,13 +84,9 @@ def opening(
     def decorate(body: Callable[Concatenate[T, Output, P], Awaitable[int | None]]) -> Callable[P, int | None]:
         @functools.wraps(body)
         def run(*args: P.args, **kwargs: P.kwargs) -> int | None:
-            from bursar.cli.output import Output
-
-            ctx = click.get_current_context()
-
             async def work() -> int | None:
-                async with open_(ctx) as opened:
-                    return await body(opened, Output(as_json=ctx.ensure_object(State).json), *args, **kwargs)
+                async with open_(click.get_current_context()) as opened:
+                    return await body(opened, output(), *args, **kwargs)
 
             return asyncio.run(work())
 
@@ -84,10 +99,4 @@ def on_database(
     *, may_create: bool = False
 ) -> Callable[[Callable[Concatenate[Bursar, Output, P], Awaitable[int | None]]], Callable[P, int | None]]:
     """A command that needs the database that the options name."""
-
-    def open_(ctx: click.Context) -> AbstractAsyncContextManager[Bursar]:
-        from bursar.cli.place import open_database
-
-        return open_database(ctx.ensure_object(State).database, may_create=may_create)
-
-    return opening(open_)
+    return opening(lambda _: open_database(state().database, may_create=may_create))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -89,26 +90,45 @@ def policy_of(name: str, floor: str | None, asset: str | None) -> Policy:
     return PLAIN_POLICIES[name]
 
 
-def floor_options(command: F) -> F:
-    """--floor and --asset."""
-    command = click.option("--asset", metavar="CODE", help="Capped: the asset that may go negative.")(command)
-    return click.option("--floor", metavar="AMOUNT", help="Capped: the lowest balance, such as -500.00.")(command)
+def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order in which the help shows them."""
+
+    def decorate(command: F) -> F:
+        return functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+    return decorate
 
 
-def entry_options(command: F) -> F:
-    """--key, --meta and --book."""
-    command = click.option("--book", metavar="NAME", default="main", show_default=True, help="The book.")(command)
-    command = meta_option(command)
-    return key_option(command)
-
-
-def key_option(command: F) -> F:
-    """--key."""
-    text = "Idempotency key: sent again with the same key, it happens once. Made for you if you give none."
-    return click.option("--key", metavar="TEXT", help=text)(command)
-
-
-def meta_option(command: F) -> F:
-    """--meta, any number of times."""
-    text = "OperationResult with the envelope; may be given several times."
-    return click.option("--meta", metavar="K=V", multiple=True, type=pair, help=text)(command)
+floor_options = together(
+    click.option("--floor", metavar="AMOUNT", help="Capped: the lowest balance, such as -500.00."),
+    click.option("--asset", metavar="CODE", help="Capped: the asset that may go negative."),
+)
+key_option = click.option(
+    "--key",
+    metavar="TEXT",
+    help="Idempotency key: sent again with the same key, it happens once. Made for you if you give none.",
+)
+meta_option = click.option(
+    "--meta",
+    "metadata",
+    metavar="K=V",
+    multiple=True,
+    type=pair,
+    callback=lambda _ctx, _option, pairs: dict(pairs),
+    help="OperationResult with the envelope; may be given several times.",
+)
+entry_options = together(
+    key_option,
+    meta_option,
+    click.option("--book", metavar="NAME", default="main", show_default=True, help="The book."),
+)
+settings_options = together(
+    click.option(
+        "--config", "file", metavar="FILE", envvar="BURSAR_CONFIG", show_envvar=True, help="Settings, as TOML."
+    ),
+    click.option("--data", metavar="DIR", help="Setting `data`: where database, secrets and log are made."),
+)
+actor_option = click.option("--actor", metavar="NAME", required=True, help="Who you are; it is written down.")
+operator_options = together(
+    actor_option, click.option("--reason", metavar="TEXT", required=True, help="Why; it is written down.")
+)

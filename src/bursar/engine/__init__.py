@@ -2,7 +2,7 @@
 
 from bursar.engine import holds
 from bursar.engine.alerts import AlertDispatcher, Notice, Sink, to_log
-from bursar.engine.clock import DatabaseClock
+from bursar.engine.clock import DatabaseClock, Snowflakes
 from bursar.engine.engine import Engine, Started
 from bursar.engine.flow import (
     SUCCESS,
@@ -20,7 +20,6 @@ from bursar.engine.forced import keep_asking
 from bursar.engine.operators import Operators
 from bursar.engine.pauses import Lift, lift_pause, set_pause, watch_pauses
 from bursar.engine.sinks import DeliveryFailed, Program, Webhook
-from bursar.engine.snowflake import Snowflakes
 from bursar.engine.worker import Worker
 
 __all__ = [

@@ -6,7 +6,7 @@
 No lock is held across a call. A lost compare-and-set means that the record has moved: read again and go on. What the
 machine dies on, at any line here, is found by the scanner and called again; the operation is the same, so it happens
 once. Only `EXPLICIT_FAIL` leads towards giving money back; the machine saw to that when it was built, and
-`validate_answer` sees to it that an answer is what it claims to be.
+`Flow.validated` sees to it that an answer is what it claims to be.
 
 Not here: who looks for records that are due (worker), what operators do (operators).
 """
@@ -24,18 +24,15 @@ from typing import Any, Self
 import msgspec
 
 from bursar.deadlines import Deadlines
-from bursar.engine import late, signals, staying, waiting
-from bursar.engine.arrows import automatic, inline, validate_answer
-from bursar.engine.calling import call
+from bursar.engine import late, signals, staying
+from bursar.engine.clock import RecordIds
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
-from bursar.engine.moves import Moves
-from bursar.engine.others import Others, gather
+from bursar.engine.moves import Moves, automatic, inline
+from bursar.engine.others import gather
 from bursar.engine.pauses import Pauses
-from bursar.engine.proofs import check as check_proof
-from bursar.engine.proofs import with_starts
-from bursar.engine.snowflake import RecordIds
+from bursar.engine.proofs import check_proof, with_starts
 from bursar.model.entries import check_key
-from bursar.model.errors import AlreadyExists, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
+from bursar.model.errors import AlreadyExists, BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
 from bursar.model.machine import Kind, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult, Record
@@ -122,19 +119,20 @@ class Engine:
             check_key(operation.id)
             operation = msgspec.structs.replace(operation, refusals=frozenset(), detail=_names(operation.detail, name))
         record = self.moves.new_record(flow, name, owner, body)
-        there, booking, move = self.moves.begin(driven, record, body, actor)
+        there, booking, steps = self.moves.begin(driven, record, body)
         more = {"operation": operation, "limits": limits, "active": driven.active(body)}
         inlined = await self._inline_call(driven, there, booking)
         if inlined is not None:
-            steps = (*move.transitions, *inline(driven, there, inlined))
-            whole = self.moves.move(record, steps, actor, inlined.booking, body=record.body)
+            whole = (*steps, *inline(driven, there, inlined))
+            move = self.moves.move(record, whole, actor, inlined.booking, body=record.body)
             try:
-                return await self._started(record, whole, inlined.booking, inline_operations=inlined.operations, **more)
+                return await self._started(record, move, inlined.booking, inline_operations=inlined.operations, **more)
             except Refusal:  # whatever it is, it is raised again below, or by the system that is called
                 if require_inline:
                     raise
         elif require_inline:
             raise Conflict(f"the first call of {flow} has to be made by itself", 1)
+        move = self.moves.move(record, steps, actor, booking, body=record.body)
         try:
             return await self._started(record, move, booking, **more)
         except RecordMoved:
@@ -254,7 +252,7 @@ class Engine:
         if state.kind is Kind.TERMINAL or (state.kind is Kind.WAIT and not record.worker):
             return None
         if state.kind is Kind.WAIT:
-            return await waiting.step(self, flow, record)
+            return await staying.step_waiting(self, flow, record)
         item = flow.item(record)
         if state.kind is Kind.AUTOMATIC:
             move = self.moves.apply(item, automatic(flow, item, record.state), NOTHING, None)
@@ -262,18 +260,31 @@ class Engine:
         if await self.pauses.stop(flow, state, item, called=record.attempt > 0):
             self.pauses.hold(record.number)
             return None
-        answer = validate_answer(flow, state, await self.call(flow, flow.actions[state.action or ""], item))
+        answer = flow.validated(state, await self.call(flow, flow.actions[state.action or ""], item))
         return await self._settle(flow, item, state, answer)
 
     async def call(self, flow: Flow[Any], action: Action, item: FlowRecord[Any]) -> Answer:
-        """Call an action; see `calling.call`."""
-        return await call(self._deadlines, flow, action, item)
+        """Call an action, for at most `call_timeout_s`. Whatever happens, it comes back as an answer."""
+        try:
+            answer: object = await self._deadlines.keep(flow.call_timeout_s, action(item))
+            if not isinstance(answer, Answer) or not isinstance(answer.outcome, Outcome):
+                raise TypeError(f"{answer!r} is not an Answer with an Outcome")
+        except TimeoutError:
+            return Answer(outcome=Outcome.TIMEOUT, message=f"no answer within {flow.call_timeout_s} s")
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # we are to stop; the next worker calls again for the record
+            return _surprised(flow, item, error)  # something inside the action was cancelled, not we
+        except Exception as error:  # whatever it is: what happened on the other side is unknown (T26)
+            return _surprised(flow, item, error)
+        return answer
 
     async def apply_answer(self, record: Record, answer: Answer, *, actor: str = "") -> Record | None:
         """Settle a record in a call state on an answer that came another way: from operators, or late."""
         flow = self.require(record.flow)
         state = flow.machine.state(record.state)
-        return await self._settle(flow, flow.item(record), state, validate_answer(flow, state, answer), actor=actor)
+        return await self._settle(flow, flow.item(record), state, flow.validated(state, answer), actor=actor)
 
     async def signal(
         self, record: Record, event: str, actor: str, evidence: dict[str, Any], *, sender: str = ""
@@ -377,22 +388,36 @@ class Engine:
 
         Raises `RecordMoved` for this record only: another one that has moved meanwhile is read again.
         """
-        own_active = more.pop("active", ())
+        if booking.starts or booking.signals:
+            return await self._commit_with_others(record, move, booking, **more)
+        if self.flows[record.flow].turns_back(record, move.transitions):
+            try:
+                await check_proof(self, record, move)
+            except Refusal as refusal:
+                return await self._written_before(record, more.get("operation"), refusal)
+        done = await self.writer.apply(Change(booking.intents, (move,), **more))
+        if not done.records:
+            assert done.operation is not None  # the only other way for a change to end
+            return done.operation
+        return self._moved(record, move, done.records[0], done.postings[0])
+
+    async def _commit_with_others(
+        self, record: Record, move: Move, booking: Booking, *, active: tuple[str, ...] = (), **more: Any
+    ) -> Record | OperationResult:
+        """The same, with the moves of all records that the booking starts or signals."""
         move = with_starts(move, booking.starts)
         for _ in range(TRIES):
-            others = Others()
             try:
-                if booking.starts or booking.signals:
-                    others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
-                for moved_record, its_move in zip((record, *others.records), (move, *others.moves), strict=True):
-                    await check_proof(self, moved_record, its_move)
-            except Refusal:  # of no account if all of it was written before: by another worker, or an earlier request
-                if (answered := await self._written_before(record, more.get("operation"))) is not None:
-                    return answered
-                raise
-            intents, moves = (*booking.intents, *others.intents), (move, *others.moves)
+                others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
+                records, moves = (record, *others.records), (move, *others.moves)
+                for moved_record, its_move in zip(records, moves, strict=True):
+                    if self.flows[moved_record.flow].turns_back(moved_record, its_move.transitions):
+                        await check_proof(self, moved_record, its_move)
+            except Refusal as refusal:
+                return await self._written_before(record, more.get("operation"), refusal)
+            intents = (*booking.intents, *others.intents)
             try:
-                done = await self.writer.apply(Change(intents, moves, active=(*own_active, *others.active), **more))
+                done = await self.writer.apply(Change(intents, moves, active=(*active, *others.active), **more))
             except RecordMoved as moved:
                 if (moved.flow, moved.id) == (record.flow, record.id):
                     raise
@@ -402,18 +427,16 @@ class Engine:
             if not done.records:
                 assert done.operation is not None  # the only other way for a change to end
                 return done.operation
-            after, *moved_too = [
-                self._moved(r, m, *done_)
-                for r, m, *done_ in zip((record, *others.records), moves, done.records, done.postings, strict=True)
-            ]
+            after, *moved_too = map(self._moved, records, moves, done.records, done.postings)
             for other in moved_too:
                 if other.worker and self.flows[other.flow].machine.state(other.state).kind in (Kind.CALL, Kind.WAIT):
                     self.drive(other)
             return after
         raise Conflict(f"records that {record.flow} {record.id} starts or signals are being moved", TRIES)
 
-    async def _written_before(self, record: Record, operation: Operation | None) -> OperationResult | None:
-        """The answer that the caller's operation got before; `RecordMoved` if the record is not where it was seen."""
+    async def _written_before(self, record: Record, operation: Operation | None, refusal: Refusal) -> OperationResult:
+        """The answer that the caller's operation got before; `RecordMoved` if the record is not where it was seen. Then
+        the refusal is of no account: all of it was written, by another worker or an earlier request."""
         if operation is not None:
             found = await self.store.read.operations.get(*operation.key)
             if found is not None and found.fingerprint == operation.fingerprint:
@@ -421,7 +444,7 @@ class Engine:
         now = await self.get(record.flow, record.id)
         if (0 if now is None else now.version) != record.version:
             raise RecordMoved(record.flow, record.id, record.version)
-        return None
+        raise refusal
 
     def _moved(self, record: Record, move: Move, number: int, posting: int) -> Record:
         after = self.moves.after(record, move, number, posting)
@@ -454,3 +477,9 @@ class Engine:
 def _names(detail: str, record: str) -> str:
     """What is remembered of a request: which record it made, whatever else the caller wants to operation."""
     return msgspec.json.encode({**msgspec.json.decode(detail), "record": record}).decode()
+
+
+def _surprised(flow: Flow[Any], item: FlowRecord[Any], error: BaseException) -> Answer:
+    unexpected = not isinstance(error, BursarError | OSError)
+    log.log(logging.WARNING, "a call for %s %s: %s", flow.name, item.id, error, exc_info=unexpected)
+    return Answer(outcome=Outcome.UNKNOWN, message=f"{type(error).__name__}: {error}")

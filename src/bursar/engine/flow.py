@@ -19,20 +19,23 @@ import msgspec
 
 from bursar.model.entries import Intent
 from bursar.model.flow_rows import RowKind, RowOperation
-from bursar.model.machine import NAME, Arrow, Kind, Machine, MachineError, State
+from bursar.model.machine import NAME, Arrow, ImpossibleEvent, Kind, Machine, MachineError, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import Priority, Record
-from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
-from bursar.writer import NO_TIMER, Operation
+from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry, until_alarm_us
+from bursar.writer import NO_TIMER, NewTransition, Operation
 
 B = TypeVar("B", bound=msgspec.Struct)
 
 CALL_TIMEOUT_S = 10.0
+LOOK_S_MAX = 300.0  # until a worker looks again: due much later would count as a clock that jumped (L24)
 EVIDENCE_LENGTH_MAX = 16_384
 ERROR_LENGTH_MAX = 500
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*-", re.ASCII)  # of a flow's ids; digits follow
 PREFIX_LENGTH_MAX = 80
+
+_evidence = msgspec.json.Encoder(enc_hook=repr)
 
 
 @dataclass(eq=False)
@@ -63,9 +66,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> str:
         """The evidence as it is stored. Whatever it is, it can be: an answer must not be lost for how it is written."""
-        told = {"outcome": self.outcome.value, "code": self.code, "message": self.message}
+        told: dict[str, Any] = {"outcome": self.outcome.value}
+        if self.code:
+            told["code"] = self.code
+        if self.message:
+            told["message"] = self.message
         try:
-            text = msgspec.json.encode({k: v for k, v in told.items() if v} | self.evidence, enc_hook=repr).decode()
+            text = _evidence.encode(told | self.evidence).decode()
         except (TypeError, ValueError, OverflowError, RecursionError):
             text = ""
         if text and len(text) <= EVIDENCE_LENGTH_MAX:
@@ -333,6 +340,11 @@ class Flow(Generic[B]):
         """The longest delay until a call: due later than that is a clock that jumped (L24)."""
         return max([self.retry.cap_s, *(state.poll_s or 0.0 for state in self.machine.states)])
 
+    def next_look_us(self, state: str, age_us: int, life_us: int) -> int | None:
+        """When a worker looks at a waiting record again, for its alarms; None: not before it gets a signal."""
+        next_us = until_alarm_us(self.alarms, state, age_us, life_us)
+        return None if next_us is None else min(next_us, int(LOOK_S_MAX * 1e6))
+
     def own_rows(self, rows: tuple[RowOperation, ...]) -> tuple[RowOperation, ...]:
         """The same rows, all of kinds that the flow has declared."""
         for operation in rows:
@@ -360,6 +372,25 @@ class Flow(Generic[B]):
         if self.choose is None or len(arrows) == 1:
             return arrows[0]
         return self.machine.arrow(state, self.choose(FlowRecord(msgspec.structs.replace(record, state=state), body)))
+
+    def validated(self, state: State, answer: Answer) -> Answer:
+        """An event that the machine does not know here, or that is not of the outcome it came with, is no answer."""
+        event = answer.event or answer.outcome.value
+        try:
+            arrow = self.machine.arrow(state.name, event)
+        except ImpossibleEvent as error:
+            return Answer(outcome=Outcome.UNKNOWN, message=str(error), evidence=answer.evidence)
+        if arrow.answer is not answer.outcome:
+            message = f"event {event} stands for {arrow.answer}, but the call said {answer.outcome}"
+            return Answer(outcome=Outcome.UNKNOWN, message=message, evidence=answer.evidence)
+        return answer
+
+    def turns_back(self, record: Record, transitions: tuple[NewTransition, ...]) -> bool:
+        """Whether a waiting record that takes these turns to giving money back, which needs a proof (proofs). Pure."""
+        source = transitions[0].source
+        if not record.version or self.machine.state(source).kind is Kind.CALL:
+            return False  # most moves: it has just begun, or an answer decides
+        return self.machine.needs_proof([source, *(transition.target for transition in transitions)])
 
 
 def by_name(flows: Iterable[Flow[Any]]) -> dict[str, Flow[Any]]:

@@ -77,7 +77,7 @@ async def _ask(engine: Engine, call: ForcedCall) -> bool:
     if record is None or flow is None:
         return False  # another program's flow: a worker that knows it claims it when the lease is over
     history = await engine.store.read.records.history(call.record)
-    if not _left(call, history):
+    if not has_left(history, call.version):
         await calls.ask_again(call, "", int(BACK_OFF.cap_s * 1e6))  # the operators have not decided, or not yet
         return False
     item = flow.item(msgspec.structs.replace(record, state=call.state, version=call.version))
@@ -104,6 +104,6 @@ async def _stop(engine: Engine, flow: Flow[Any], record: Record) -> None:
     await set_pause(engine.store, kind, flow.name, actor=ACTOR, reason=reason, two_people=True)
 
 
-def _left(call: ForcedCall, history: Sequence[Transition]) -> bool:
-    """Whether the record has left the state in which it was when the operators decided."""
-    return any(row.version > call.version and row.source != row.target for row in history)
+def has_left(history: Sequence[Transition], version: int) -> bool:
+    """Whether a record has left the state in which it was seen with this version. Pure."""
+    return any(row.version > version and row.source != row.target for row in history)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bursar.engine.flow import UNDISPUTED, Answer, Dispute, Flow, FlowRecord
+from bursar.engine.moves import staying_move
 from bursar.model.errors import Conflict, RecordMoved, Refusal
 from bursar.model.outcome import Outcome
 from bursar.model.proof import was_declared_dead
 from bursar.model.records import Record, Transition
-from bursar.writer import Change, Move, NewTransition
+from bursar.writer import Change
 
 if TYPE_CHECKING:
     from bursar.engine.engine import Engine
@@ -81,19 +82,7 @@ async def _write(engine: Engine, called: FlowRecord[Any], record: Record, answer
     # Beside what was said, which may be cut for its length: what is believed from now on rests on it.
     told = msgspec.json.decode(answer.as_json()) | {"late": {"of": called.record.state, "event": answer.event}}
     evidence = msgspec.json.encode(told).decode()
-    move = Move(
-        flow=record.flow,
-        id=record.id,
-        number=record.number,
-        version=record.version,
-        transitions=(NewTransition(record.state, f"{LATE} {answer.outcome.value}", record.state, evidence),),
-        actor=engine.worker,
-        attempt=record.attempt,
-        delay_us=-1,
-        worker=record.worker,
-        in_flight_posting=record.in_flight_posting,
-        error=record.error,
-        body=None if dispute.body is None else msgspec.json.encode(dispute.body).decode(),
-    )
+    body = None if dispute.body is None else msgspec.json.encode(dispute.body).decode()
+    move = staying_move(record, f"{LATE} {answer.outcome.value}", evidence, actor=engine.worker, body=body)
     change = Change(intents=dispute.intents, moves=(move,), high_water=engine.relied_on(answer))
     await engine.writer.apply(change)

@@ -1,4 +1,5 @@
-"""Building a record's move: the compare-and-set with its transitions, when it is due next, and its rows. No IO."""
+"""Building a record's move: which arrows it takes, the compare-and-set with its transitions, when it is due next, and
+its rows. No IO."""
 
 from __future__ import annotations
 
@@ -7,9 +8,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.engine import waiting
-from bursar.engine.arrows import automatic
-from bursar.engine.flow import Answer, Booking, Flow, FlowRecord
+from bursar.engine.flow import Answer, Booking, Flow, FlowRecord, InlineCall
 from bursar.model.entries import check_key
 from bursar.model.flow_rows import RowOperation
 from bursar.model.machine import Kind
@@ -54,14 +53,13 @@ class Moves:
         )
 
     def begin(
-        self, flow: Flow[Any], record: Record, body: msgspec.Struct, actor: str
-    ) -> tuple[FlowRecord[Any], Booking, Move]:
-        """A new record in the state that it comes to by itself, what accompanies its start, and its move there."""
+        self, flow: Flow[Any], record: Record, body: msgspec.Struct
+    ) -> tuple[FlowRecord[Any], Booking, tuple[NewTransition, ...]]:
+        """A new record in the state that it comes to by itself, what accompanies its start, and its way there."""
         first = NewTransition("", CREATED, record.state)
         transitions = (first, *automatic(flow, FlowRecord(record, body), record.state))
         there = FlowRecord(msgspec.structs.replace(record, state=transitions[-1].target), body)
-        booking = flow.book_start(there)
-        return there, booking, self.move(record, transitions, actor, booking, body=record.body)
+        return there, flow.book_start(there), transitions
 
     def signalled(
         self,
@@ -91,18 +89,13 @@ class Moves:
         body = flow.on_signal(flow.item(record), signal.event, evidence)
         note = msgspec.json.encode({"sender": signal.sender}).decode()
         wakes = kind is Kind.CALL or (kind is Kind.WAIT and record.inbox > 0)
-        return Move(
-            flow=record.flow,
-            id=record.id,
-            number=record.number,
-            version=record.version,
-            transitions=(NewTransition(record.state, f"{SIGNAL} {signal.event}", record.state, note),),
+        return staying_move(
+            record,
+            f"{SIGNAL} {signal.event}",
+            note,
             actor=signal.actor,
-            attempt=record.attempt,
             delay_us=0 if wakes else KEEP_DUE,
             worker="" if wakes else record.worker,
-            in_flight_posting=record.in_flight_posting,
-            error=record.error,
             body=None if body is None else msgspec.json.encode(body).decode(),
             inbox=1,
             signal=signal,
@@ -159,7 +152,7 @@ class Moves:
         delay_us: int | None = None if ends else self.lease_us
         if waits:
             life_us = self.ports.now_us() - record.created_us
-            delay_us = waiting.next_look_us(flow, state.name, 0, life_us)
+            delay_us = flow.next_look_us(state.name, 0, life_us)
         return Move(
             flow=record.flow,
             id=record.id,
@@ -203,3 +196,41 @@ class Moves:
             timer_us=record.timer_us if timer is None else now_us - timer if timer < 0 else timer or None,
             inbox=record.inbox + move.inbox,
         )
+
+
+def staying_move(record: Record, event: str, evidence: str, *, actor: str, **changes: Any) -> Move:
+    """A move that leaves a record in its state, and as it is but for these changes."""
+    kept: dict[str, Any] = {
+        "attempt": record.attempt,
+        "delay_us": KEEP_DUE,
+        "worker": record.worker,
+        "in_flight_posting": record.in_flight_posting,
+        "error": record.error,
+    }
+    return Move(
+        flow=record.flow,
+        id=record.id,
+        number=record.number,
+        version=record.version,
+        transitions=(NewTransition(record.state, event, record.state, evidence),),
+        actor=actor,
+        **(kept | changes),
+    )
+
+
+def automatic(flow: Flow[Any], item: FlowRecord[Any], state: str) -> tuple[NewTransition, ...]:
+    """The arrows out of automatic states, taken in the transaction that reaches them (both rows are written)."""
+    transitions: list[NewTransition] = []
+    while flow.machine.state(state).kind is Kind.AUTOMATIC:
+        arrow = flow.way_on(item.record, state, item.body)
+        transitions.append(NewTransition(state, str(arrow.event), arrow.target))
+        state = arrow.target
+    return tuple(transitions)
+
+
+def inline(flow: Flow[Any], item: FlowRecord[Any], inlined: InlineCall) -> tuple[NewTransition, ...]:
+    """The arrows that an inline call takes: it happens with all of its transaction, or not at all."""
+    state, answer = item.record.state, inlined.answer
+    event = answer.event or answer.outcome.value
+    told = NewTransition(state, event, flow.machine.arrow(state, event).target, answer.as_json())
+    return (told, *automatic(flow, item, told.target))

@@ -14,7 +14,8 @@ import msgspec
 from bursar.engine import signals
 from bursar.engine.engine import Engine
 from bursar.engine.flow import Answer
-from bursar.engine.forced import watch_later
+from bursar.engine.forced import has_left, watch_later
+from bursar.engine.moves import staying_move
 from bursar.engine.pauses import ALL_SIGNING, HALT, Lift, lift_pause, set_pause
 from bursar.model import proof
 from bursar.model.actors import check_actor, check_reason, same_person
@@ -22,7 +23,7 @@ from bursar.model.errors import Conflict, InvalidName, InvalidState, UnknownReco
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record, Signal
-from bursar.writer import Change, Move, NewTransition
+from bursar.writer import KEEP_DUE, Change
 
 RETRY_ASKED = "RETRY ASKED"
 FORCE_ASKED = "FORCE ASKED"
@@ -123,7 +124,7 @@ class Operators:
         first = await self._asked(record, event, actor, declared_dead) if two else ""
         if two and not first:
             note = {"reason": reason, "event": event} | ({DECLARED_DEAD: "yes"} if declared_dead else {})
-            return await self._note(record, TELL_ASKED, actor, note, delay_us=-1)
+            return await self._note(record, TELL_ASKED, actor, note, delay_us=KEEP_DUE)
         told: dict[str, Any] = evidence | (proof.declared_dead(first, actor) if declared_dead else {})
         try:
             return await self._engine.signal(record, event, actor, told, sender=sender)
@@ -162,7 +163,7 @@ class Operators:
             )
         if not await self._asked(record, event, actor):
             note = {"reason": reason, "event": event}
-            return await self._note(record, FORCE_ASKED, actor, note, delay_us=-1)
+            return await self._note(record, FORCE_ASKED, actor, note, delay_us=KEEP_DUE)
         forced = {"forced_by": actor, "reason": reason}
         await watch_later(self._engine, driven, record)
         if arrow.answer is Outcome.SUCCESS:
@@ -186,17 +187,13 @@ class Operators:
         """Workers go on calling meanwhile, and each call without an answer moves the record's version under us."""
         for _ in range(TRIES):
             after = await self._engine.apply_answer(record, answer, actor=actor)
-            if after is None or not answer.outcome.is_known or await self._left(record):
+            if after is None or not answer.outcome.is_known:
                 return record if after is None else after
+            # It may be in that state again: that is another call's answer.
+            if has_left(await self._engine.store.read.records.history(record.number), record.version):
+                return after
             record = after
         raise Conflict(f"record {record.id} is being driven", TRIES)
-
-    async def _left(self, record: Record) -> bool:
-        """Whether it has left the state in which we saw it. It may be there again: that is another call's answer."""
-        history = await self._engine.store.read.records.history(record.number)
-        return any(
-            transition.version > record.version and transition.source != transition.target for transition in history
-        )
 
     async def _asked(self, record: Record, event: str, actor: str, declared_dead: bool = False) -> str:
         """Who else has asked for the same since it came into this state; "" for none."""
@@ -236,19 +233,8 @@ class Operators:
         raise InvalidName(kind, name, f"nothing of that name can be paused here. Known {text}")
 
     async def _note(self, record: Record, event: str, actor: str, evidence: dict[str, str], *, delay_us: int) -> Record:
-        move = Move(
-            flow=record.flow,
-            id=record.id,
-            number=record.number,
-            version=record.version,
-            transitions=(NewTransition(record.state, event, record.state, msgspec.json.encode(evidence).decode()),),
-            actor=actor,
-            attempt=record.attempt,
-            delay_us=delay_us,
-            worker="" if delay_us >= 0 else record.worker,
-            in_flight_posting=record.in_flight_posting,
-            error=record.error,
-        )
+        text, worker = msgspec.json.encode(evidence).decode(), "" if delay_us >= 0 else record.worker
+        move = staying_move(record, event, text, actor=actor, delay_us=delay_us, worker=worker)
         await self._engine.writer.apply(Change(moves=(move,)))
         found = await self._engine.get(record.flow, record.id)
         assert found is not None  # records are never deleted

@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     from bursar.engine.engine import Engine
 
 
-async def check(engine: Engine, record: Record, move: Move) -> None:
-    """Raise `ProofMissing` if the move turns a waiting record to giving money back without proof."""
+async def check_proof(engine: Engine, record: Record, move: Move) -> None:
+    """Raise `ProofMissing` if a move that turns back has no proof."""
     flow, told = engine.require(record.flow), move.transitions[0]
-    path = [told.source, *(transition.target for transition in move.transitions)]
-    if not record.version or not flow.machine.needs_proof(path):
-        return
     history = await engine.store.read.records.history(record.number)
     proof = proof_in(told.evidence)
     why = shortfall(flow.machine, proof, history)

@@ -10,10 +10,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
 from bursar.ledger.reads import Reads
-from bursar.ledger.rules import check_limit
+from bursar.ledger.rules import check_limit, find_asset
 from bursar.model.accounts import HELD, MAIN_BOOK, Account, check_active, check_open_path
 from bursar.model.entries import USER_SCOPE, EntryKind, HoldChange, HoldState, Intent, Leg, check_key, encode_metadata
 from bursar.model.envelope import Receipt
@@ -65,7 +63,7 @@ class Holds(Reads):
         The same key for another account, amount or duration is refused.
         """
         account = check_open_path(account)
-        kind = await self._known_asset(asset)
+        kind = find_asset(await self.known_assets(str(asset)), asset)
         minor = kind.minor(amount)
         if minor <= 0:
             raise InvalidAmount(str(amount), "a hold needs an amount above zero")
@@ -74,35 +72,27 @@ class Holds(Reads):
         if expires_us is not None and expires_us >= FOREVER_US:
             raise InvalidName("expiry", str(expires_in), "for a hold that lasts for ever, give none")
         head = await self.account(account)
+        hold = HoldChange(
+            account=account,
+            asset=kind.code,
+            amount=minor,
+            remaining=minor,
+            state=HoldState.OPEN,
+            expires_us=expires_us,
+            lasts_us=lasts_us,
+        )
         intent = Intent(
             scope=USER_SCOPE,
             key=self.store.ports.token() if key is None else check_key(key),
             book=head.book or MAIN_BOOK,
             legs=(Leg(account, HELD, kind.code, minor),),
             metadata=encode_metadata(metadata or {}),
-            hold=HoldChange(
-                account=account,
-                asset=kind.code,
-                amount=minor,
-                remaining=minor,
-                state=HoldState.OPEN,
-                expires_us=expires_us,
-                lasts_us=lasts_us,
-            ),
+            hold=hold,
         )
         receipt = (await self.writer.apply(Change((intent,)))).receipts[0]
         if receipt.replayed:  # much may have happened to it since
             return await self._authorized(receipt, lasts_us)
-        held = kind.of_minor(minor)
-        return Hold(
-            id=receipt.envelope,
-            account=account,
-            amount=held,
-            remaining=held,
-            state=HoldState.OPEN,
-            owner="",
-            expires=None if expires_us is None else moment(expires_us),
-        )
+        return _view(receipt.envelope, hold, account, kind)
 
     async def _authorized(self, receipt: Receipt, lasts_us: int | None) -> Hold:
         """The hold that a key stands for, if it was asked for in the same way."""
@@ -110,7 +100,7 @@ class Holds(Reads):
         kept = row.lasts_us is not None or row.expires_us is None  # of those that expire, older ones have not kept it
         if row.owner or (kept and row.lasts_us != lasts_us):
             raise KeyReused(USER_SCOPE, receipt.key, receipt.envelope)
-        return self._hold(row, head.path, asset)
+        return _view(row.id, row, head.path, asset)
 
     async def confirm(
         self,
@@ -143,12 +133,11 @@ class Holds(Reads):
                     return replayed
                 await self._only_if_unasked(key)
                 raise
-            rest = row.remaining - minor
-            state = HoldState.OPEN if rest else HoldState.CONFIRMED
-            legs = (Leg(HELD, target, code, minor),)
-            intent = self._settle(row, head, code, legs, rest, state, USER_SCOPE, key, EntryKind.ENTRY, note)
-            # It takes no part in the entry, and yet a freeze of it must stop this one.
-            intent = msgspec.structs.replace(intent, pins=((head.path, head.snapshot),))
+            state = HoldState.OPEN if minor < row.remaining else HoldState.CONFIRMED
+            # The account takes no part in the entry, and yet a freeze of it must stop this one.
+            pins = ((head.path, head.snapshot),)
+            leg = Leg(HELD, target, code, minor)
+            intent = _settlement(row, head, leg, state, scope=USER_SCOPE, key=key, metadata=note, pins=pins)
             try:
                 receipt = (await self.writer.apply(Change((intent,)))).receipts[0]
             except (PostingNotLive, StalePin):
@@ -191,48 +180,13 @@ class Holds(Reads):
                     found = taken["void", str(hold)]
                     return Receipt(envelope=found.seq, id=found.id.hex(), key=str(hold), replayed=True)
                 raise HoldClosed(hold, row.state.value)
-            legs = (Leg(HELD, head.path, asset.code, row.remaining),)
-            intent = self._settle(row, head, asset.code, legs, 0, state, "void", str(hold), EntryKind.RETURN, "{}")
+            leg = Leg(HELD, head.path, asset.code, row.remaining)
+            intent = _settlement(row, head, leg, state, scope="void", key=str(hold), kind=EntryKind.RETURN)
             try:
                 return (await self.writer.apply(Change((intent,)))).receipts[0]
             except (PostingNotLive, KeyReused):
                 continue  # confirmed in part or given back since we looked: the same key, for another amount
         raise Conflict(f"hold {hold} keeps moving", TRIES)
-
-    def _settle(
-        self,
-        row: HoldRow,
-        head: Account,
-        code: str,
-        legs: tuple[Leg, ...],
-        rest: int,
-        state: HoldState,
-        scope: str,
-        key: str,
-        kind: EntryKind,
-        metadata: str,
-    ) -> Intent:
-        return Intent(
-            scope=scope,
-            key=key,
-            book=head.book or MAIN_BOOK,
-            legs=legs,
-            kind=kind,
-            metadata=metadata,
-            consume=(row.posting,),  # the compare-and-set: the commit that spends it decides about the hold
-            hold=HoldChange(
-                id=row.id,
-                account=head.path,
-                asset=code,
-                amount=row.amount,
-                remaining=rest,
-                state=state,
-                owner=row.owner,
-                expires_us=row.expires_us,
-                lasts_us=row.lasts_us,
-                posting=row.posting,
-            ),
-        )
 
     async def _replayed(self, hold: int, key: str, target: str, code: str, minor: int | None) -> Receipt | None:
         """The receipt of a confirmation of this hold that has happened already under this key."""
@@ -278,25 +232,48 @@ class Holds(Reads):
     async def hold(self, hold: int) -> Hold:
         """One hold as it stands."""
         row, head, asset = await self._hold_row(hold)
-        return self._hold(row, head.path, asset)
-
-    def _hold(self, row: HoldRow, account: str, asset: Asset) -> Hold:
-        return Hold(
-            id=row.id,
-            account=account,
-            amount=asset.of_minor(row.amount),
-            remaining=asset.of_minor(row.remaining),
-            state=row.state,
-            owner=row.owner,
-            expires=None if row.expires_us is None else moment(row.expires_us),
-        )
+        return _view(row.id, row, head.path, asset)
 
     async def holds(self, account: str) -> list[Hold]:
         """Open holds of an account."""
         head = await self.account(account)
         rows = await self.store.read.holds.open_of(head.id)
         assets = await self._numbered([row.asset for row in rows])
-        return [self._hold(row, head.path, assets[row.asset]) for row in rows]
+        return [_view(row.id, row, head.path, assets[row.asset]) for row in rows]
+
+
+def _settlement(row: HoldRow, head: Account, leg: Leg, state: HoldState, **more: Any) -> Intent:
+    """The entry that pays so much of a hold and leaves the rest held; `more` is the rest of the intent."""
+    return Intent(
+        book=head.book or MAIN_BOOK,
+        legs=(leg,),
+        consume=(row.posting,),  # the compare-and-set: the commit that spends it decides about the hold
+        hold=HoldChange(
+            id=row.id,
+            account=head.path,
+            asset=leg.asset,
+            amount=row.amount,
+            remaining=row.remaining - leg.amount,
+            state=state,
+            owner=row.owner,
+            expires_us=row.expires_us,
+            lasts_us=row.lasts_us,
+            posting=row.posting,
+        ),
+        **more,
+    )
+
+
+def _view(id: int, hold: HoldRow | HoldChange, account: str, asset: Asset) -> Hold:
+    return Hold(
+        id=id,
+        account=account,
+        amount=asset.of_minor(hold.amount),
+        remaining=asset.of_minor(hold.remaining),
+        state=hold.state,
+        owner=hold.owner,
+        expires=None if hold.expires_us is None else moment(hold.expires_us),
+    )
 
 
 def _microseconds(expires_in: timedelta) -> int:

@@ -8,28 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from bursar.ledger.holds import TRIES, Holds
 from bursar.ledger.reads import REVERSE
-from bursar.model.accounts import (
-    HELD,
-    MAIN_BOOK,
-    Account,
-    Policy,
-    by_number,
-    check_path,
-    check_policy,
-)
-from bursar.model.entries import (
-    USER_SCOPE,
-    Entry,
-    EntryKind,
-    Intent,
-    Leg,
-    encode_metadata,
-    intend,
-)
+from bursar.model.accounts import HELD, MAIN_BOOK, Account, Policy, by_number, check_path, check_policy
+from bursar.model.entries import USER_SCOPE, Entry, EntryKind, Intent, Leg, encode_metadata, intend
 from bursar.model.envelope import Receipt, decode_legs, decode_pins
 from bursar.model.errors import (
     BursarError,
@@ -38,7 +23,6 @@ from bursar.model.errors import (
     PostingNotLive,
     Refusal,
     UnknownAsset,
-    UnknownEnvelope,
 )
 from bursar.model.postings import PostingState
 from bursar.writer import Change
@@ -73,16 +57,10 @@ class Ledger(Holds):
             intents = tuple([await self._intend(entry) for entry in entries])
             return list((await self.writer.apply(Change(intents))).receipts) if intents else []
         results: list[Receipt | BursarError] = []
-        waiting: list[Entry] = []
-        for entry in entries:
-            waiting.append(entry)
-            if len(waiting) == MANY_MAX:
-                results += await self._many(waiting)
-                waiting = []
-        return results + await self._many(waiting)
-
-    async def _many(self, entries: list[Entry]) -> list[Receipt | BursarError]:
-        return list(await asyncio.gather(*[self._one(entry) for entry in entries]))
+        left = iter(entries)
+        while waiting := list(islice(left, MANY_MAX)):
+            results += await asyncio.gather(*[self._one(entry) for entry in waiting])
+        return results
 
     async def _one(self, entry: Entry) -> Receipt | BursarError:
         try:
@@ -105,11 +83,8 @@ class Ledger(Holds):
         value, under the account's policy (L22). What was paid from a hold goes back to the account that it was held
         for; the hold itself stays as it is.
         """
-        seq = await self._seq(envelope)
-        rows = await self.store.read.envelopes.get([seq])
-        if not rows:
-            raise UnknownEnvelope(str(envelope))
-        row = rows[0]
+        row = await self._stored(envelope)
+        seq = row.seq
         if row.kind is EntryKind.COMPACT:
             raise InvalidName("envelope to reverse", str(seq), "it only merged postings; nothing moved")
         if row.scope == "void":
@@ -193,10 +168,8 @@ class Ledger(Holds):
         )
         try:
             await self.writer.apply(Change((intent,)))
-        except PostingNotLive:
-            return 0  # another commit pays with them; they will be merged another time
         except Refusal:
-            return 0
+            return 0  # another commit pays with them, say; they will be merged another time
         return len(found)
 
     async def close(self, path: str) -> Account:

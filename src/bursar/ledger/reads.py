@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from bursar.ledger.rules import RuleBook, check_limit
+from bursar.ledger.rules import RuleBook, check_limit, find_asset
 from bursar.model.accounts import Account, check_path, plain_text
 from bursar.model.envelope import decode_ids, decode_legs, decode_pins
-from bursar.model.errors import BursarError, InvalidName, UnknownAsset, UnknownBook, UnknownEnvelope
+from bursar.model.errors import BursarError, InvalidName, UnknownBook, UnknownEnvelope
 from bursar.model.money import Asset, Money
 from bursar.model.postings import SEQ_MAX
 from bursar.model.records import Event, StoredEnvelope, StoredPosting
@@ -105,14 +105,11 @@ class Reads(RuleBook):
 
     async def envelope(self, envelope: int | str) -> EnvelopeView:
         """One envelope whole: by number, or by content hash (which looks at all of them)."""
-        seq = await self._seq(envelope)
-        rows = await self.store.read.envelopes.get([seq])
-        if not rows:
-            raise UnknownEnvelope(str(envelope))
-        names = await self._names(rows)
-        consumes = await self.store.read.postings.get(decode_ids(rows[0].consumes))
-        creates = await self.store.read.postings.of_envelopes(seq, seq)
-        return names.envelope(rows[0], consumes, creates, (await self._reversals(rows)).get(seq))
+        row = await self._stored(envelope)
+        names = await self._names([row])
+        consumes = await self.store.read.postings.get(decode_ids(row.consumes))
+        creates = await self.store.read.postings.of_envelopes(row.seq, row.seq)
+        return names.envelope(row, consumes, creates, (await self._reversals([row])).get(row.seq))
 
     async def envelope_by_key(self, key: str, *, scope: str = "user") -> EnvelopeView:
         """The envelope that a key stands for."""
@@ -146,19 +143,19 @@ class Reads(RuleBook):
             raise UnknownEnvelope(str(envelope))
         return place
 
-    async def _seq(self, envelope: int | str) -> int:
-        if type(envelope) is int:
-            if not 0 < envelope <= SEQ_MAX:
-                raise UnknownEnvelope(str(envelope))
-            return envelope
-        try:
-            data = bytes.fromhex(envelope) if isinstance(envelope, str) else b""
-        except ValueError:
-            data = b""
-        found = await self.store.read.envelopes.by_hash(data) if len(data) == 32 else None
-        if found is None:
+    async def _stored(self, envelope: int | str) -> StoredEnvelope:
+        """An envelope's row, by its number or its content hash."""
+        seq: int | None = envelope if type(envelope) is int and 0 < envelope <= SEQ_MAX else None
+        if isinstance(envelope, str):
+            try:
+                data = bytes.fromhex(envelope)
+            except ValueError:
+                data = b""
+            seq = await self.store.read.envelopes.by_hash(data) if len(data) == 32 else None
+        rows = [] if seq is None else await self.store.read.envelopes.get([seq])
+        if not rows:
             raise UnknownEnvelope(str(envelope))
-        return found
+        return rows[0]
 
     async def postings(
         self, account: str, asset: str | None = None, *, live_only: bool = True, after: int = 0, limit: int = 100
@@ -166,11 +163,9 @@ class Reads(RuleBook):
         """Postings of an account by number; spent ones too if asked for."""
         head = await self.account(account)
         kinds = await self.assets()
-        if asset is not None and (not isinstance(asset, str) or asset not in kinds):
-            raise UnknownAsset(str(asset))
         rows = await self.store.read.postings.of_account(
             head.id,
-            asset=0 if asset is None else kinds[asset].id,
+            asset=0 if asset is None else find_asset(kinds, asset).id,
             live_only=live_only,
             after=_number(after),
             limit=check_limit(limit),
@@ -193,8 +188,7 @@ class Reads(RuleBook):
             if not page:
                 await self.store.ports.sleep(POLL_S)
 
-    async def _names(self, rows: Iterable[StoredEnvelope]) -> Names:
-        rows = list(rows)
+    async def _names(self, rows: Sequence[StoredEnvelope]) -> Names:
         ids = {account for row in rows for account, _ in decode_pins(row.pins)}
         heads, assets, books = await asyncio.gather(
             self.store.read.accounts.heads_by_id(sorted(ids)), self.assets(), self.books()

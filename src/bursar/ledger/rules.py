@@ -6,7 +6,9 @@ those validated before the bump fail and are decided again. So a freeze that has
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from bursar.model.accounts import (
     CORES,
@@ -111,28 +113,16 @@ class RuleBook:
         internal_transfer_enabled: bool | None = None,
     ) -> Asset:
         """Suspend or resume an asset, or move its transfer limits."""
-        if not isinstance(code, str):
-            raise UnknownAsset(str(code))
         if status is not None and status not in tuple(AssetStatus):
             raise InvalidName("asset status", str(status), f"one of {', '.join(AssetStatus)}")
         enabled = check_truth("internal_transfer_enabled", internal_transfer_enabled)
         async with self.store.transaction() as unit:
             generation = await unit.rules.bump()
-            old = (await unit.rules.assets()).get(code)
-            if old is None:
-                raise UnknownAsset(str(code))
-            asset = _limits(
-                Asset(
-                    id=old.id,
-                    code=code,
-                    precision=old.precision,
-                    min_transfer=old.min_transfer,
-                    max_transfer=old.max_transfer,
-                    status=old.status if status is None else AssetStatus(status),
-                    internal_transfer_enabled=old.internal_transfer_enabled if enabled is None else enabled,
-                ),
-                min_transfer,
-                max_transfer,
+            old = find_asset(await unit.rules.assets(), code)
+            asset = msgspec.structs.replace(
+                _limits(old, min_transfer, max_transfer),
+                status=old.status if status is None else AssetStatus(status),
+                internal_transfer_enabled=old.internal_transfer_enabled if enabled is None else enabled,
             )
             await unit.rules.update_asset(asset)
             await unit.events.append(EventKind.ASSET_CHANGED, asset.id, generation % 2**31)
@@ -158,17 +148,7 @@ class RuleBook:
 
     async def asset(self, code: str) -> Asset:
         """One asset, as it is now."""
-        found = (await self.assets()).get(code) if isinstance(code, str) else None
-        if found is None:
-            raise UnknownAsset(str(code))
-        return found
-
-    async def _known_asset(self, code: str) -> Asset:
-        """One asset, from memory if it is there."""
-        found = (await self.known_assets(code)).get(code) if isinstance(code, str) else None
-        if found is None:
-            raise UnknownAsset(str(code))
-        return found
+        return find_asset(await self.assets(), code)
 
     # --- books -------------------------------------------------------------------------------------------------
 
@@ -182,8 +162,7 @@ class RuleBook:
         async with self.store.transaction() as unit:
             known = await unit.rules.assets()
             for code in wanted.assets:
-                if code not in known:
-                    raise UnknownAsset(str(code))
+                find_asset(known, code)
             created = await unit.rules.create_book(wanted)
             found = (await unit.rules.books())[name]
             if created:
@@ -337,6 +316,14 @@ class RuleBook:
             await _start_cache(unit, account.id)
 
 
+def find_asset(assets: Mapping[str, Asset], code: str) -> Asset:
+    """The asset of a code, or a refusal."""
+    found = assets.get(code) if isinstance(code, str) else None
+    if found is None:
+        raise UnknownAsset(str(code))
+    return found
+
+
 def check_truth(what: str, value: bool | None) -> bool | None:
     """The same truth, or None; or a refusal."""
     if value is not None and type(value) is not bool:
@@ -362,15 +349,7 @@ def _limits(asset: Asset, low: Amount | None, high: Amount | None) -> Asset:
     most = asset.max_transfer if high is None else asset.minor(high)
     if not 0 < least <= most:
         raise InvalidName("transfer limit", f"{low} to {high}", "0 < lower limit <= upper limit")
-    return Asset(
-        id=asset.id,
-        code=asset.code,
-        precision=asset.precision,
-        min_transfer=least,
-        max_transfer=most,
-        status=asset.status,
-        internal_transfer_enabled=asset.internal_transfer_enabled,
-    )
+    return msgspec.structs.replace(asset, min_transfer=least, max_transfer=most)
 
 
 async def _locked(unit: Tables, path: str) -> tuple[Account, Closing | None]:
@@ -397,10 +376,8 @@ async def _append(unit: Tables, new: Account) -> Account:
 async def _check_policy(unit: Tables, policy: Policy, book: str) -> None:
     check_policy(policy)
     if isinstance(policy, CappedOverdraft):
-        asset = (await unit.rules.assets()).get(policy.asset)
-        if asset is None:
-            raise UnknownAsset(str(policy.asset))
-        floor_minor(policy, asset)
+        asset = find_asset(await unit.rules.assets(), policy.asset)
+        floor_minor(policy.floor, asset.code, asset.precision)
     if book and book not in await unit.rules.books():
         raise UnknownBook(book)
 

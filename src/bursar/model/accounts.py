@@ -142,7 +142,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def floor(self, asset: Asset) -> int | None:
         """The lowest balance allowed where that needs a lock to guard it (capped overdraft), else None."""
         if isinstance(self.policy, CappedOverdraft) and self.policy.asset == asset.code:
-            return floor_minor(self.policy, asset)
+            return floor_minor(self.policy.floor, asset.code, asset.precision)
         return None
 
 
@@ -162,17 +162,11 @@ def changed(
     To freeze an account that only a close has frozen is a change: the close lifts its own freeze when it is refused,
     and a freeze that left no trace would go with it.
     """
-    new = Account(
-        id=head.id,
-        path=head.path,
-        version=head.version + 1,
-        policy=head.policy if policy is None else policy,
-        status=head.status if status is None else status,
-        book=head.book,
-    )
+    new_policy, new_status = policy or head.policy, status or head.status
     takes_over = status is AccountStatus.FROZEN and closing is not None
-    is_same = (new.policy, new.status) == (head.policy, head.status)
-    return None if is_same and not takes_over else new
+    if (new_policy, new_status) == (head.policy, head.status) and not takes_over:
+        return None
+    return msgspec.structs.replace(head, version=head.version + 1, policy=new_policy, status=new_status)
 
 
 def close_may_freeze(head: Account, closing: Closing | None) -> bool:
@@ -215,13 +209,9 @@ def same_policy(one: Policy, other: Policy) -> bool:
     return one == other
 
 
-def floor_minor(policy: CappedOverdraft, asset: Asset) -> int:
-    """The floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
-    return _floor_minor(policy.floor, asset.code, asset.precision)
-
-
 @lru_cache(maxsize=1024)  # asked several times for every entry of such an account
-def _floor_minor(floor: str, code: str, precision: int) -> int:
+def floor_minor(floor: str, code: str, precision: int) -> int:
+    """A floor in smallest units; refused if it is not a number at or below zero that the asset can express."""
     try:
         value = Decimal(floor)
     except InvalidOperation:

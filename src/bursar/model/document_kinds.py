@@ -32,7 +32,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 _PLAIN = (inspect.StrType, inspect.IntType, inspect.BoolType, inspect.NoneType, inspect.LiteralType, inspect.EnumType)
 
 
-@dataclass(eq=False)
 class KindRefused(BursarError):
     """The declaration of a kind of document is wrong."""
 

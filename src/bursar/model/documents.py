@@ -20,7 +20,6 @@ import hashlib
 import json
 import re
 import unicodedata
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -44,18 +43,21 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._:-]{0,126}[a-z0-9])?", re.ASCII)
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class InvalidDocument(Refusal):
-    """The body of a document does not fit its kind, or can't be represented exactly."""
+class DocumentRefusal(Refusal):
+    """What is asked of a document can't be."""
 
     kind: str
     name: str
+
+
+class InvalidDocument(DocumentRefusal):
+    """The body of a document does not fit its kind, or can't be represented exactly."""
+
     why: str
     code = "INVALID_DOCUMENT"
     text = "{kind} {name} is refused: {why}"
 
 
-@dataclass(eq=False)
 class UnknownKind(Refusal):
     """This program declares no such kind of document."""
 
@@ -65,12 +67,9 @@ class UnknownKind(Refusal):
     text = "there is no kind of document {kind}; known here: {known}"
 
 
-@dataclass(eq=False)
-class UnknownDocument(Refusal):
+class UnknownDocument(DocumentRefusal):
     """There is no such document, or no such version of it."""
 
-    kind: str
-    name: str
     version: int  # 0: not even a first one
     code = "DOCUMENT_NOT_FOUND"
     text = "{kind} {name} has no version {version}"
@@ -79,55 +78,42 @@ class UnknownDocument(Refusal):
         return super().__str__() if self.version else f"there is no {self.kind} {self.name}"
 
 
-@dataclass(eq=False)
-class DocumentMoved(Refusal):
+class DocumentMoved(DocumentRefusal):
     """The change is based on a version that is no longer the current one."""
 
-    kind: str
-    name: str
     base: int
     current: int
     code = "DOCUMENT_MOVED"
     text = "{kind} {name} is at version {current}, and the change is based on {base}; read it again"
 
 
-@dataclass(eq=False)
-class UnknownProposal(Refusal):
+class UnknownProposal(DocumentRefusal):
     """There is no open proposal with this hash: it was withdrawn, replaced or never made."""
 
-    kind: str
-    name: str
     hash: str
     open: str  # the hash of the open one, or ""
     code = "PROPOSAL_NOT_FOUND"
     text = "{kind} {name} has no open proposal {hash} (open: {open}); list the proposals again"
 
 
-@dataclass(eq=False)
-class ProposalOpen(Refusal):
+class ProposalOpen(DocumentRefusal):
     """Another person's proposal for the same version is open."""
 
-    kind: str
-    name: str
     author: str
     hash: str
     code = "PROPOSAL_OPEN"
     text = "{author} has proposed {hash} for {kind} {name}; approve it, or withdraw it first"
 
 
-@dataclass(eq=False)
-class SecondPersonNeeded(Refusal):
+class SecondPersonNeeded(DocumentRefusal):
     """The change needs two people, and the approver's name is the author's or looks like it."""
 
-    kind: str
-    name: str
     author: str
     actor: str
     code = "SECOND_PERSON_NEEDED"
     text = "{author} has proposed this change of {kind} {name}; another person must approve it, not {actor}"
 
 
-@dataclass(eq=False)
 class UnreadableDocument(StoreError):
     """A stored version is not what this program declares its kind to be."""
 
@@ -187,7 +173,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     def link(self) -> bytes:
         """What the next version's hash covers of this one: its hash, who made it, why and when."""
         people = [self.author, self.reason, self.approved_by, self.approved_reason]
-        return _sha256(LINK_LABEL, canonical_json([self.hash.hex(), *people, str(self.at_us)]))
+        text = canonical_json([self.hash.hex(), *people, str(self.at_us)])
+        return hashlib.sha256(f"{LINK_LABEL}\n{text}".encode()).digest()
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,10 +214,6 @@ def canonical_bytes(one: Document | Proposal) -> bytes:
 def hash_of(one: Document | Proposal) -> bytes:
     """The hash that its content has, whatever its row says."""
     return hashlib.sha256(canonical_bytes(one)).digest()
-
-
-def _sha256(label: str, text: str) -> bytes:
-    return hashlib.sha256(f"{label}\n{text}".encode()).digest()
 
 
 def draft(

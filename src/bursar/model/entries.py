@@ -45,24 +45,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     pins: Mapping[str, bytes] = {}  # account path → snapshot the caller has seen
 
 
-def move(source: str, target: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
-    """An entry of one movement."""
+def pay(source: str, target: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
+    """Value moves between two accounts."""
     return Entry(movements=(Movement(source, target, asset, amount),), key=key, **more)
 
 
 def deposit(external: str, account: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
     """Value comes in from an external account."""
-    return move(external, account, asset, amount, key=key, **more)
-
-
-def pay(source: str, target: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
-    """Value moves between two accounts."""
-    return move(source, target, asset, amount, key=key, **more)
+    return pay(external, account, asset, amount, key=key, **more)
 
 
 def withdraw(account: str, external: str, asset: str, amount: Amount, *, key: str | None = None, **more: Any) -> Entry:
     """Value leaves to an external account."""
-    return move(account, external, asset, amount, key=key, **more)
+    return pay(account, external, asset, amount, key=key, **more)
 
 
 class HoldState(StrEnum):
@@ -173,12 +168,12 @@ def check_key(key: str) -> str:
     return check_text("key", key)
 
 
-def check_text(what: str, text: str) -> str:
+def check_text(what: str, text: str, length_max: int = KEY_LENGTH_MAX) -> str:
     """The same text, which comes from outside, or a refusal."""
     if type(text) is not str:
         text = plain_text(what, text)
-    if not 0 < len(text) <= KEY_LENGTH_MAX or not text.isprintable():
-        raise InvalidName(what, text[:KEY_LENGTH_MAX], f"1 to {KEY_LENGTH_MAX} printable characters")
+    if not 0 < len(text) <= length_max or not text.isprintable():
+        raise InvalidName(what, text[:length_max], f"1 to {length_max} printable characters")
     return text  # valid Unicode too: half a surrogate pair is not printable
 
 

@@ -154,6 +154,14 @@ def decode_ids(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{len(data) // 8}Q", data)
 
 
+class Plan(msgspec.Struct, frozen=True, gc=False):
+    """A commit that is right on the state it was checked on."""
+
+    envelope: Envelope
+    id: bytes
+    floors: tuple[tuple[int, int, int, int], ...]  # (account, asset, balance before, balance after), capped ones only
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Proof that an entry is in the ledger."""
 

@@ -12,15 +12,19 @@ Three families, because callers do three different things with them:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 
+@dataclass_transform(eq_default=False)
 @dataclass(eq=False)
 class BursarError(Exception):
-    """The root of all errors that Bursar raises on purpose."""
+    """The root of all errors that Bursar raises on purpose. Every subclass is a dataclass: its fields are the facts."""
 
     code: ClassVar[str] = "ERROR"
     text: ClassVar[str] = "something went wrong"
+
+    def __init_subclass__(cls) -> None:
+        dataclass(eq=False)(cls)
 
     def __str__(self) -> str:
         said = self.text.format(**{f.name: getattr(self, f.name) for f in fields(self)})
@@ -43,7 +47,6 @@ class Refusal(BursarError):
 # --- what the caller wrote -------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class InvalidAmount(Refusal):
     """The amount is not a plain decimal number, or not of a kind that is unambiguous."""
 
@@ -53,7 +56,6 @@ class InvalidAmount(Refusal):
     text = "{value!r} is not an amount: {why}"
 
 
-@dataclass(eq=False)
 class PrecisionOverflow(Refusal):
     """More decimals than the asset has. Never truncated."""
 
@@ -64,7 +66,6 @@ class PrecisionOverflow(Refusal):
     text = "{value} has more decimals than {asset} allows ({precision})"
 
 
-@dataclass(eq=False)
 class AmountTooLarge(Refusal):
     """Outside ±2^127 smallest units."""
 
@@ -74,7 +75,6 @@ class AmountTooLarge(Refusal):
     text = "{value} {asset} does not fit: amounts stay below 2^127 smallest units"
 
 
-@dataclass(eq=False)
 class InvalidName(Refusal):
     """An account path, asset code, book name, key or scope is malformed."""
 
@@ -85,7 +85,6 @@ class InvalidName(Refusal):
     text = "{value!r} is not a valid {what}: {why}"
 
 
-@dataclass(eq=False)
 class InvalidEntry(Refusal):
     """The entry itself makes no sense, whatever the state of the ledger."""
 
@@ -94,7 +93,6 @@ class InvalidEntry(Refusal):
     text = "the entry is refused: {why}"
 
 
-@dataclass(eq=False)
 class SelfMovement(Refusal):
     """From and to are the same account: nothing would move."""
 
@@ -103,7 +101,6 @@ class SelfMovement(Refusal):
     text = "a movement from {account} to itself moves nothing"
 
 
-@dataclass(eq=False)
 class TooManyPostings(Refusal):
     """One envelope can't list that many postings."""
 
@@ -114,7 +111,6 @@ class TooManyPostings(Refusal):
     text = "at most {limit} postings, not {count} or more: `bursar account compact {account}`, or pay in smaller parts"
 
 
-@dataclass(eq=False)
 class KeyReused(Refusal):
     """The idempotency key already stands for another intent."""
 
@@ -133,7 +129,6 @@ class KeyReused(Refusal):
 # --- what is not there, or there already --------------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class UnknownAsset(Refusal):
     """No such asset."""
 
@@ -142,7 +137,6 @@ class UnknownAsset(Refusal):
     text = "asset {asset} does not exist; create it with `bursar asset create {asset} --precision N`"
 
 
-@dataclass(eq=False)
 class UnknownAccount(Refusal):
     """No such account."""
 
@@ -151,7 +145,6 @@ class UnknownAccount(Refusal):
     text = "account {account} does not exist; create it with `bursar account create {account}`"
 
 
-@dataclass(eq=False)
 class UnknownBook(Refusal):
     """No such book."""
 
@@ -160,7 +153,6 @@ class UnknownBook(Refusal):
     text = "book {book} does not exist"
 
 
-@dataclass(eq=False)
 class UnknownEnvelope(Refusal):
     """No such envelope."""
 
@@ -169,7 +161,6 @@ class UnknownEnvelope(Refusal):
     text = "envelope {envelope} does not exist"
 
 
-@dataclass(eq=False)
 class UnknownHold(Refusal):
     """No such hold."""
 
@@ -178,7 +169,6 @@ class UnknownHold(Refusal):
     text = "hold {hold} does not exist"
 
 
-@dataclass(eq=False)
 class AlreadyExists(Refusal):
     """Something of that name exists with other properties."""
 
@@ -192,7 +182,6 @@ class AlreadyExists(Refusal):
 # --- what the rules forbid -----------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class AssetSuspended(Refusal):
     """The asset is suspended; only returns move it."""
 
@@ -201,7 +190,6 @@ class AssetSuspended(Refusal):
     text = "asset {asset} is suspended"
 
 
-@dataclass(eq=False)
 class AccountFrozen(Refusal):
     """A frozen account neither pays nor is paid."""
 
@@ -210,7 +198,6 @@ class AccountFrozen(Refusal):
     text = "account {account} is frozen; unfreeze it with `bursar account unfreeze {account}`"
 
 
-@dataclass(eq=False)
 class AccountClosed(Refusal):
     """A closed account never moves again."""
 
@@ -219,7 +206,6 @@ class AccountClosed(Refusal):
     text = "account {account} is closed"
 
 
-@dataclass(eq=False)
 class AccountNotEmpty(Refusal):
     """Only an account without value, holds or unfinished entries can close (or lose its overdraft)."""
 
@@ -229,7 +215,6 @@ class AccountNotEmpty(Refusal):
     text = "account {account} can't do that: {why}"
 
 
-@dataclass(eq=False)
 class BookRefuses(Refusal):
     """The book does not admit the asset or the account."""
 
@@ -240,7 +225,6 @@ class BookRefuses(Refusal):
     text = "book {book} does not admit {what} {name}"
 
 
-@dataclass(eq=False)
 class StalePin(Refusal):
     """The account changed since the caller looked (AccountVersionMismatch in specification 004)."""
 
@@ -249,7 +233,6 @@ class StalePin(Refusal):
     text = "account {account} has changed since it was pinned; read it again"
 
 
-@dataclass(eq=False)
 class PostingNotLive(Refusal):
     """A posting named by id is spent, reserved or was never there."""
 
@@ -258,7 +241,6 @@ class PostingNotLive(Refusal):
     text = "posting {posting} can't be spent: it is not live"
 
 
-@dataclass(eq=False)
 class DuplicateConsume(Refusal):
     """The same posting is listed twice."""
 
@@ -267,7 +249,6 @@ class DuplicateConsume(Refusal):
     text = "posting {posting} is listed twice"
 
 
-@dataclass(eq=False)
 class NegativePosting(Refusal):
     """Only overdraft, system and external accounts may own a negative posting."""
 
@@ -276,7 +257,6 @@ class NegativePosting(Refusal):
     text = "account {account} may not go negative"
 
 
-@dataclass(eq=False)
 class ConservationBroken(Refusal):
     """What is consumed is not what is created. Never the caller's fault: the plan is wrong and is refused."""
 
@@ -287,7 +267,6 @@ class ConservationBroken(Refusal):
     text = "{asset}: consumed {consumed} but created {created} smallest units"
 
 
-@dataclass(eq=False)
 class InsufficientFunds(Refusal):
     """Not enough to pay."""
 
@@ -299,7 +278,6 @@ class InsufficientFunds(Refusal):
     text = "{account} has {available} {asset} available, {needed} needed"
 
 
-@dataclass(eq=False)
 class BalanceNotGuarded(Refusal):
     """An account whose overdraft has no limit can't pay what must be covered by its balance: nothing guards that."""
 
@@ -308,7 +286,6 @@ class BalanceNotGuarded(Refusal):
     text = "nothing guards the balance of {account}: its overdraft has no limit; give it a policy with a floor, or none"
 
 
-@dataclass(eq=False)
 class FloorExceeded(Refusal):
     """The overdraft would go below its floor."""
 
@@ -321,7 +298,6 @@ class FloorExceeded(Refusal):
     text = "{account} stands at {balance} {asset} and may not go below {floor}; {needed} needed"
 
 
-@dataclass(eq=False)
 class UnknownFlow(Refusal):
     """There is no such flow here."""
 
@@ -331,7 +307,6 @@ class UnknownFlow(Refusal):
     text = "there is no flow {flow}; known here: {known}"
 
 
-@dataclass(eq=False)
 class UnknownRecord(Refusal):
     """There is no such record."""
 
@@ -341,7 +316,6 @@ class UnknownRecord(Refusal):
     text = "{flow} has no record {id}"
 
 
-@dataclass(eq=False)
 class InvalidState(Refusal):
     """The state of the record, or of what is paused, does not allow that."""
 
@@ -353,7 +327,6 @@ class InvalidState(Refusal):
     text = "{flow} {id} is {state}: {why}"
 
 
-@dataclass(eq=False)
 class RecordMoved(Refusal):
     """Another transaction has moved the record, or made it."""
 
@@ -364,7 +337,6 @@ class RecordMoved(Refusal):
     text = "record {id} of {flow} is no longer at version {version}; read it again"
 
 
-@dataclass(eq=False)
 class IdempotencyKeyReused(Refusal):
     """The operation was asked for before, with other parameters."""
 
@@ -375,7 +347,6 @@ class IdempotencyKeyReused(Refusal):
     text = "{op} of {id} was asked for before with other parameters"
 
 
-@dataclass(eq=False)
 class OperationAnswered(Refusal):
     """The operation was answered before, so it can't be part of a new change: ask for it by itself."""
 
@@ -386,7 +357,6 @@ class OperationAnswered(Refusal):
     text = "{op} of {id} was answered before"
 
 
-@dataclass(eq=False)
 class LimitExceeded(Refusal):
     """A limit would be exceeded."""
 
@@ -396,7 +366,6 @@ class LimitExceeded(Refusal):
     text = "limit {limit} is used up"
 
 
-@dataclass(eq=False)
 class HoldClosed(Refusal):
     """The hold was confirmed, voided or expired already."""
 
@@ -406,7 +375,6 @@ class HoldClosed(Refusal):
     text = "hold {hold} is {state}"
 
 
-@dataclass(eq=False)
 class HoldOwned(Refusal):
     """The hold belongs to a record, and only that record's own moves confirm or void it."""
 
@@ -416,7 +384,6 @@ class HoldOwned(Refusal):
     text = "hold {hold} belongs to {owner}, and only that record's own moves settle it; act on the record instead"
 
 
-@dataclass(eq=False)
 class HoldTooSmall(Refusal):
     """More was confirmed than is held."""
 
@@ -430,7 +397,6 @@ class HoldTooSmall(Refusal):
 # --- contention and the store -----------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class Conflict(BursarError):
     """Other transactions were faster, too often. Nothing was written; try again with the same key."""
 
@@ -444,7 +410,6 @@ class StoreError(BursarError):
     """The database can't do what was asked."""
 
 
-@dataclass(eq=False)
 class DatabaseNewer(StoreError):
     """A newer program has migrated this database past what we can read."""
 
@@ -454,7 +419,6 @@ class DatabaseNewer(StoreError):
     text = "the database is at schema {have}, this program knows {need}: upgrade bursar"
 
 
-@dataclass(eq=False)
 class DatabaseOlder(StoreError):
     """The database lacks migrations."""
 
@@ -464,7 +428,6 @@ class DatabaseOlder(StoreError):
     text = "the database is at schema {have}, this program needs {need}: run `bursar migrate`"
 
 
-@dataclass(eq=False)
 class DatabaseUnavailable(StoreError):
     """Gone, locked, read-only, full, or not ours to touch; `why` says which."""
 
@@ -473,14 +436,12 @@ class DatabaseUnavailable(StoreError):
     text = "the database can't be used: {why}"
 
 
-@dataclass(eq=False)
 class DatabaseReadOnly(DatabaseUnavailable):
     """It answers, and takes no writes: a replica, or set so; for SQLite, a file that we may not write."""
 
     code = "DATABASE_READ_ONLY"
 
 
-@dataclass(eq=False)
 class OutcomeUnknown(StoreError):
     """The connection broke while committing, and stayed broken. The key tells, later, what happened."""
 
@@ -490,7 +451,6 @@ class OutcomeUnknown(StoreError):
     text = "the database went away while committing ({why}); repeat with the same key to learn the outcome: {keys}"
 
 
-@dataclass(eq=False)
 class DatabaseCorrupt(StoreError):
     """A row can't be what we wrote."""
 

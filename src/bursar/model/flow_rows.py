@@ -8,19 +8,19 @@ writes their rows with the record's move: both happen, or neither. All rows live
     Next(NONCE, "bsc/0xabc", body={"payout": id})   # takes 17: makes the row "bsc/0xabc/00000000000000000017"
 
 `apply` decides what an operation does to the rows, with plain values. Not here: which rows are read and written
-(writer/rows), how a record's rows are found (store/flow_rows).
+(writer/records), how a record's rows are found (store/flow_rows).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from bursar.model.errors import InvalidEntry, InvalidName, Refusal
+from bursar.model.entries import check_text
+from bursar.model.errors import InvalidEntry, Refusal
 from bursar.model.money import MINOR_MAX
 
 NUMBER_DIGITS = 20  # of a number in a key: padded, so that keys sort as their numbers do
@@ -31,50 +31,42 @@ BODY_LENGTH_MAX = 65_536
 RowKey = tuple[str, str, str]  # flow, kind, key
 
 
-@dataclass(eq=False)
-class RowTaken(Refusal):
-    """Another record has this value, or had it and the kind is permanent."""
+class RowRefusal(Refusal):
+    """What an operation wants of a row can't be."""
 
     flow: str
     kind: str
     key: str
+
+
+class RowTaken(RowRefusal):
+    """Another record has this value, or had it and the kind is permanent."""
+
     record: int  # number of the record that has it
     code = "ROW_TAKEN"
     text = "{kind} {key!r} of {flow} belongs to record {record} already"
 
 
-@dataclass(eq=False)
-class RowMoved(Refusal):
+class RowMoved(RowRefusal):
     """The row is not at the version that the change was based on."""
 
-    flow: str
-    kind: str
-    key: str
     expected: int
     found: int
     code = "ROW_MOVED"
     text = "{kind} {key!r} of {flow} is at version {found}, not {expected}; read it again"
 
 
-@dataclass(eq=False)
-class RowNotOwned(Refusal):
+class RowNotOwned(RowRefusal):
     """The row is not one that this record may change."""
 
-    flow: str
-    kind: str
-    key: str
     why: str
     code = "ROW_NOT_OWNED"
     text = "{kind} {key!r} of {flow} can't be changed: {why}"
 
 
-@dataclass(eq=False)
-class BoundExceeded(Refusal):
+class BoundExceeded(RowRefusal):
     """So much can't be reserved."""
 
-    flow: str
-    kind: str
-    key: str
     reserved: int
     amount: int
     bound: int
@@ -203,6 +195,13 @@ FORMS: dict[type[RowOperation], Form] = {
     GiveBack: Form.AMOUNT,
     Put: Form.VALUE,
 }
+# What the row at an operation's own key begins as.
+FIRST_STATES: dict[Form, RowState] = {
+    Form.UNIQUE: RowState.HELD,
+    Form.SEQUENCE: RowState.SEQUENCE,
+    Form.AMOUNT: RowState.TOTAL,
+    Form.VALUE: RowState.VALUE,
+}
 Find = Callable[[RowKey], "FlowRow | None"]
 
 
@@ -230,97 +229,67 @@ def apply(flow: str, id_: str, record: int, operation: RowOperation, find: Find)
     if kind.form is not FORMS[type(operation)]:
         raise InvalidEntry(f"{type(operation).__name__} is not for {kind.name} of {flow}, which is a {kind.form}")
     _check_key(operation.key)
-    row = find((flow, kind.name, operation.key))
+    name = (flow, kind.name, operation.key)
+    row = find(name)
 
-    def made(**more: Any) -> FlowRow:
-        values = {"flow": flow, "kind": kind.name, "key": operation.key, "record": record, "amount": 0, "version": 1}
-        return FlowRow(**{**values, "permanent": kind.permanent, "body": "{}", **more})
+    def written(old: FlowRow | None, **fields: Any) -> FlowRow:
+        """The next version of a row that is there, or its first: the flow's own, unless `fields` say whose."""
+        if old is not None:
+            return msgspec.structs.replace(old, version=old.version + 1, **fields)
+        first = {"flow": flow, "kind": kind.name, "key": operation.key, "record": 0, "state": FIRST_STATES[kind.form]}
+        return FlowRow(**{**first, "amount": 0, "version": 1, "permanent": kind.permanent, "body": "{}", **fields})
 
     match operation:
         case Claim(body=body):
-            if row is None:
-                return [made(state=RowState.HELD, body=_text(body))]
-            if row.state is not RowState.RELEASED:
-                raise RowTaken(flow, kind.name, operation.key, row.record)
-            return [_changed(row, state=RowState.HELD, record=record, body=_text(body))]
+            if row is not None and row.state is not RowState.RELEASED:
+                raise RowTaken(*name, row.record)
+            return [written(row, state=RowState.HELD, record=record, body=_text(body))]
         case Release():
-            held = _own(row, operation, flow, record, RowState.HELD)
-            return [_changed(held, state=RowState.RELEASED)]
+            return [written(_own(row, name, record), state=RowState.RELEASED)]
         case Next(at_least=at_least, body=body):
             if not 0 <= at_least <= NUMBER_MAX:
                 raise InvalidEntry(f"a sequence can't go on at {at_least}")
             number = at_least if row is None else max(at_least, row.amount)
             key = _check_key(numbered(operation.key, number))
-            counter = (
-                made(state=RowState.SEQUENCE, amount=number + 1, record=0)
-                if row is None
-                else _changed(row, amount=number + 1)
-            )
-            return [counter, made(state=RowState.HELD, key=key, amount=number, body=_text(body))]
+            taken = written(None, state=RowState.HELD, record=record, key=key, amount=number, body=_text(body))
+            return [written(row, amount=number + 1), taken]
         case Reserve(amount=amount, bound=bound):
-            return _reserved(flow, id_, operation, row, find, made, amount, bound)
+            if not 0 < amount <= MINOR_MAX:
+                raise InvalidEntry(f"{amount} can't be reserved")
+            key = _check_key(f"{operation.key}/{id_}")
+            own = find((flow, kind.name, key))
+            if own is not None and own.state is not RowState.RELEASED:
+                raise RowTaken(flow, kind.name, key, own.record)
+            reserved = 0 if row is None else row.amount
+            if reserved + amount > bound:
+                raise BoundExceeded(*name, reserved, amount, bound)
+            total = written(row, amount=_amount(reserved + amount))
+            return [total, written(own, state=RowState.HELD, record=record, key=key, amount=amount)]
         case GiveBack():
-            own = find((flow, kind.name, f"{operation.key}/{id_}"))
-            held = _own(own, operation, flow, record, RowState.HELD)
+            held = _own(find((flow, kind.name, f"{operation.key}/{id_}")), name, record)
             if row is None or row.amount < held.amount:
-                raise RowNotOwned(flow, kind.name, operation.key, f"less than {held.amount} is reserved there")
-            total = _changed(row, amount=row.amount - held.amount)
-            return [total, _changed(held, state=RowState.RELEASED, amount=0)]
+                raise RowNotOwned(*name, f"less than {held.amount} is reserved there")
+            total = written(row, amount=row.amount - held.amount)
+            return [total, written(held, state=RowState.RELEASED, amount=0)]
         case Put(version=version, body=body, amount=amount, shared=shared):
             found = 0 if row is None else row.version
             if found != version:
-                raise RowMoved(flow, kind.name, operation.key, version, found)
+                raise RowMoved(*name, version, found)
             owner = 0 if shared else record
-            if row is None:
-                return [made(state=RowState.VALUE, amount=_amount(amount), body=_text(body), record=owner)]
-            if row.record != owner:
-                raise RowNotOwned(flow, kind.name, operation.key, f"it belongs to record {row.record}")
-            return [_changed(row, amount=_amount(amount), body=_text(body))]
+            if row is not None and row.record != owner:
+                raise RowNotOwned(*name, f"it belongs to record {row.record}")
+            return [written(row, record=owner, amount=_amount(amount), body=_text(body))]
 
 
-def _reserved(
-    flow: str,
-    id_: str,
-    operation: Reserve,
-    total: FlowRow | None,
-    find: Find,
-    made: Callable[..., FlowRow],
-    amount: int,
-    bound: int,
-) -> list[FlowRow]:
-    kind, key = operation.kind.name, operation.key
-    if not 0 < amount <= MINOR_MAX:
-        raise InvalidEntry(f"{amount} can't be reserved")
-    own_key = _check_key(f"{key}/{id_}")
-    own = find((flow, kind, own_key))
-    if own is not None and own.state is not RowState.RELEASED:
-        raise RowTaken(flow, kind, own_key, own.record)
-    reserved = 0 if total is None else total.amount
-    if reserved + amount > bound:
-        raise BoundExceeded(flow, kind, key, reserved, amount, bound)
-    sum_row = (
-        made(state=RowState.TOTAL, amount=_amount(amount), record=0)
-        if total is None
-        else _changed(total, amount=_amount(reserved + amount))
-    )
-    if own is None:
-        return [sum_row, made(state=RowState.HELD, key=own_key, amount=amount)]
-    return [sum_row, _changed(own, state=RowState.HELD, amount=amount, record=made(state=RowState.HELD).record)]
-
-
-def _own(row: FlowRow | None, operation: RowOperation, flow: str, record: int, state: RowState) -> FlowRow:
-    """The row, if it is this record's to give up."""
-    kind, key = operation.kind.name, operation.key
-    if row is None or row.state is not state or row.record != record:
-        what = "no record has it" if row is None or row.state is not state else f"it belongs to record {row.record}"
-        raise RowNotOwned(flow, kind, key, what)
+def _own(row: FlowRow | None, name: RowKey, record: int) -> FlowRow:
+    """The row, if it is this record's to give up; `name` is what a refusal says."""
+    if row is None or row.state is not RowState.HELD:
+        raise RowNotOwned(*name, "no record has it")
+    if row.record != record:
+        raise RowNotOwned(*name, f"it belongs to record {row.record}")
     if row.permanent:
-        raise RowNotOwned(flow, kind, key, "its kind is permanent")
+        raise RowNotOwned(*name, "its kind is permanent")
     return row
-
-
-def _changed(row: FlowRow, **more: Any) -> FlowRow:
-    return msgspec.structs.replace(row, version=row.version + 1, **more)
 
 
 def _amount(amount: int) -> int:
@@ -330,9 +299,7 @@ def _amount(amount: int) -> int:
 
 
 def _check_key(key: str) -> str:
-    if not 0 < len(key) <= KEY_LENGTH_MAX or not key.isprintable():
-        raise InvalidName("key of a row", key[:KEY_LENGTH_MAX], f"1 to {KEY_LENGTH_MAX} printable characters")
-    return key
+    return check_text("key of a row", key, KEY_LENGTH_MAX)
 
 
 def _text(body: dict[str, Any]) -> str:

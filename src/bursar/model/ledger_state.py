@@ -7,9 +7,9 @@ it would have seen had it come alone afterwards (L17). It decides nothing; `reso
 from __future__ import annotations
 
 from bursar.model.accounts import Account, Book
+from bursar.model.envelope import Plan
 from bursar.model.errors import UnknownAccount, UnknownAsset, UnknownBook
 from bursar.model.money import Asset
-from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
 from bursar.model.selection import Pool, PoolKey
 
@@ -60,45 +60,32 @@ class LedgerState:
 
     def extend_pool(self, key: PoolKey, postings: list[Posting], *, complete: bool) -> None:
         """More postings of a pool, which it did not know of."""
-        for p in postings:
-            self.live[p.id] = p
+        self.add_postings(postings, key=None)
         pool = self.pools[key]
         pool.items = sorted([*pool.items, *((abs(p.amount), -p.id) for p in postings)])
         pool.complete = complete
 
     def apply(self, plan: Plan) -> None:
         """An envelope is accepted: spend and create."""
-        live, pools = self.live, self.pools
-        for p in plan.envelope.consumes:  # `_die` and `_live` inlined: every entry runs this
-            live.pop(p.id, None)
-            pool = pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
-            if pool is not None:
-                pool.drop(abs(p.amount), p.id)
-        for p in plan.envelope.creates:
-            live[p.id] = p
-            pool = pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
-            if pool is not None:
-                pool.put(abs(p.amount), p.id)
+        self._exchange(plan.envelope.consumes, plan.envelope.creates)
         for account, asset, _before, after in plan.floors:
             self.balances[account, asset] = after
 
     def undo(self, plan: Plan) -> None:
         """An accepted envelope is withdrawn, because another of the same change is refused. Newest first."""
-        for p in plan.envelope.creates:
-            self._die(p)
-        for p in plan.envelope.consumes:
-            self._live(p)
+        self._exchange(plan.envelope.creates, plan.envelope.consumes)
         for account, asset, before, _after in plan.floors:
             self.balances[account, asset] = before
 
-    def _die(self, p: Posting) -> None:
-        self.live.pop(p.id, None)
-        pool = self.pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
-        if pool is not None:
-            pool.drop(abs(p.amount), p.id)
-
-    def _live(self, p: Posting) -> None:
-        self.live[p.id] = p
-        pool = self.pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
-        if pool is not None:
-            pool.put(abs(p.amount), p.id)
+    def _exchange(self, spent: tuple[Posting, ...], created: tuple[Posting, ...]) -> None:
+        live, pools = self.live, self.pools
+        for p in spent:
+            live.pop(p.id, None)
+            pool = pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
+            if pool is not None:
+                pool.drop(abs(p.amount), p.id)
+        for p in created:
+            live[p.id] = p
+            pool = pools.get((p.account, p.asset, PLUS if p.amount > 0 else MINUS))
+            if pool is not None:
+                pool.put(abs(p.amount), p.id)

@@ -158,7 +158,6 @@ class MachineError(BursarError):
     """A mistake in a flow's code: nothing that a user did, nothing that a retry could mend."""
 
 
-@dataclass(eq=False)
 class MachineRefused(MachineError):
     """The machine would be wrong. `problems` has everything that is, not only the first thing."""
 
@@ -170,17 +169,15 @@ class MachineRefused(MachineError):
         return f"machine {self.machine!r} is refused:" + "".join(f"\n  - {problem}" for problem in self.problems)
 
 
-@dataclass(eq=False)
 class UnknownState(MachineError):
     """The machine has no such state."""
 
     machine: str
-    state: str | int
+    state: str
     code = "UNKNOWN_STATE"
     text = "machine {machine!r} has no state {state!r}"
 
 
-@dataclass(eq=False)
 class ImpossibleEvent(MachineError):
     """The event cannot happen in this state."""
 
@@ -239,12 +236,6 @@ class Machine:
         except KeyError:
             raise UnknownState(self.name, name) from None
 
-    def state_of_code(self, code: int) -> State:
-        """The state of that code, or `UnknownState`."""
-        if found := [state for state in self.states if state.code == code]:
-            return found[0]
-        raise UnknownState(self.name, code)
-
     def can_await(self, state: str, event: str) -> bool:
         """Whether a record in `state` waits for `event`, or can come to a state that does."""
         onward: dict[str, list[str]] = {
@@ -287,16 +278,6 @@ class Machine:
     def mermaid(self) -> str:
         """The picture as Mermaid text, for the docs."""
         return drawing.mermaid(_picture(self))
-
-    def svg(self, counts: Mapping[str, int] | None = None) -> str:
-        """The picture as SVG, with how many records are in each state if given. Counts never move a box."""
-        for name in counts or ():
-            self.state(name)  # records in an unknown state are not to be left out of a picture in silence
-        return drawing.svg(self._layout, counts or {})
-
-    @cached_property
-    def _layout(self) -> drawing.Layout:
-        return drawing.lay_out(_picture(self))
 
 
 def _stays(states: tuple[State, ...], arrows: tuple[Arrow, ...]) -> Iterator[Arrow]:
@@ -419,15 +400,12 @@ def _wrong_answer(arrow: Arrow, source: State, target: State) -> Iterator[Proble
 def _wrong_paths(machine: Machine, states: Mapping[str, State], arrows: list[Arrow]) -> Iterator[Problem]:
     """What only the whole shows: where records would begin, pile up, turn in circles, or never come."""
     onward: dict[str, list[str]] = {name: [] for name in states}
-    resting: dict[str, list[str]] = {name: [] for name in states}
     passing: dict[str, list[str]] = {name: [] for name in states}  # out of automatic states
     for arrow in arrows:
         if states[arrow.source].kind is Kind.AUTOMATIC:
             passing[arrow.source].append(arrow.target)
         if arrow.target != arrow.source:
             onward[arrow.source].append(arrow.target)
-        if states[arrow.source].kind is Kind.AUTOMATIC and states[arrow.target].kind is Kind.AUTOMATIC:
-            resting[arrow.source].append(arrow.target)
     for arrow in arrows:
         succeeds = arrow.answer is Outcome.SUCCESS and not states[arrow.source].compensating
         if succeeds and any(states[name].compensating for name in _reach(passing, arrow.target)):
@@ -443,7 +421,7 @@ def _wrong_paths(machine: Machine, states: Mapping[str, State], arrows: list[Arr
             yield Problem(Flaw.NO_WAY_ON, state=name)
         elif name not in ends and not ends & _reach(onward, name):
             yield Problem(Flaw.NO_END, state=name)
-        if name in _reach(resting, name):
+        if name in _reach(passing, name):
             yield Problem(Flaw.CYCLE_OF_AUTOMATIC_STATES, state=name)
         if name not in reachable:
             yield Problem(Flaw.UNREACHABLE, state=name)
@@ -467,10 +445,9 @@ def _picture(machine: Machine) -> drawing.Picture:
     for arrow in machine.arrows:
         together.setdefault((arrow.source, arrow.target), []).append(str(arrow.event))
     return drawing.Picture(
-        title=machine.name,
         start=machine.initial,
         boxes=tuple(_box(state) for state in machine.states),
-        lines=tuple(drawing.Line(*ends, _labels(events), tuple(events)) for ends, events in together.items()),
+        lines=tuple(drawing.Line(*ends, _labels(events)) for ends, events in together.items()),
     )
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bursar.model.accounts import Account, AccountStatus, check_active
 from bursar.model.entries import EntryKind
-from bursar.model.envelope import Envelope
+from bursar.model.envelope import Envelope, Plan
 from bursar.model.errors import (
     AmountTooLarge,
     AssetSuspended,
@@ -41,7 +41,6 @@ from bursar.model.errors import (
 )
 from bursar.model.ledger_state import LedgerState
 from bursar.model.money import MINOR_MAX, MINOR_MIN, Asset, AssetStatus, format_minor
-from bursar.model.plan_types import Plan
 from bursar.model.postings import POSTINGS_MAX
 
 

@@ -11,7 +11,6 @@ wrong and stays watched (T34).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -41,7 +40,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] = {}
 
 
-@dataclass(eq=False)
 class ProofMissing(InvalidState):
     """Money would be given back without a proof that it did not, and will not, go where it was sent."""
 

@@ -1,6 +1,6 @@
 """A batch: the changes of many callers, committed in one transaction. The shapes that writer and store exchange.
 
-The writer owns the loop (`writer/commit.py`): it computes a `ReadSet`, the store returns a `LoadedState`, the writer
+The writer owns the loop (`writer/batch.py`): it computes a `ReadSet`, the store returns a `LoadedState`, the writer
 decides, and the store writes the `WriteSet`. The store decides nothing and calls nothing back. What was read may be
 stale by the time it is written: the write compares versions and counts, and fails as a whole (`WriteConflict`).
 """
@@ -60,7 +60,7 @@ class RuleSet(msgspec.Struct, frozen=True):
     cached_accounts: set[int]  # those whose balance is cached
 
 
-class WriterCache:
+class WriterCache(msgspec.Struct, eq=False, kw_only=True):
     """Newest versions of accounts, with assets and books: valid as long as the rules' generation stands.
 
     Only what exists is kept; that an account does *not* exist is read again every time.
@@ -73,32 +73,17 @@ class WriterCache:
     ACCOUNTS_MAX = 200_000  # beyond that the cache starts over
     POSTINGS_MAX = 200_000  # and pools, likewise
 
-    __slots__ = (
-        "accounts",
-        "assets",
-        "books",
-        "cached_accounts",
-        "connection",
-        "generation",
-        "live",
-        "numbers",
-        "numbers_until",
-        "pessimistic",
-        "pools",
-    )
-
-    def __init__(self, *, pessimistic: int = 0) -> None:
-        self.generation = 0
-        self.connection = 0  # the store's connection count when it was filled: another one may be to another server
-        self.pessimistic = pessimistic  # batches that still read what others assume, because of a recent conflict
-        self.numbers: list[int] = []  # taken ahead, by a store that does so
-        self.numbers_until = 0.0  # and still fresh until then
-        self.live: dict[int, Posting] = {}  # of records, and of the pools
-        self.pools: dict[PoolKey, Pool] = {}
-        self.accounts: dict[str, Account] = {}
-        self.assets: dict[str, Asset] = {}
-        self.books: dict[str, Book] = {}
-        self.cached_accounts: set[int] = set()
+    generation: int = 0
+    connection: int = 0  # the store's connection count when it was filled: another one may be to another server
+    pessimistic: int = 0  # batches that still read what others assume, because of a recent conflict
+    numbers: list[int] = []  # taken ahead, by a store that does so
+    numbers_until: float = 0.0  # and still fresh until then
+    live: dict[int, Posting] = {}  # of records, and of the pools
+    pools: dict[PoolKey, Pool] = {}
+    accounts: dict[str, Account] = {}
+    assets: dict[str, Asset] = {}
+    books: dict[str, Book] = {}
+    cached_accounts: set[int] = set()
 
     def reset(self, rules: RuleSet) -> None:
         """The rules have changed: start over."""

@@ -3,7 +3,7 @@
 What is read: `@record` stands for all columns of a record as they are selected, in the order of the struct's fields;
 `@r.record` for the same of a table that the statement calls `r`. `reader` makes the struct of such a row.
 
-What a batch writes (`ROWS`): on PostgreSQL `@envelopes` stands for one array per column (postgres/columns.py). On
+What a batch writes (`ROWS`): on PostgreSQL `@envelopes` stands for one array per column (postgres/arrays.py). On
 SQLite `@envelopes` stands for the names of the columns, `:envelopes` for a row's values, `:moves.number` for one of
 them, `@moves.changes` for the assignments of an UPDATE, and `:now` for the time, which follows each row.
 """
@@ -17,10 +17,11 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from bursar.model.accounts import Account, Closing
+from bursar.model.accounts import Account, Book, Closing
 from bursar.model.documents import Document, Proposal
 from bursar.model.errors import DatabaseCorrupt
 from bursar.model.flow_rows import FlowRow
+from bursar.model.money import Asset
 from bursar.model.records import (
     Alert,
     ForcedCall,
@@ -89,45 +90,45 @@ class Reading(msgspec.Struct, frozen=True):
 
     struct: type[msgspec.Struct]
     columns: dict[str, tuple[str, str]] = {}
+    known_as: str = "{0}"  # how errors name a row, by its columns
 
 
-# How a column is stored, if not plainly: `time` (microseconds on SQLite), `age` (a time, as time since then), `json`,
+def _times(**columns: str) -> dict[str, tuple[str, str]]:
+    return {field: (column, "time") for field, column in columns.items()}
+
+
+# How a column is stored, if not plainly: `time` (microseconds on SQLite), `age` (a time, as time since then), `json`
+# (read as text), `parsed` (JSON in a text, read as what the field is),
 # `wide` (a number wider than bigint; text on SQLite), `amount` (the same; 16 bytes on SQLite that sort as it does),
 # `raw` (text that may have been broken behind our back, and must not fail the statement; on SQLite read as bytes).
 READ = {
-    "account": Reading(Account),
-    "action": Reading(OperatorAction, {"at_us": ("at", "time")}),
+    "account": Reading(Account, {"policy": ("policy", "parsed")}, "{1}, version {2},"),
+    "action": Reading(OperatorAction, _times(at_us="at")),
     "alert": Reading(
-        Alert,
-        {
-            "raised_us": ("raised_at", "time"),
-            "delivered_us": ("delivered_at", "time"),
-            "acknowledged_us": ("acknowledged_at", "time"),
-        },
+        Alert, _times(raised_us="raised_at", delivered_us="delivered_at", acknowledged_us="acknowledged_at")
     ),
+    "asset": Reading(Asset, {name: (name, "wide") for name in ("min_transfer", "max_transfer")}, "{1}"),
+    "book": Reading(Book, {name: (name, "parsed") for name in ("assets", "accounts")}, "{1}"),
     "closing": Reading(Closing, {"age_us": ("at", "age")}),
-    "document": Reading(Document, {"at_us": ("at", "time")}),
-    "envelope": Reading(StoredEnvelope, {"metadata": ("metadata", "json"), "at_us": ("at", "time")}),
+    "document": Reading(Document, _times(at_us="at")),
+    "envelope": Reading(StoredEnvelope, {"metadata": ("metadata", "json"), **_times(at_us="at")}),
     "flow_row": Reading(FlowRow, {"amount": ("amount", "wide"), "body": ("body", "json")}),
     "forced_call": Reading(ForcedCall),
     "hold": Reading(HoldRow, {"amount": ("amount", "amount"), "remaining": ("remaining", "amount")}),
-    "pause": Reading(Pause, {"at_us": ("at", "time"), "age_us": ("at", "age")}),
-    "proposal": Reading(Proposal, {"at_us": ("at", "time")}),
+    "pause": Reading(Pause, {**_times(at_us="at"), "age_us": ("at", "age")}),
+    "proposal": Reading(Proposal, _times(at_us="at")),
     "record": Reading(
         Record,
         {
             **{name: (name, "raw") for name in ("flow", "id", "owner", "state", "worker", "error")},
             "in_flight_posting": ("transit", ""),
-            "due_us": ("due", "time"),
             "body": ("body", "raw json"),
-            "since_us": ("since", "time"),
-            "created_us": ("created_at", "time"),
-            "updated_us": ("updated_at", "time"),
-            "timer_us": ("timer", "time"),
+            **_times(due_us="due", since_us="since", timer_us="timer"),
+            **_times(created_us="created_at", updated_us="updated_at"),
         },
     ),
-    "signal": Reading(Signal, {"evidence": ("evidence", "json"), "at_us": ("at", "time")}),
-    "transition": Reading(Transition, {"evidence": ("evidence", "json"), "at_us": ("at", "time")}),
+    "signal": Reading(Signal, {"evidence": ("evidence", "json"), **_times(at_us="at")}),
+    "transition": Reading(Transition, {"evidence": ("evidence", "json"), **_times(at_us="at")}),
 }
 _SELECTED = {
     "postgres": {
@@ -221,8 +222,8 @@ def reader(name: str, kind: type[T]) -> Callable[[Row], T]:
             for field, to in conversions:
                 fields[field] = to(fields[field])
             return kind(**fields)
-        except (ValueError, TypeError) as error:
-            raise DatabaseCorrupt(f"{name} {row[0]}", str(error)) from error
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise DatabaseCorrupt(f"{name} {reading.known_as.format(*row)}", str(error)) from error
 
     return read
 
@@ -232,4 +233,6 @@ def _conversion(kind: Any, how: str) -> Callable[[Any], Any] | None:
         return text_of
     if how in ("wide", "amount"):
         return minor_of
+    if how == "parsed":
+        return msgspec.json.Decoder(kind).decode
     return kind if kind is bool or (isinstance(kind, type) and issubclass(kind, Enum)) else None

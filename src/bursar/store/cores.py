@@ -18,7 +18,6 @@ class CoreRow(msgspec.Struct, frozen=True):
     room: int  # floors that it was asked for, or is about to be (T32)
     forget: int
     compared: int  # the sequence of its log up to which every operation has its record here
-    bound_us: int
     pruned_us: int | None  # when the core last took them
     sequence: int  # the highest of its log that anything here relies on (T33)
 
@@ -37,8 +36,7 @@ class Cores(Table):
 
     async def get(self, rail: str) -> CoreRow | None:
         """The core behind a rail; None before its first contact."""
-        rows = await self._s.rows("core", rail)
-        return CoreRow(*rows[0]) if rows else None
+        return await self._first(lambda row: CoreRow(*row), "core", rail)
 
     async def bind(self, rail: str, identity: str) -> bool:
         """Whether the rail was bound now: it was free, and the core was no other rail's."""

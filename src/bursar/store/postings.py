@@ -13,7 +13,8 @@ from bursar.store.session import Table
 class Postings(Table):
     """Postings, who spent them, and the disposable table of what is live."""
 
-    def _stored(self, row: Row) -> StoredPosting:
+    @staticmethod
+    def _stored(row: Row) -> StoredPosting:
         posting = Posting(row[0], row[1], row[2], minor_of(row[3]))
         if row[5] is not None and not row[6]:
             state = PostingState.SPENT
@@ -23,19 +24,18 @@ class Postings(Table):
 
     async def get(self, ids: Iterable[int]) -> list[StoredPosting]:
         """Postings by number, in that order; the missing are missing. Spent ones stay readable."""
-        return [self._stored(row) for row in await self._s.rows("postings_by_id", list(ids))]
+        return await self._all(self._stored, "postings_by_id", list(ids))
 
     async def of_envelopes(self, first: int, last: int) -> list[StoredPosting]:
         """What the envelopes from `first` to `last` created."""
-        rows = await self._s.rows("postings_of_envelopes", posting_id(first, 0), posting_id(last + 1, 0))
-        return [self._stored(row) for row in rows]
+        return await self._all(self._stored, "postings_of_envelopes", posting_id(first, 0), posting_id(last + 1, 0))
 
     async def of_account(
         self, account: int, *, asset: int = 0, live_only: bool = False, after: int = 0, limit: int = 100
     ) -> list[StoredPosting]:
         """Postings of one account by number; of one asset if given."""
         name = "live_of_account" if live_only else "postings_of_account"
-        return [self._stored(row) for row in await self._s.rows(name, account, after, asset, limit)]
+        return await self._all(self._stored, name, account, after, asset, limit)
 
     async def candidates(self, name: str, account: int, asset: int, limit: int) -> list[Posting]:
         """Free live postings: `largest`, `most_negative` or `smallest` first."""

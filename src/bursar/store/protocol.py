@@ -17,7 +17,6 @@ Work: TypeAlias = Callable[[BatchSession], Coroutine[Any, Any, T]]
 class Store(Protocol):
     """WriteSet, in units. It applies and returns what changed; it decides nothing."""
 
-    dialect: str  # sqlite or postgres
     overlaps: bool  # one batch can be prepared while the one before it is written
     first_read: int  # postings to read per account and asset at first
     reuses_postings: bool  # small batches may be decided on postings that the batch before has left

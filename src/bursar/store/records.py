@@ -131,10 +131,6 @@ class Records(Table):
         rows = await self._s.rows("claim_all", list(flows), limit, worker, lease_us, after)
         return sorted((record_of(row) for row in rows), key=lambda record: record.number)
 
-    async def wake(self, flow: str, id_: str) -> bool:
-        """Make it due now."""
-        return await self._one("wake_record", flow, id_) is not None
-
     async def wake_held(self, numbers: Sequence[int], worker: str) -> None:
         """Make those due now that are still this worker's."""
         await self._s.rows("wake_held", list(numbers), worker)

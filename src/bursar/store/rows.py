@@ -6,63 +6,32 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
-from bursar.model.accounts import Account, AccountStatus, Book, decode_policy
+from bursar.model.accounts import Account, Book
 from bursar.model.envelope import Envelope, decode_legs, decode_pins, encode_ids, encode_legs, encode_pins
-from bursar.model.errors import DatabaseCorrupt, InvalidName
-from bursar.model.money import Asset, AssetStatus
+from bursar.model.errors import InvalidName
+from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.model.postings import Posting
 from bursar.model.records import HoldRow, OperationResult, Record, StoredEnvelope, Transition
 from bursar.store.columns import Row, reader
 
-_names = msgspec.json.Decoder(tuple[str, ...])
-
-
-def asset_of(row: Row) -> Asset:
-    """A row of assets."""
-    try:
-        return Asset(
-            id=row[0],
-            code=row[1],
-            precision=row[2],
-            min_transfer=int(row[3]),
-            max_transfer=int(row[4]),
-            status=AssetStatus(row[5]),
-            internal_transfer_enabled=bool(row[6]),
-        )
-    except (ValueError, TypeError) as error:
-        raise DatabaseCorrupt(f"asset {row[1]}", str(error)) from error
-
-
-def book_of(row: Row) -> Book:
-    """A row of books."""
-    try:
-        return Book(id=row[0], name=row[1], assets=_names.decode(row[2]), accounts=_names.decode(row[3]))
-    except msgspec.MsgspecError as error:
-        raise DatabaseCorrupt(f"book {row[1]}", str(error)) from error
+asset_of = reader("asset", Asset)
+book_of = reader("book", Book)
+_account_of = reader("account", Account)
+envelope_of = reader("envelope", StoredEnvelope)
+record_of = reader("record", Record)
+transition_of = reader("transition", Transition)
 
 
 def account_of(row: Row) -> Account:
-    """id, path, version, policy, status, book → Account."""
+    """A row that begins with the columns of an account."""
     return _account(*row[:6])
 
 
 # A version of an account never changes: what was worked out of it once (its hash, its bytes) is good for all readers.
 @lru_cache(maxsize=16_384)
-def _account(id_: int, path: str, version: int, policy: str, status: str, book: str) -> Account:
-    try:
-        return Account(
-            id=id_, path=path, version=version, policy=decode_policy(policy), status=AccountStatus(status), book=book
-        )
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise DatabaseCorrupt(f"account {path}, version {version},", str(error)) from error
-
-
-envelope_of = reader("envelope", StoredEnvelope)
-record_of = reader("record", Record)
-transition_of = reader("transition", Transition)
+def _account(*row: Any) -> Account:
+    return _account_of(row)
 
 
 def envelope_row(envelope: Envelope, id_: bytes) -> tuple[Any, ...]:

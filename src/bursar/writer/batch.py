@@ -3,6 +3,10 @@
 The result of each change is what it would have been alone, in that order (L17): `Decision` decides it on the state as
 its predecessors have left it. If the write conflicts with another transaction, the whole batch is read and decided
 again, refusals included.
+
+`prepare` and `commit` are the loop that every entry and every transition goes through: read set → decide → write set.
+The store only reads and writes. On PostgreSQL it runs on the event loop, and `prepare` and the write may be on two
+connections; on SQLite all of it runs on the writer's thread inside one transaction (`store.run_batch`).
 """
 
 from __future__ import annotations
@@ -13,11 +17,19 @@ from bursar.model.entries import Intent
 from bursar.model.errors import Refusal
 from bursar.model.ledger_state import MINUS, PLUS, LedgerState
 from bursar.model.selection import NeedMorePostings, PoolKey
-from bursar.store.batch import READ_MAX, BatchSession, LoadedState, ReadSet, WriteConflict, WriterCache, WriteSet
+from bursar.store.batch import (
+    READ_MAX,
+    BatchSession,
+    LoadedState,
+    PreparedBatch,
+    ReadSet,
+    WriteConflict,
+    WriterCache,
+    WriteSet,
+)
 from bursar.writer.change import Change
 from bursar.writer.decision import Decision, Effects, Result, accounts_of
-from bursar.writer.records import records_to_read
-from bursar.writer.rows import rows_to_read
+from bursar.writer.records import records_to_read, rows_to_read
 
 REUSE_MAX = 16  # changes of a batch that reuses cached postings: of a larger one, a round trip is a small part
 READ_MORE = 8  # times as many postings, whenever those read so far are too few
@@ -174,3 +186,36 @@ class Batch:
         """Keys of what was refused. If one of them exists, an earlier attempt was written, and that is the answer."""
         pairs = zip(self.changes, self.results, strict=True)
         return [(i.scope, i.key) for change, result in pairs if isinstance(result, Refusal) for i in change.intents]
+
+
+async def prepare(batch: Batch, session: BatchSession) -> PreparedBatch:
+    """Read and decide, until nothing that was decided depends on what was not read."""
+    cache = batch.cache
+    cache.use_connection(session.connection)
+    if cache.generation == 0:
+        cache.reset(await session.rules())
+    while True:
+        cache.trim()
+        read = batch.read_set()
+        if read.accounts:  # which postings to read depends on them
+            for account in await session.accounts(sorted(read.accounts)):
+                cache.accounts[account.path] = account
+            read = batch.read_set()
+        loaded = await session.load(read, cache)
+        if loaded.generation != cache.generation:
+            cache.reset(await session.rules())
+            continue
+        writes = await batch.decide(loaded, session)
+        if writes is None:  # a refusal depends on what was not read: now everything is
+            continue
+        if not loaded.keys_read and await session.existing(batch.refused_keys()):
+            cache.on_conflict()  # an earlier attempt was written, and its receipt is the answer: read all keys
+            continue
+        return PreparedBatch(loaded.generation, writes, cache, session.connection)
+
+
+async def commit(batch: Batch, session: BatchSession) -> None:
+    """Read, decide and write. A batch of refusals and replays writes nothing, and waits for no disk."""
+    prepared = await prepare(batch, session)
+    if not prepared.writes.empty:
+        await session.write(prepared)

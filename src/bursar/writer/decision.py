@@ -13,12 +13,11 @@ import msgspec
 
 from bursar.model.accounts import HELD, check_active
 from bursar.model.entries import HoldChange, Intent
-from bursar.model.envelope import Receipt, encode_legs
+from bursar.model.envelope import Plan, Receipt, encode_legs
 from bursar.model.errors import HoldOwned, InvalidEntry, KeyReused, Refusal
 from bursar.model.flow_rows import FlowRow, RowKey
 from bursar.model.ledger_state import MINUS, PLUS, LedgerState
 from bursar.model.plan import validate_and_plan
-from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
 from bursar.model.records import ExistingEntry, HoldRow, owner_name
 from bursar.model.resolve import booked_legs, resolve
@@ -136,9 +135,10 @@ class Decision:
                 raise KeyReused(intent.scope, intent.key, 0 if receipt.envelope in ours else receipt.envelope)
             if intent.hold is None and any(HELD in (leg.source, leg.target) for leg in intent.legs):
                 raise InvalidEntry("it moves held money, and does not say what becomes of the hold")
-        kept = [move.in_flight_account for move in change.moves if move.in_flight_account]
-        if len(set(kept)) < len(kept):  # which of the new postings there is whose could not be said
-            raise InvalidEntry(f"two records of one change would keep a posting in {kept[0]}")
+        if len(change.moves) > 1:
+            kept = [move.in_flight_account for move in change.moves if move.in_flight_account]
+            if len(set(kept)) < len(kept):  # which of the new postings there is whose could not be said
+                raise InvalidEntry(f"two records of one change would keep a posting in {kept[0]}")
         for move in change.moves:
             if move.in_flight_account and not self._made_in(move.in_flight_account, mark):
                 raise InvalidEntry(f"it makes no posting in {move.in_flight_account} for {move.flow} {move.id} to keep")

@@ -1,9 +1,13 @@
-"""Deciding the records' part of a group: moves, operations to operation, limits. Pure.
+"""Deciding the records' part of a group: moves, operations, limits, and rows of flows. Pure.
 
 It is optimistic: it assumes that every record is where its mover saw it, that no operation was answered before, that
 limits are not used up. Usually so, and then nothing has to be read. The write checks all of it and fails as a whole if
 not; the batch is then decided again with everything read (`LoadedRecords`), and only the changes that were too late are
 refused. What is never written can't be checked by the write: before a refusal is final, an earlier answer is read.
+
+Rows of a flow's own (model/flow_rows) are staged with their change, and kept if it is accepted. Those that an operation
+depends on are always read first. A batch may write one row several times, as when many records take a number of one
+sequence: then only its last state is written, against the version that was read.
 """
 
 from __future__ import annotations
@@ -12,13 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from bursar.model import flow_rows
 from bursar.model.errors import IdempotencyKeyReused, LimitExceeded, OperationAnswered, RecordMoved, Refusal
 from bursar.model.flow_rows import FlowRow, RowKey
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult
 from bursar.store.batch import LoadedRecords, RecordReadSet, RecordWrites
 from bursar.writer.change import Change, Limit, Move, Operation
-from bursar.writer.rows import RowDecision
 
 OperationKey = tuple[str, str, str]
 
@@ -37,6 +41,53 @@ def records_to_read(changes: Iterable[Change]) -> RecordReadSet:
         read.operations += [done.key for done in change.inline_operations]
         read.counters += [limit.key for limit in change.limits]
     return read
+
+
+def rows_to_read(changes: Iterable[Change]) -> list[RowKey]:
+    """The rows that these changes depend on, sorted."""
+    return sorted(
+        {
+            key
+            for change in changes
+            for move in change.moves
+            for operation in move.rows
+            for key in flow_rows.keys_read(move.flow, move.id, operation)
+        }
+    )
+
+
+class RowDecision:
+    """The rows as far as the batch is decided."""
+
+    def __init__(self, loaded: Mapping[RowKey, FlowRow]) -> None:
+        self._rows = dict(loaded)
+        self._expected: dict[RowKey, int] = {}  # versions before the batch, of the rows that it writes
+        self._staged: dict[RowKey, FlowRow] = {}
+
+    def stage(self, moves: Sequence[Move]) -> None:
+        """What the moves of one change do to rows; raises why not. A record that is being made has no number yet."""
+        self._staged = {}
+        for place, move in enumerate(moves, 1):
+            for operation in move.rows:
+                for row in flow_rows.apply(move.flow, move.id, move.number or -place, operation, self._find):
+                    self._staged[row.row_key] = row
+
+    def _find(self, key: RowKey) -> FlowRow | None:
+        return self._staged.get(key) or self._rows.get(key)
+
+    def accept(self, numbers: Sequence[int]) -> None:
+        """The change is accepted, and its records have these numbers."""
+        for key, row in self._staged.items():
+            before = self._rows.get(key)
+            self._expected.setdefault(key, 0 if before is None else before.version)
+            owned = row if row.record >= 0 else msgspec.structs.replace(row, record=numbers[-row.record - 1])
+            self._rows[key] = owned
+        self._staged = {}
+
+    @property
+    def written(self) -> list[tuple[int, FlowRow]]:
+        """Every row that the batch changes, with the version that it must have had; 0: none. In lock order."""
+        return [(expected, self._rows[key]) for key, expected in sorted(self._expected.items())]
 
 
 class RecordDecision:

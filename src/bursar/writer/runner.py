@@ -15,9 +15,8 @@ from bursar.model.errors import Conflict, DatabaseCorrupt, DatabaseUnavailable, 
 from bursar.ports import Ports
 from bursar.store import Store
 from bursar.store.batch import CommitUnknown, ConnectionFailed, Lane, LockTimeout, WriteConflict, WriterCache
-from bursar.writer.batch import Batch
+from bursar.writer.batch import Batch, commit
 from bursar.writer.change import Change, ChangeResult
-from bursar.writer.commit import commit
 from bursar.writer.decision import Effects, Result
 
 BATCH_MAX = 512  # changes in one transaction

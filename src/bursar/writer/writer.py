@@ -28,10 +28,9 @@ from bursar.store.batch import (
     WriteConflict,
     WriterCache,
 )
-from bursar.writer.batch import Batch
+from bursar.writer.batch import Batch, commit, prepare
 from bursar.writer.blocked import BlockedLane
 from bursar.writer.change import Change, ChangeResult
-from bursar.writer.commit import commit, prepare
 from bursar.writer.runner import BATCH_MAX, BatchRunner, PendingChange, answer, fail, keys_of, mark_unknown
 
 GATHER_MIN = 24  # callers that are worth a batch of their own while another one is written

@@ -56,8 +56,8 @@ def memory_files() -> SimFiles:
 
 def prune(state: CoreState, room: int, forget: int, keep: Sequence[int] = ()) -> Code:
     """Raise the floors as the server does, in steps."""
-    code = state.check_floors(room, forget)
-    for step in state.floor_steps(room, forget) if code == Code.OK else ():
+    code, steps = state.floor_steps(room, forget)
+    for step in steps:
         state.raise_floors(*step, keep)
     return code
 
@@ -95,7 +95,7 @@ def state_of(state: CoreState) -> Any:
         (state.floors.room, state.floors.forget, state.floors.kept),
         state.highest,
         state.statuses,
-        {code: list(a) for code, a in state.assets.items()},
+        {code: [(user, *held) for user, held in a.by_user.items()] for code, a in state.assets.items()},
         list(state.history.rows()),
         state.history.count,
         {op: {id_: state.history[number] for id_, number in seen.items()} for op, seen in state.history.where.items()},

@@ -168,7 +168,7 @@ class Game:
 
     def compare(self) -> None:
         state, reference = self.state, self.reference
-        accounts = {user: account for user, *account in state.assets["USDT"]} if "USDT" in state.assets else {}
+        accounts = state.assets["USDT"].by_user if "USDT" in state.assets else {}
         for user in (1, 2):
             available, _, reserved = accounts.get(user, (0, 0, 0))
             assert (available, reserved) == (reference.available[user], reference.reserved(user))
@@ -201,5 +201,5 @@ def test_what_moves_in_and_out_in_a_life_has_no_limit(rounds: list[tuple[int, bo
             moved += amount
         top = id_ + (3 if comes_back else 2)
         assert prune(state, top, top if forgets else 1) is Code.OK
-        assert [account[1:] for account in state.assets["USDT"]] == [(0, 0, 0)]
+        assert list(state.assets["USDT"].by_user.values()) == [[0, 0, 0]]
     assert run(state, [deposit(10**6, amount=U64_MAX)])[0] == b"\0"

@@ -533,6 +533,6 @@ def test_replaying_the_journal_gives_the_same_state(
         held_still = snapshots.capture(again, "spot", "0" * 32)
         assert state_of(snapshots.restore(b"".join(snapshots.pieces(held_still))).state) == state_of(state)
     assert state_of(again) == state_of(state)
-    for _, accounts in state.assets.items():
-        for _, available, frozen, committed in accounts:
+    for accounts in state.assets.values():
+        for available, frozen, committed in accounts.by_user.values():
             assert 0 <= available + frozen <= committed <= U64_MAX

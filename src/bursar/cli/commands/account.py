@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.cli.commands.serve import config_option, configured, data_option
-from bursar.cli.output import Output, table
-from bursar.cli.state import Group, on_database
-from bursar.cli.types import LIMIT, POLICIES, floor_options, policy_of
+from bursar.cli.output import Output, stack, table
+from bursar.cli.state import Group, configured, on_database
+from bursar.cli.types import LIMIT, POLICIES, floor_options, policy_of, settings_options
+from bursar.instance import Bursar
 from bursar.model.accounts import CORES, Account, CappedOverdraft, by_number, funding_user
 from bursar.model.views import Hold
+from bursar.ports import SystemPorts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from bursar.config import Config
-    from bursar.instance import Bursar
 
 COMPACT_STEP = 5_000  # postings merged between two looks at the bar
 
@@ -60,10 +58,8 @@ async def list_(b: Bursar, out: Output, prefix: str, after: str, limit: int) -> 
     more, found = len(found) > limit, found[:limit]
     rows = [(a.path, _policy(a), a.status, a.book, a.version) for a in found]
     columns = ("account", "policy", "status", "book", "version")
-    out.show(
-        [_json(a) for a in found],
-        lambda: table(*columns, rows=rows, right=("version",), empty="no accounts there"),
-    )
+    right, empty = ("version",), "no accounts there"
+    out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right, empty=empty))
     if more:
         out.say(f"more: bursar account list {prefix}{' ' if prefix else ''}--after {found[-1].path}")
 
@@ -84,13 +80,11 @@ async def show(b: Bursar, out: Output, path: str) -> None:
     }
 
     def draw() -> RenderableType:
-        from rich.console import Group as Stack
-
         rows = [(v.account.version, v.at, v.account.status, _policy(v.account)) for v in versions]
         columns = ("version", "since (UTC)", "status", "policy")
         sums = [(code, amount) for code, amount in balances.items()]
         book = f", only in book {head.book}" if head.book else ""
-        return Stack(
+        return stack(
             f"{head.path}: {head.status}, {_policy(head)}{book}",
             "",
             table("asset", "balance", rows=sums, right=("balance",)) if sums else "it has no balance\n",
@@ -105,17 +99,7 @@ def hold_table(holds: list[Hold], title: str | None = None) -> RenderableType:
     """Holds as a table."""
     columns = ("hold", "account", "asset", "held", "remaining", "state", "expires (UTC)", "owner")
     rows = [
-        (
-            h.id,
-            h.account,
-            h.amount.asset,
-            h.amount,
-            h.remaining,
-            h.state,
-            "never" if h.expires is None else h.expires,
-            h.owner,
-        )
-        for h in holds
+        (h.id, h.account, h.amount.asset, h.amount, h.remaining, h.state, h.expires or "never", h.owner) for h in holds
     ]
     return table(*columns, rows=rows, title=title, right=("hold", "held", "remaining"), whole=("expires (UTC)",))
 
@@ -143,8 +127,7 @@ async def unfreeze(b: Bursar, out: Output, path: str) -> None:
     """
 )
 @click.argument("path")
-@config_option
-@data_option
+@settings_options
 @on_database()
 async def close(b: Bursar, out: Output, path: str, file: str | None, data: str | None) -> None:
     """Close an account for good. It must be empty, with no open holds and no transfers under way.
@@ -158,17 +141,11 @@ async def close(b: Bursar, out: Output, path: str, file: str | None, data: str |
     elif funding_user(path) is None or not await b.store.read.accounts.holding(CORES):
         _changed(out, await b.ledger.close(path))
     else:
-        _changed(out, await _close_asking(b, configured(click.get_current_context(), file, data=data), path))
+        from bursar.flows.transfers import Transfers
+        from bursar.runtime import asked_cores
 
-
-async def _close_asking(b: Bursar, config: Config, path: str) -> Account:
-    """Close a user's funding account, and ask the cores first."""
-    from bursar.flows.transfers import Transfers
-    from bursar.ports import SystemPorts
-    from bursar.runtime import asked_cores
-
-    async with asked_cores(config, b.store, SystemPorts()) as cores:
-        return await Transfers(b.ledger, cores).close_account(path)
+        async with asked_cores(configured(file, data=data), b.store, SystemPorts()) as cores:
+            _changed(out, await Transfers(b.ledger, cores).close_account(path))
 
 
 @account.command(
@@ -207,11 +184,10 @@ def _changed(out: Output, head: Account) -> None:
 
 
 def _policy(head: Account) -> str:
-    name = head.policy.__struct_config__.tag
-    text = str(name).replace("_", "-")
     if isinstance(head.policy, CappedOverdraft):
         return f"capped at {head.policy.floor} {head.policy.asset}"
-    return text.removesuffix("-overdraft") if text == "uncapped-overdraft" else text
+    name = str(head.policy.__struct_config__.tag)
+    return "uncapped" if name == "uncapped_overdraft" else name.replace("_", "-")
 
 
 def _json(head: Account) -> dict[str, Any]:

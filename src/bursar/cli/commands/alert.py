@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from bursar.cli.operating import TIME, actor_option, on_catalog, operators_group
+from bursar.cli.operating import TIME, on_catalog, operators_group
 from bursar.cli.output import Output, table
+from bursar.cli.types import actor_option
+from bursar.engine import Operators
+from bursar.flows.catalog import Catalog
 from bursar.model.views import moment
-
-if TYPE_CHECKING:
-    from bursar.flows.catalog import Catalog
 
 alert = operators_group("alert", "Alerts of all flows: list those that are open, acknowledge one.")
 LIMIT = 1_000
@@ -55,8 +53,6 @@ async def list_(catalog: Catalog, out: Output, flow: str, limit: int) -> None:
 async def acknowledge(catalog: Catalog, out: Output, record: int, reason: str, actor: str) -> None:
     """Say that an alert has been seen, by the record's number (0: the system as a whole) and the alert's reason, as
     `bursar alert list` has them."""
-    from bursar.engine import Operators
-
     was_open = await Operators(catalog.engine).acknowledge(record, reason, actor=actor)
     words = "acknowledged" if was_open else "there is no such alert that is open; see `bursar alert list`"
     out.show({"acknowledged": was_open}, lambda: words)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
-from bursar.model.money import MINOR_MAX, Amount, Asset, AssetStatus
+from bursar.instance import Bursar
+from bursar.model.money import MINOR_MAX, Asset, AssetStatus
 from bursar.rails.trading.rules import U64_MAX
-
-if TYPE_CHECKING:
-    from bursar.instance import Bursar
 
 
 @click.group(cls=Group)
@@ -30,25 +28,20 @@ def asset() -> None:
 @click.option("--precision", type=int, required=True, help="Decimals: 2 for cents, 18 for wei.")
 @click.option("--min-transfer", metavar="AMOUNT", help="Smallest internal transfer.")
 @click.option("--max-transfer", metavar="AMOUNT", help="Largest internal transfer.")
-@click.option("--transfers/--no-transfers", default=None, help="Whether users may transfer it; not given: they may.")
+@click.option(
+    "--transfers/--no-transfers",
+    "internal_transfer_enabled",
+    default=None,
+    help="Whether users may transfer it; not given: they may.",
+)
 @on_database(may_create=True)
-async def create(
-    b: Bursar,
-    out: Output,
-    code: str,
-    precision: int,
-    min_transfer: str | None,
-    max_transfer: str | None,
-    transfers: bool | None,
-) -> None:
+async def create(b: Bursar, out: Output, /, **given: Any) -> None:
     """Create an asset. CODE is up to 16 capital letters and digits.
 
     Again with the same values it changes nothing; with others it is refused (see `bursar asset change`). The precision
     never changes, so mind what fits into a trading core, which counts in unsigned 64 bits: the answer says how much.
     """
-    made = await b.ledger.create_asset(
-        code, precision, min_transfer=min_transfer, max_transfer=max_transfer, internal_transfer_enabled=transfers
-    )
+    made = await b.ledger.create_asset(**given)
     most = made.of_minor(U64_MAX)
     out.show(
         _json(made),
@@ -69,20 +62,17 @@ async def create(
 @click.argument("code")
 @click.option("--min-transfer", metavar="AMOUNT", help="Smallest internal transfer.")
 @click.option("--max-transfer", metavar="AMOUNT", help="Largest internal transfer; none: no bound.")
-@click.option("--transfers/--no-transfers", default=None, help="Whether users may transfer it.")
+@click.option(
+    "--transfers/--no-transfers", "internal_transfer_enabled", default=None, help="Whether users may transfer it."
+)
 @on_database()
-async def change(
-    b: Bursar, out: Output, code: str, min_transfer: str | None, max_transfer: str | None, transfers: bool | None
-) -> None:
+async def change(b: Bursar, out: Output, /, code: str, **changes: Any) -> None:
     """Change an asset's bounds of transfers, or whether there are any. Transfers under way go on."""
-    if (min_transfer, max_transfer, transfers) == (None, None, None):
+    if all(value is None for value in changes.values()):
         raise click.UsageError("Say what to change: --min-transfer, --max-transfer, --transfers or --no-transfers.")
-    most: Amount | None = max_transfer
-    if max_transfer == "none":
-        most = (await b.ledger.asset(code)).of_minor(MINOR_MAX)
-    changed = await b.ledger.change_asset(
-        code, min_transfer=min_transfer, max_transfer=most, internal_transfer_enabled=transfers
-    )
+    if changes["max_transfer"] == "none":
+        changes["max_transfer"] = (await b.ledger.asset(code)).of_minor(MINOR_MAX)
+    changed = await b.ledger.change_asset(code, **changes)
     out.show(_json(changed), lambda: f"asset {changed.code}: {_transfers(changed)}")
 
 
@@ -91,9 +81,7 @@ async def change(
 async def list_(b: Bursar, out: Output) -> None:
     """All assets."""
     found = sorted((await b.ledger.assets()).values(), key=lambda a: a.code)
-    rows = [
-        (a.code, a.precision, a.status, _yes(a), _limit(a, a.min_transfer), _limit(a, a.max_transfer)) for a in found
-    ]
+    rows = [(a.code, a.precision, a.status, a.internal_transfer_enabled, *_bounds(a)) for a in found]
     columns = ("asset", "decimals", "status", "transfers", "min transfer", "max transfer")
     right = ("decimals", "min transfer", "max transfer")
     out.show([_json(a) for a in found], lambda: table(*columns, rows=rows, right=right, empty="no assets yet"))
@@ -120,29 +108,28 @@ async def _set(b: Bursar, out: Output, code: str, status: AssetStatus) -> None:
     out.show(_json(changed), lambda: f"asset {changed.code} is {changed.status}")
 
 
-def _yes(asset: Asset) -> str:
-    return "yes" if asset.internal_transfer_enabled else "no"
-
-
 def _transfers(asset: Asset) -> str:
     if not asset.internal_transfer_enabled:
         return "users can't transfer it"
-    most = _limit(asset, asset.max_transfer)
+    least, most = _bounds(asset)
     bound = f" and at most {most}" if most else ""
-    return f"users transfer at least {asset.of_minor(asset.min_transfer)}{bound} at once"
+    return f"users transfer at least {least}{bound} at once"
 
 
-def _limit(asset: Asset, minor: int) -> str:
-    return "" if minor == MINOR_MAX else str(asset.of_minor(minor))
+def _bounds(asset: Asset) -> tuple[str, str | None]:
+    """The smallest transfer and the largest; None: no bound."""
+    least, most = asset.of_minor(asset.min_transfer), asset.of_minor(asset.max_transfer)
+    return str(least), None if asset.max_transfer == MINOR_MAX else str(most)
 
 
 def _json(asset: Asset) -> dict[str, Any]:
+    least, most = _bounds(asset)
     return {
         "code": asset.code,
         "precision": asset.precision,
         "status": asset.status,
-        "min_transfer": str(asset.of_minor(asset.min_transfer)),
-        "max_transfer": None if asset.max_transfer == MINOR_MAX else str(asset.of_minor(asset.max_transfer)),
+        "min_transfer": least,
+        "max_transfer": most,
         "internal_transfer_enabled": asset.internal_transfer_enabled,
         "core_max": str(asset.of_minor(U64_MAX)),
     }

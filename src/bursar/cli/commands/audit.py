@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
-from bursar.cli.commands.serve import config_option, configured, data_option
-from bursar.cli.output import Output, plain, shown, table
+from bursar.cli.output import Output, plain, shown, stack, table
 from bursar.cli.place import open_database, until_back
-from bursar.cli.state import Command, State
+from bursar.cli.state import Command, configured, output, state
+from bursar.cli.types import settings_options
+from bursar.flows.transfers import AccountType, Transfers
+from bursar.flows.transfers.conservation import cores_hold
+from bursar.instance import Bursar
 from bursar.model.errors import DatabaseUnavailable
+from bursar.ports import SystemPorts
+from bursar.rails.trading import TradingClient
+from bursar.runtime import asked_cores
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from bursar.config import Config
-    from bursar.flows.transfers import AccountType
-    from bursar.instance import Bursar
-    from bursar.rails.trading import TradingClient
 
 BROKEN, NOT_JUDGED = 1, 3
 WRITTEN = {"I2", "I8"}  # the value tables themselves
 REBUILT = {"I1", "I3"}  # what is made from them, and can be made anew
 MOVED = {"I4", "I5", "I7"}  # what transfers and cores did
+STYLES = {"BROKEN": "bold red", "ok": "green", "not judged": "yellow"}  # of verdicts
 Look = Callable[[Progress | None], Awaitable[list[Finding]]]
 
 
@@ -54,20 +57,11 @@ Look = Callable[[Progress | None], Awaitable[list[Finding]]]
     type=click.FloatRange(min=0, min_open=True),
     help="Again and again, until interrupted.",
 )
-@config_option
-@data_option
+@settings_options
 @click.option(
     "--cores/--no-cores", default=None, help="Ask the cores of the configuration (I5). If --config or --data is given."
 )
-@click.pass_context
-def audit(
-    ctx: click.Context,
-    only: tuple[str, ...],
-    watch: float | None,
-    file: str | None,
-    data: str | None,
-    cores: bool | None,
-) -> int:
+def audit(only: tuple[str, ...], watch: float | None, file: str | None, data: str | None, cores: bool | None) -> int:
     """Check the invariants over one consistent moment. Others go on writing meanwhile.
 
     With a configuration its cores are asked what they hold, and I5 is one more row.
@@ -77,20 +71,17 @@ def audit(
     """
     asks = bool(file or data) if cores is None else cores
     if set(only) & ELSEWHERE.keys() and not asks:
-        raise click.UsageError("I5 is about cores: name a configuration with --config or --data, or say --cores", ctx)
-    state = ctx.ensure_object(State)
-    config = configured(ctx, file, data=data) if asks or file or data else None
-    out = Output(as_json=state.json)
+        raise click.UsageError("I5 is about cores: name a configuration with --config or --data, or say --cores")
+    config = configured(file, data=data) if asks or file or data else None
 
     async def work() -> int:
-        async with (
-            open_database(state.database)
-            if config is None
-            else open_database(config.database_url, options=config.database_options) as b,
-            _asked(b, config if asks else None) as clients,
-        ):
+        async with AsyncExitStack() as opened:
+            b = await opened.enter_async_context(open_database(config or state().database))
+            clients: dict[AccountType, TradingClient] = {}
+            if config is not None and asks:
+                clients = await opened.enter_async_context(asked_cores(config, b.store, SystemPorts()))
             look = _looking(b, clients, only)
-            return await _audit(out, look if watch is None else _patient(b, look), watch)
+            return await _audit(output(), look if watch is None else _patient(b, look), watch)
 
     return asyncio.run(work())
 
@@ -106,19 +97,6 @@ async def _audit(out: Output, look: Look, watch: float | None) -> int:
     return 0 if all(f.judged for f in findings) else NOT_JUDGED
 
 
-@asynccontextmanager
-async def _asked(b: Bursar, config: Config | None) -> AsyncIterator[dict[AccountType, TradingClient]]:
-    """Clients of the cores, if there is a configuration that names them."""
-    if config is None:
-        yield {}
-        return
-    from bursar.ports import SystemPorts
-    from bursar.runtime import asked_cores
-
-    async with asked_cores(config, b.store, SystemPorts()) as clients:
-        yield clients
-
-
 def _looking(b: Bursar, clients: dict[AccountType, TradingClient], only: tuple[str, ...]) -> Look:
     """One look at everything that was asked for: the database's own invariants, then what the cores say."""
     ours = [name for name in only if name in INVARIANTS]
@@ -126,9 +104,6 @@ def _looking(b: Bursar, clients: dict[AccountType, TradingClient], only: tuple[s
     async def look(progress: Progress | None) -> list[Finding]:
         findings = await run_audit(b.store, only=ours, progress=progress) if ours or not only else []
         if clients and (not only or set(only) & ELSEWHERE.keys()):
-            from bursar.flows.transfers import Transfers
-            from bursar.flows.transfers.conservation import cores_hold
-
             findings.append(await cores_hold(Transfers(b.ledger, clients), clients))
         return sorted(findings, key=lambda finding: finding.invariant)
 
@@ -150,8 +125,6 @@ def _patient(b: Bursar, look: Look) -> Look:
 
 async def _watch(out: Output, look: Look, seconds: float) -> None:
     """Until it is interrupted. In a terminal the table stays in its place; elsewhere each look is added."""
-    from datetime import UTC, datetime
-
     if out.as_json or not out.console.is_terminal:
         while True:
             findings = await look(None)
@@ -165,7 +138,6 @@ async def _watch(out: Output, look: Look, seconds: float) -> None:
                 f"{at:%Y-%m-%d %H:%M:%S} UTC  {words}{evidence}",
             )
             await asyncio.sleep(seconds)
-    from rich.console import Group
     from rich.live import Live
 
     with Live(console=out.console, auto_refresh=False) as live:
@@ -173,13 +145,12 @@ async def _watch(out: Output, look: Look, seconds: float) -> None:
             findings = await look(None)
             at = datetime.now(UTC)
             footer = f"looked at {at:%H:%M:%S} UTC, every {seconds:g} s; Ctrl-C ends"
-            live.update(Group(_advised(findings), footer), refresh=True)
+            live.update(stack(_advised(findings), footer), refresh=True)
             await asyncio.sleep(seconds)
 
 
 def draw_findings(findings: list[Finding]) -> RenderableType:
     """Findings as a table, and the evidence under it."""
-    from rich.console import Group
     from rich.text import Text
 
     rows = [
@@ -188,7 +159,7 @@ def draw_findings(findings: list[Finding]) -> RenderableType:
             f.meaning,
             f.checked if f.judged else "",
             f"{f.seconds:.2f} s" if f.judged else "",
-            Text(_verdict(f), style=_style(f)),
+            Text(verdict := _verdict(f), style=STYLES[verdict]),
         )
         for f in findings
     ]
@@ -197,15 +168,14 @@ def draw_findings(findings: list[Finding]) -> RenderableType:
         parts += [Text(f"{f.invariant}: {shown(text)}", style="red") for text in f.broken]
         if f.note:
             parts.append(Text(f"{f.invariant}: {shown(f.note)}", style="yellow"))
-    return Group(*parts)
+    return stack(*parts)
 
 
 def _advised(findings: list[Finding]) -> RenderableType:
     """The findings, and what to do about them."""
-    from rich.console import Group
     from rich.text import Text
 
-    return Group(draw_findings(findings), *(Text(f"→ {line}", style="bold") for line in advice(findings)))
+    return stack(draw_findings(findings), *(Text(f"→ {line}", style="bold") for line in advice(findings)))
 
 
 def advice(findings: list[Finding]) -> list[str]:
@@ -230,12 +200,6 @@ def _verdict(f: Finding) -> str:
     if not f.ok:
         return "BROKEN"
     return "ok" if f.judged else "not judged"
-
-
-def _style(f: Finding) -> str:
-    if not f.ok:
-        return "bold red"
-    return "green" if f.judged else "yellow"
 
 
 def finding_json(f: Finding) -> dict[str, Any]:

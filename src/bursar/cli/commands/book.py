@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from bursar.cli.output import Output, table
 from bursar.cli.state import Group, on_database
+from bursar.instance import Bursar
 from bursar.model.accounts import Book
-
-if TYPE_CHECKING:
-    from bursar.instance import Bursar
 
 
 @click.group(cls=Group)

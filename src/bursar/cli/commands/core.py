@@ -14,16 +14,21 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from bursar import garbage
 from bursar.cli.errors import Unusable
-from bursar.cli.output import Output, shown, table
+from bursar.cli.output import Output, shown, stack, table
 from bursar.cli.place import raise_file_limit
-from bursar.cli.state import Group, State
+from bursar.cli.state import Group, output
+from bursar.config import ConfigRefused, secret
+from bursar.ports import SystemPorts, split_address
+from bursar.rails.trading import Core, DescribeReply, Loading, Recovery, Server, ServerLimits, TradingClient
+from bursar.rails.trading.frames import BadFrame
+from bursar.rails.trading.inspection import Inspection
+from bursar.rails.trading.inspection import inspect as look
+from bursar.rails.trading.protocol import SECRET_BYTES_MIN
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from bursar.rails.trading import DescribeReply, Loading, Recovery, Server
-    from bursar.rails.trading.inspection import Inspection
 
 DAMAGED = 1
 MEBIBYTE = 1024 * 1024
@@ -74,26 +79,22 @@ def core(
         return None
     given = {"--data": data, "--listen": listen, "--secret-file": secret_file, "--name": name}
     if missing := [option for option, value in given.items() if not value]:
-        raise click.UsageError(f"a core needs {', '.join(missing)}", ctx)
+        raise click.UsageError(f"a core needs {', '.join(missing)}")
     assert data and listen and secret_file and name
-    secret = _secret(secret_file)
+    key = _secret(secret_file)
     _check_address(listen, "--listen")
     if until_eof and not _has_an_end():
-        raise click.UsageError("--until-eof needs a pipe or a terminal as standard input", ctx)
-    out = Output(as_json=ctx.ensure_object(State).json)
-    asyncio.run(_run(out, data, listen, secret, name, snapshot_mib * MEBIBYTE, connections, until_eof))
+        raise click.UsageError("--until-eof needs a pipe or a terminal as standard input")
+    asyncio.run(_run(output(), data, listen, key, name, snapshot_mib * MEBIBYTE, connections, until_eof))
     return 0
 
 
 def _secret(file: str) -> bytes:
     """What the file says, all of it but a newline at its end."""
-    from bursar.config import ConfigRefused, secret
-    from bursar.rails.trading.protocol import SECRET_BYTES_MIN
-
     try:
         return secret(file, "--secret-file", SECRET_BYTES_MIN)
     except ConfigRefused as error:
-        raise click.UsageError(error.problems, click.get_current_context()) from None
+        raise click.UsageError(error.problems) from None
 
 
 def _has_an_end() -> bool:
@@ -103,8 +104,6 @@ def _has_an_end() -> bool:
 
 
 def _check_address(address: str, option: str) -> None:
-    from bursar.ports import split_address
-
     try:
         split_address(address)
     except ValueError as error:
@@ -115,16 +114,12 @@ async def _run(
     out: Output,
     data: str,
     listen: str,
-    secret: bytes,
+    key: bytes,
     name: str,
     snapshot_bytes: int,
     connections: int,
     until_eof: bool,
 ) -> None:
-    from bursar import garbage
-    from bursar.ports import SystemPorts
-    from bursar.rails.trading import Core, Server, ServerLimits
-
     ports = SystemPorts()
     if until_eof and not Path(data).parent.is_dir():  # the parent has gone, with all it had: don't make it anew
         raise Unusable(f"the folder {Path(data).parent} is gone")
@@ -145,7 +140,7 @@ async def _run(
         strangers = max(1, min(limits.strangers, fits // 4))
         limits = ServerLimits(connections=max(1, min(connections, fits - strangers)), strangers=strangers)
         _log(f"only {limits.connections} clients fit into the limit of open files; raise it (ulimit -n)")
-    server = Server(ports, opened, secret, limits=limits, log=_log)
+    server = Server(ports, opened, key, limits=limits, log=_log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
@@ -215,22 +210,16 @@ def _found(recovery: Recovery) -> list[str]:
     """
 )
 @click.argument("path", metavar="DIR|FILE", type=click.Path(exists=True))
-@click.pass_context
-def inspect(ctx: click.Context, path: str) -> int:
+def inspect(path: str) -> int:
     """Say what is in a core's log and snapshots, and whether they are whole. Changes nothing; the core may be running.
 
     Exit code 0: whole (a torn end, as a crash leaves it, is cut by the core and counts as whole). 1: damaged.
     """
-    from bursar.ports import SystemPorts
-    from bursar.rails.trading.frames import BadFrame
-    from bursar.rails.trading.inspection import inspect as look
-
-    out = Output(as_json=ctx.ensure_object(State).json)
     try:
         found = look(SystemPorts().files(), path.rstrip("/") or "/", is_folder=Path(path).is_dir())
     except BadFrame as error:
         raise click.BadParameter(str(error), param_hint="DIR|FILE") from error
-    out.show(found, lambda: draw(found))
+    output().show(found, lambda: draw(found))
     return 0 if found.whole else DAMAGED
 
 
@@ -240,36 +229,29 @@ def inspect(ctx: click.Context, path: str) -> int:
 @click.option("--at", "address", metavar="ADDRESS", required=True, help="Where it listens: unix:PATH or tcp:HOST:PORT.")
 @click.option("--secret-file", metavar="FILE", type=click.Path(dir_okay=False), required=True, help="Its secret.")
 @click.option("--name", metavar="NAME", required=True, help="Which core it should be, such as spot.")
-@click.pass_context
-def describe(ctx: click.Context, address: str, secret_file: str, name: str) -> int:
+def describe(address: str, secret_file: str, name: str) -> None:
     """Ask a running core who it is: identity, ledger, sequence, floors, and how much it remembers.
 
     Exit code 4: it can't be reached, or is not that core.
     """
-    secret = _secret(secret_file)
+    key = _secret(secret_file)
     _check_address(address, "--at")
-    found = asyncio.run(_described(address, secret, name))
+    found = asyncio.run(_described(address, key, name))
     if found.code != "OK":
         raise Unusable(f"the core at {address} does not say who it is: {found.code}: {found.detail}")
     fact = msgspec.to_builtins(found)
-    out = Output(as_json=ctx.ensure_object(State).json)
-    rows = [(key, str(fact[key])) for key in ("core", "ledger", "sequence", "highest_id", "remembered", "accounts")]
-    rows += [(f"floor: {key}", str(height)) for key, height in fact["floors"].items()]
-    out.show(fact, lambda: table("", name, rows=rows))
-    return 0
+    rows = [(what, fact[what]) for what in ("core", "ledger", "sequence", "highest_id", "remembered", "accounts")]
+    rows += [(f"floor: {which}", height) for which, height in fact["floors"].items()]
+    output().show(fact, lambda: table("", name, rows=rows))
 
 
-async def _described(address: str, secret: bytes, name: str) -> DescribeReply:
-    from bursar.ports import SystemPorts
-    from bursar.rails.trading import TradingClient
-
-    async with TradingClient(SystemPorts(), address, name=name, secret=secret) as client:
+async def _described(address: str, key: bytes, name: str) -> DescribeReply:
+    async with TradingClient(SystemPorts(), address, name=name, secret=key) as client:
         return await client.describe()
 
 
 def draw(found: Inspection) -> RenderableType:
     """An inspection for a person."""
-    from rich.console import Group as Lines
     from rich.text import Text
 
     rows: list[tuple[Any, ...]] = [
@@ -300,4 +282,4 @@ def draw(found: Inspection) -> RenderableType:
         parts.append(table("operation and answer", "count", rows=[*found.answers.items()], right=("count",)))
     if found.why and not found.whole:
         parts.append(Text(found.why, style="red"))
-    return Lines(*parts)
+    return stack(*parts)

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bursar.cli.commands.serve import alone, config_option, configured, data_option
+from bursar.cli.children import children
+from bursar.cli.commands.serve import alone
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown
 from bursar.cli.place import check_place, on_postgres, open_database, sqlite_path
-from bursar.cli.state import Command, State, on_database
+from bursar.cli.state import Command, configured, on_database, output, state
+from bursar.cli.types import settings_options
+from bursar.config import CHILD, Config
+from bursar.engine import set_pause
+from bursar.flows.transfers import behind
+from bursar.flows.transfers.flow import rail_name
+from bursar.flows.transfers.request import NEW_TRANSFERS
+from bursar.instance import Bursar
 from bursar.model.errors import DatabaseOlder
-
-if TYPE_CHECKING:
-    from bursar.config import Config
-    from bursar.instance import Bursar
-    from bursar.ports import Ports
+from bursar.ports import Ports, SystemPorts
+from bursar.runtime import asked_cores
+from bursar.stopping import Stopping
+from bursar.store.sqlite import calls
+from bursar.store.sqlite import store as sqlite
 
 NOT_ASKED = (
     "the cores were not asked what they know: give --config or --data, as `bursar serve` has it, and repeat this"
@@ -41,17 +50,15 @@ NOT_ASKED = (
     help="Print the statements for a DBA (`psql -1`) instead, and touch nothing: what the PostgreSQL database named by "
     "--database lacks; or all of them, if it names none.",
 )
-@click.pass_obj
-def migrate(state: State, sql: bool) -> None:
+def migrate(sql: bool) -> None:
     """Set a database up, or bring it to this version. Doing it twice is doing it once."""
     if sql:
-        click.echo(asyncio.run(_script(state.database)), nl=False)
+        click.echo(asyncio.run(_script(state().database)), nl=False)
         return
-    output = Output(as_json=state.json)
-    version, applied = asyncio.run(_migrate(state.database))
+    version, applied = asyncio.run(_migrate(state().database))
     names = [f"{number:04d}_{name}" for number, name in applied]
     done = f"applied {', '.join(names)}" if names else "nothing to do"
-    output.show({"version": version, "applied": names}, lambda: f"{done}; the schema is at version {version}")
+    output().show({"version": version, "applied": names}, lambda: f"{done}; the schema is at version {version}")
 
 
 async def _script(url: str) -> str:
@@ -63,43 +70,29 @@ async def _script(url: str) -> str:
 async def _migrate(url: str) -> tuple[int, list[tuple[int, str]]]:
     """The version it is at now, and what was applied."""
     await check_place(url, may_create=True)  # refuses what can't be a database, before anything is touched
-    if sqlite_path(url) is not None:
-        from bursar.store.sqlite.store import MIGRATIONS, VERSION
-
-        applied = _migrate_sqlite(url)
+    if (path := sqlite_path(url)) is not None:
+        version, migrations, applied = sqlite.VERSION, sqlite.MIGRATIONS, _migrate_sqlite(path)
     else:
-        from bursar.store.postgres.schema import MIGRATIONS, VERSION
+        from bursar.store.postgres import schema
 
-        applied = await _migrate_postgres(url)
+        applied = await on_postgres(url, partial(schema.check_version, migrate=True))
+        version, migrations = schema.VERSION, schema.MIGRATIONS
     async with open_database(url):  # it opens, so it is whole
         pass
-    return VERSION, [(number, name) for number, name, _ in MIGRATIONS if number in applied]
+    return version, [(number, name) for number, name, _ in migrations if number in applied]
 
 
-def _migrate_sqlite(url: str) -> list[int]:
-    import sqlite3
-    from contextlib import closing
-
-    from bursar.ports import SystemPorts
-    from bursar.store.sqlite import calls
-    from bursar.store.sqlite.store import PAGE, version
-
+def _migrate_sqlite(path: str) -> list[int]:
     try:
-        with closing(SystemPorts().sqlite(sqlite_path(url) or "", read_only=False)) as connection:
+        with closing(SystemPorts().sqlite(path, read_only=False)) as connection:
             connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
-            connection.execute(f"PRAGMA page_size = {PAGE}")  # of a new file
+            connection.execute(f"PRAGMA page_size = {sqlite.PAGE}")  # of a new file
             try:
-                return version(connection, migrate=False)  # refuses a file that belongs to something else
+                return sqlite.version(connection, migrate=False)  # refuses a file that belongs to something else
             except DatabaseOlder:
-                return version(connection, migrate=True)
+                return sqlite.version(connection, migrate=True)
     except sqlite3.Error as error:
         raise calls.explain(error) from error
-
-
-async def _migrate_postgres(url: str) -> list[int]:
-    from bursar.store.postgres.schema import check_version
-
-    return await on_postgres(url, partial(check_version, migrate=True))
 
 
 @click.command(
@@ -109,10 +102,8 @@ async def _migrate_postgres(url: str) -> list[int]:
     """,
 )
 @click.option("--restored", is_flag=True, help="The database was restored from a backup or a dump.")
-@config_option
-@data_option
-@click.pass_context
-def recover(ctx: click.Context, restored: bool, file: str | None, data: str | None) -> int:
+@settings_options
+def recover(restored: bool, file: str | None, data: str | None) -> None:
     """Go on after a restore. After a crash there is nothing to do: commits are transactions.
 
     After the database was restored from a backup or a dump, run it once with --restored: events written from then on
@@ -122,26 +113,20 @@ def recover(ctx: click.Context, restored: bool, file: str | None, data: str | No
     that, if no `bursar serve` runs them.
     """
     if not restored:
-        raise click.UsageError("a crash leaves nothing half done; after a restore from a backup, say --restored", ctx)
-    state = ctx.ensure_object(State)
-    output = Output(as_json=state.json)
-    config = configured(ctx, file, data=data) if file or data else None
-    database = state.database if config is None or state.database_given else config.database_url
+        raise click.UsageError("a crash leaves nothing half done; after a restore from a backup, say --restored")
+    config = configured(file, data=data) if file or data else None
+    database = state().database if config is None or state().database_given else config.database_url
     epoch = asyncio.run(_raise_epoch(database))
     paused, ahead = asyncio.run(_pause_restored(database, config))
     lines = [f"events written from now on belong to epoch {epoch}", *ahead]
     if paused:
         lines.append("new transfers are paused; docs/how-to/restore.md says how to go on: bursar transfer reconcile")
     facts = {"epoch": epoch, "paused": paused, "cores": ahead}
-    output.show(facts, lambda: "\n".join(shown(line) for line in lines))
-    return 0
+    output().show(facts, lambda: "\n".join(shown(line) for line in lines))
 
 
 async def _pause_restored(url: str, config: Config | None) -> tuple[bool, list[str]]:
     """Pause the intake of transfers, if there are cores; whether it is, and what the cores say that can be asked."""
-    from bursar.engine import set_pause
-    from bursar.flows.transfers.request import NEW_TRANSFERS
-
     async with open_database(url) as b:
         if not await b.store.read.cores.identity():
             return False, []
@@ -150,11 +135,6 @@ async def _pause_restored(url: str, config: Config | None) -> tuple[bool, list[s
 
 
 async def _ahead(b: Bursar, config: Config) -> list[str]:
-    from bursar.flows.transfers import behind
-    from bursar.flows.transfers.flow import rail_name
-    from bursar.ports import SystemPorts
-    from bursar.runtime import asked_cores
-
     lines, ports = [], SystemPorts()
     async with AsyncExitStack() as stack:
         try:
@@ -170,9 +150,6 @@ async def _ahead(b: Bursar, config: Config) -> list[str]:
 @asynccontextmanager
 async def _children(config: Config, ports: Ports) -> AsyncIterator[None]:
     """The child cores that there are, running: they stop with their `bursar serve`, and know what was forgotten."""
-    from bursar.cli.children import children
-    from bursar.stopping import Stopping
-
     kinds = _there(config)
     with ExitStack() as stack:
         try:
@@ -185,8 +162,6 @@ async def _children(config: Config, ports: Ports) -> AsyncIterator[None]:
 
 def _there(config: Config) -> list[str]:
     """The child cores that have a data folder: none is made, which would be another core."""
-    from bursar.config import CHILD
-
     return [kind for kind in config.cores if config.core(kind) == CHILD and Path(config.data, kind).is_dir()]
 
 

@@ -9,25 +9,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from bursar.cli.operating import (
-    TIME,
-    actor_option,
-    on_catalog,
-    on_catalog_with_cores,
-    operators_group,
-    reason_option,
-    show_lift,
-)
-from bursar.cli.output import Output, plain, table, time_text
-from bursar.model.views import moment
+from bursar.cli.operating import TIME, on_catalog, on_catalog_with_cores, operators_group, show_lift
+from bursar.cli.output import Output, plain, stack, table, time_text
+from bursar.cli.types import operator_options, together
+from bursar.engine import Operators
+from bursar.engine.flow import flow_of
+from bursar.engine.moves import SIGNAL
+from bursar.engine.operators import FORCE_ASKED, TELL_ASKED
+from bursar.engine.pauses import ALL_SIGNING, HALT
+from bursar.flows.catalog import Catalog, entries_of
+from bursar.model.errors import UnknownRecord
+from bursar.model.machine import Kind
+from bursar.model.records import Alert, Record, Signal, Transition
+from bursar.model.views import EnvelopeView, moment
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from bursar.flows.catalog import Catalog
-    from bursar.model.records import Alert, Record, Signal, Transition
-    from bursar.model.views import EnvelopeView
 
 ALERTS_MAX = 100_000  # open ones, among which those of one record are looked for
 TRANSFERS = "transfers"
@@ -36,10 +35,12 @@ flow = operators_group(
     "flow",
     "Records of all flows (transfers, deposits, sequence): list, show, pause, resume, halt, retry, force, signal.",
 )
-name_argument = click.argument("name", metavar="FLOW")
-id_argument = click.argument("id_", metavar="ID")
-pausable_argument = click.argument("name", metavar="[FLOW]", default="")
-rail_option = click.option("--rail", default="", help="A rail (funding, spot, …) instead of a flow.")
+record_arguments = together(click.argument("name", metavar="FLOW"), click.argument("id_", metavar="ID"))
+switch_options = together(
+    click.argument("name", metavar="[FLOW]", default=""),
+    click.option("--rail", default="", help="A rail (funding, spot, …) instead of a flow."),
+    operator_options,
+)
 
 
 @flow.command(
@@ -53,9 +54,6 @@ rail_option = click.option("--rail", default="", help="A rail (funding, spot, �
 @on_catalog
 async def list_(catalog: Catalog, out: Output, ended: bool) -> None:
     """Each flow: its records by state, since when the oldest is there, and whether it is paused or halted."""
-    from bursar.engine.pauses import ALL_SIGNING, HALT
-    from bursar.model.machine import Kind
-
     read, flows = catalog.ledger.store.read, catalog.engine.flows
     machines = [one.machine for one in flows.values()]
     if ended:
@@ -108,10 +106,8 @@ async def show(catalog: Catalog, out: Output, words: tuple[str, ...]) -> None:
 
     Without FLOW it is found by the prefix of the id: sr- for transfers, seq- for sequences.
     """
-    from bursar.flows.catalog import entries_of
-
     if len(words) > 2:
-        raise click.UsageError("name one record: [FLOW] ID", click.get_current_context())
+        raise click.UsageError("name one record: [FLOW] ID")
     *named, id_ = words
     record = await _record(catalog, named[0] if named else _flow_of(catalog, id_), id_)
     read = catalog.ledger.store.read
@@ -120,13 +116,7 @@ async def show(catalog: Catalog, out: Output, words: tuple[str, ...]) -> None:
     entries = await entries_of(catalog.ledger, record, history)
     signals = list(await read.records.signals(record.number))
     facts = {"record": record, "history": list(history), "signals": signals, "alerts": alerts, "entries": entries}
-
-    def draw() -> RenderableType:
-        from rich.console import Group
-
-        return Group(*_parts(record, history, signals, alerts, entries))
-
-    out.show(facts, draw)
+    out.show(facts, lambda: stack(*_parts(record, history, signals, alerts, entries)))
 
 
 def _parts(
@@ -165,8 +155,6 @@ def _parts(
 
 def _flow_of(catalog: Catalog, id_: str) -> str:
     """The flow whose prefix an id has."""
-    from bursar.engine.flow import flow_of
-
     found = flow_of(id_, catalog.engine.flows.values())
     if found is None:
         raise click.UsageError(f"the id {id_!r} does not tell its flow; write bursar flow show FLOW ID")
@@ -175,8 +163,6 @@ def _flow_of(catalog: Catalog, id_: str) -> str:
 
 async def _record(catalog: Catalog, name: str, id_: str) -> Record:
     """The record; of a flow of another program, too. A refusal names the flows that there are."""
-    from bursar.model.errors import UnknownRecord
-
     record = await catalog.engine.get(name, id_)
     if record is None:
         catalog.engine.require(name)
@@ -185,17 +171,12 @@ async def _record(catalog: Catalog, name: str, id_: str) -> Record:
 
 
 @flow.command(examples='bursar flow retry transfers sr-1734912345678901234 --actor anna --reason "the core is back"')
-@name_argument
-@id_argument
-@actor_option
-@reason_option
+@record_arguments
+@operator_options
 @on_catalog
-async def retry(catalog: Catalog, out: Output, name: str, id_: str, actor: str, reason: str) -> None:
+async def retry(catalog: Catalog, out: Output, /, name: str, id_: str, **who: str) -> None:
     """Make a record's next call due now, whatever its back-off says."""
-    from bursar.engine import Operators
-
-    record = await Operators(catalog.engine).retry_now(name, id_, actor=actor, reason=reason)
-    _show_result(out, record, "due now")
+    _show_result(out, await Operators(catalog.engine).retry_now(name, id_, **who), "due now")
 
 
 @flow.command(
@@ -204,23 +185,18 @@ async def retry(catalog: Catalog, out: Output, name: str, id_: str, actor: str, 
     bursar flow force transfers sr-1734912345678901234 EXPLICIT_FAIL --actor ben --reason "ticket 17"
     """
 )
-@name_argument
-@id_argument
+@record_arguments
 @click.argument("event")
-@actor_option
-@reason_option
+@operator_options
 @on_catalog_with_cores(lambda given: given["name"] == TRANSFERS)  # no other flow's call can be cancelled at a core
-async def force(catalog: Catalog, out: Output, name: str, id_: str, event: str, actor: str, reason: str) -> None:
+async def force(catalog: Catalog, out: Output, /, name: str, id_: str, event: str, **who: str) -> None:
     """Say how a call ended whose answer is not known: SUCCESS or EXPLICIT_FAIL. Two people must say the same.
 
     EXPLICIT_FAIL goes to the rail first, which must promise that it never happened and never will; if it says that it
     did, that counts.
     """
-    from bursar.engine import Operators
-    from bursar.engine.operators import FORCE_ASKED
-
     before = await _record(catalog, name, id_)
-    record = await Operators(catalog.engine).force(name, id_, event, actor=actor, reason=reason)
+    record = await Operators(catalog.engine).force(name, id_, event, **who)
     await _show_said(catalog, out, before, record, FORCE_ASKED, event)
 
 
@@ -230,26 +206,16 @@ async def force(catalog: Catalog, out: Output, name: str, id_: str, event: str, 
     bursar flow signal deposits wire-17 REJECT --actor anna --reason "sent twice"
     """
 )
-@name_argument
-@id_argument
+@record_arguments
 @click.argument("event")
 @click.option("--sender", default="", help="An id of your own for this signal: sent again under it, nothing happens.")
 @click.option(
     "--declared-dead", is_flag=True, help="Give money back although something was sent: two people say it is dead."
 )
-@actor_option
-@reason_option
+@operator_options
 @on_catalog
 async def signal(
-    catalog: Catalog,
-    out: Output,
-    name: str,
-    id_: str,
-    event: str,
-    sender: str,
-    declared_dead: bool,
-    actor: str,
-    reason: str,
+    catalog: Catalog, out: Output, /, name: str, id_: str, event: str, sender: str, declared_dead: bool, **who: str
 ) -> None:
     """Send a record an event. Where the flow asks for two people, both must say the same.
 
@@ -258,11 +224,7 @@ async def signal(
 
     A record that waits for it moves. If the flow keeps such events, one that comes early stays in the record's inbox.
     """
-    from bursar.engine import Operators
-    from bursar.engine.operators import TELL_ASKED
-
-    before = await _record(catalog, name, id_)
-    people, who = Operators(catalog.engine), {"actor": actor, "reason": reason}
+    before, people = await _record(catalog, name, id_), Operators(catalog.engine)
     record = await people.signal(name, id_, event, sender=sender, declared_dead=declared_dead, **who)
     said = f"{event} --declared-dead" if declared_dead else event
     await _show_said(catalog, out, before, record, TELL_ASKED, event, said)
@@ -272,9 +234,6 @@ async def _show_said(
     catalog: Catalog, out: Output, before: Record, record: Record, asked: str, event: str, said: str = ""
 ) -> None:
     """What became of an operator's word: it decided, it waits for a second person, or the rail did not answer."""
-    from bursar.engine.moves import SIGNAL
-    from bursar.engine.operators import TELL_ASKED
-
     history = await catalog.ledger.store.read.records.history(before.number)
     new = [row for row in history if row.version > before.version]
     if any(row.source != row.target for row in new):
@@ -297,8 +256,6 @@ async def _show_said(
 
 def _first_asker(history: Sequence[Transition], asked: str, event: str) -> str:
     """Who asked first for this event, since the record came into its state."""
-    import msgspec
-
     first = ""
     for row in reversed(history):
         if row.source != row.target:
@@ -316,8 +273,20 @@ def _show_result(out: Output, record: Record, what: str, **more: str) -> None:
 def _names_a_rail(given: dict[str, Any]) -> bool:
     """Whether a rail is to be paused or resumed (their names are in the settings of cores), and not a flow."""
     if bool(given["name"]) == bool(given["rail"]):
-        raise click.UsageError("name a flow, or a rail with --rail", click.get_current_context())
+        raise click.UsageError("name a flow, or a rail with --rail")
     return bool(given["rail"])
+
+
+def _switched(name: str, rail: str) -> tuple[str, str, str]:
+    """What a pause or a halt is about (kind and name, or nothing for all), and that in words."""
+    kind = "flow" if name else "rail" if rail else ""
+    return kind, name or rail, f"{kind} {name or rail}" if kind else "all signing"
+
+
+def _again(verb: str, name: str, rail: str) -> str:
+    """What a second person runs."""
+    words = ("bursar flow", verb, f"--rail {rail}" if rail else name, "--actor OTHER --reason WHY")
+    return " ".join(filter(None, words))
 
 
 @flow.command(
@@ -326,23 +295,17 @@ def _names_a_rail(given: dict[str, Any]) -> bool:
     bursar flow pause --rail spot --actor anna --reason "the core moves"
     """
 )
-@pausable_argument
-@rail_option
-@actor_option
-@reason_option
+@switch_options
 @on_catalog_with_cores(_names_a_rail)
-async def pause(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
+async def pause(catalog: Catalog, out: Output, /, name: str, rail: str, **who: str) -> None:
     """Send nothing new for a flow, or at a rail, on any host.
 
     A call that was made before and has no definite answer is made again, so that its outcome is learned; confirmations
     and refunds go on. A flow: new records are written down and wait. A rail: no new transfers from or to it.
     """
-    from bursar.engine import Operators
-
-    kind, what = ("flow", name) if name else ("rail", rail)
-    was_on = await Operators(catalog.engine).pause(kind, what, actor=actor, reason=reason)
-    words = f"{kind} {what} is paused" if was_on else f"{kind} {what} was paused before"
-    out.show({"paused": was_on}, lambda: words)
+    kind, what, words = _switched(name, rail)
+    was_on = await Operators(catalog.engine).pause(kind, what, **who)
+    out.show({"paused": was_on}, lambda: f"{words} is paused" if was_on else f"{words} was paused before")
 
 
 @flow.command(
@@ -351,30 +314,18 @@ async def pause(catalog: Catalog, out: Output, name: str, rail: str, actor: str,
     bursar flow resume --rail spot --actor anna --reason "the core is back"
     """
 )
-@pausable_argument
-@rail_option
-@actor_option
-@reason_option
+@switch_options
 @on_catalog_with_cores(_names_a_rail)
-async def resume(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
+async def resume(catalog: Catalog, out: Output, /, name: str, rail: str, **who: str) -> None:
     """Send again. What waited goes on within half a minute; `retry` makes one record due at once."""
-    from bursar.engine import Operators
-
-    kind, what = ("flow", name) if name else ("rail", rail)
-    lift = await Operators(catalog.engine).resume(kind, what, actor=actor, reason=reason)
-    run = f"bursar flow resume {f'--rail {rail}' if rail else name} --actor OTHER --reason WHY"
-    show_lift(out, lift, f"{kind} {what}", "is resumed", key="resumed", run=run)
+    kind, what, words = _switched(name, rail)
+    lift = await Operators(catalog.engine).resume(kind, what, **who)
+    show_lift(out, lift, words, "is resumed", key="resumed", run=_again("resume", name, rail))
 
 
 def _halts_a_rail(given: dict[str, Any]) -> bool:
     """As `_names_a_rail`; naming neither is about all that signs."""
     return bool(given["name"] or given["rail"]) and _names_a_rail(given)
-
-
-def _halted(name: str, rail: str) -> tuple[str, str, str]:
-    """What a halt is about (kind and name, or nothing for all), and that in words."""
-    kind = "flow" if name else "rail" if rail else ""
-    return kind, name or rail, f"{kind} {name or rail}" if kind else "all signing"
 
 
 @flow.command(
@@ -383,21 +334,16 @@ def _halted(name: str, rail: str) -> tuple[str, str, str]:
     bursar flow halt payouts --actor anna --reason "ticket 17"
     """
 )
-@pausable_argument
-@rail_option
-@actor_option
-@reason_option
+@switch_options
 @on_catalog_with_cores(_halts_a_rail)
-async def halt(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
+async def halt(catalog: Catalog, out: Output, /, name: str, rail: str, **who: str) -> None:
     """Sign nothing for a flow, or at a rail, on any host; without a name, nothing at all.
 
     No call that signs begins after this command has returned: no send, no refund. Calls that do not sign go on; `pause`
     stops what they would send. Two people lift it.
     """
-    from bursar.engine import Operators
-
-    kind, what, words = _halted(name, rail)
-    was_on = await Operators(catalog.engine).halt(kind, what, actor=actor, reason=reason)
+    kind, what, words = _switched(name, rail)
+    was_on = await Operators(catalog.engine).halt(kind, what, **who)
     out.show({"halted": was_on}, lambda: f"{words} is halted" if was_on else f"{words} was halted before")
 
 
@@ -407,20 +353,13 @@ async def halt(catalog: Catalog, out: Output, name: str, rail: str, actor: str, 
     bursar flow unhalt --actor ben --reason "so it is"
     """
 )
-@pausable_argument
-@rail_option
-@actor_option
-@reason_option
+@switch_options
 @on_catalog
-async def unhalt(catalog: Catalog, out: Output, name: str, rail: str, actor: str, reason: str) -> None:
+async def unhalt(catalog: Catalog, out: Output, /, name: str, rail: str, **who: str) -> None:
     """Sign again. The first person proposes it, another one agrees."""
-    from bursar.engine import Operators
-
-    kind, what, words = _halted(name, rail)
-    lift = await Operators(catalog.engine).unhalt(kind, what, actor=actor, reason=reason)
-    named = " ".join(filter(None, ("bursar flow unhalt", f"--rail {rail}" if rail else name)))
-    run = f"{named} --actor OTHER --reason WHY"
-    show_lift(out, lift, words, "is unhalted", key="unhalted", off="halted", run=run)
+    kind, what, words = _switched(name, rail)
+    lift = await Operators(catalog.engine).unhalt(kind, what, **who)
+    show_lift(out, lift, words, "is unhalted", key="unhalted", off="halted", run=_again("unhalt", name, rail))
 
 
 @flow.command(

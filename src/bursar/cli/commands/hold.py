@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -11,10 +10,8 @@ from bursar.cli.commands.account import hold_table
 from bursar.cli.output import Output
 from bursar.cli.show import show_receipt
 from bursar.cli.state import Group, on_database
-from bursar.cli.types import NUMBER, duration, key_option, meta_option
-
-if TYPE_CHECKING:
-    from bursar.instance import Bursar
+from bursar.cli.types import LIMIT, NUMBER, duration, key_option, meta_option
+from bursar.instance import Bursar
 
 
 @click.group(cls=Group)
@@ -35,18 +32,9 @@ def hold() -> None:
 @key_option
 @meta_option
 @on_database()
-async def authorize(
-    b: Bursar,
-    out: Output,
-    account: str,
-    asset: str,
-    amount: str,
-    expires_in: timedelta | None,
-    key: str | None,
-    meta: tuple[tuple[str, str], ...],
-) -> None:
+async def authorize(b: Bursar, out: Output, /, **given: Any) -> None:
     """Set money of an account aside. Prints the number of the hold."""
-    made = await b.ledger.authorize(account, asset, amount, key=key, expires_in=expires_in, metadata=dict(meta))
+    made = await b.ledger.authorize(**given)
     out.show(made, lambda: f"hold {made.id}: {made.remaining} {made.remaining.asset} of {made.account} are set aside")
 
 
@@ -62,17 +50,9 @@ async def authorize(
 @key_option
 @meta_option
 @on_database()
-async def confirm(
-    b: Bursar,
-    out: Output,
-    hold: int,
-    target: str,
-    amount: str | None,
-    key: str | None,
-    meta: tuple[tuple[str, str], ...],
-) -> None:
+async def confirm(b: Bursar, out: Output, /, **given: Any) -> None:
     """Pay from a hold: AMOUNT and keep the rest held, or all that remains."""
-    show_receipt(out, await b.ledger.confirm(hold, target, amount, key=key, metadata=dict(meta)))
+    show_receipt(out, await b.ledger.confirm(**given))
 
 
 @hold.command(examples="bursar hold void 17")
@@ -93,7 +73,7 @@ async def list_(b: Bursar, out: Output, account: str) -> None:
 
 
 @hold.command(examples="bursar hold expire --limit 1000")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
 @on_database()
 async def expire(b: Bursar, out: Output, limit: int) -> None:
     """Give back what remains of holds whose time is up. `bursar serve` and `bursar worker` do it by themselves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -14,13 +14,11 @@ from bursar.cli.output import Output, table
 from bursar.cli.place import until_back
 from bursar.cli.show import draw_envelope, event_subject, show_receipt, show_receipts
 from bursar.cli.state import Group, on_database
-from bursar.cli.types import LIMIT, NUMBER, POSTING, entry_options, envelope_name, meta_option, moment
+from bursar.cli.types import LIMIT, NUMBER, POSTING, F, entry_options, envelope_name, meta_option, moment, together
+from bursar.instance import Bursar
 from bursar.model import entries
 from bursar.model.envelope import Receipt
 from bursar.model.errors import DatabaseUnavailable, InvalidName
-
-if TYPE_CHECKING:
-    from bursar.instance import Bursar
 
 
 @click.group(cls=Group)
@@ -28,54 +26,33 @@ def ledger() -> None:
     """Move value and look at it: deposit, pay, withdraw, commit, reverse, history, balance, show, postings, events."""
 
 
-async def _commit(
-    b: Bursar,
-    out: Output,
-    make: Callable[..., entries.Entry],
-    places: tuple[str, str, str, str],
-    key: str | None,
-    meta: tuple[tuple[str, str], ...],
-    book: str,
-) -> None:
-    show_receipt(out, await b.ledger.commit(make(*places, key=key, metadata=dict(meta), book=book)))
+def _movement(source: str, target: str) -> Callable[[F], F]:
+    """The arguments and options of an entry of one movement."""
+    return together(*(click.argument(name) for name in (source, target, "asset", "amount")), entry_options)
 
 
 @ledger.command(examples="bursar ledger deposit external:bank user:1001:funding USDT 100.00 --key dep-1 --meta ref=A17")
-@click.argument("external")
-@click.argument("account")
-@click.argument("asset")
-@click.argument("amount")
-@entry_options
+@_movement("external", "account")
 @on_database()
-async def deposit(b: Bursar, out: Output, /, external: str, account: str, asset: str, amount: str, **more: Any) -> None:
+async def deposit(b: Bursar, out: Output, /, **given: Any) -> None:
     """Value comes in from an EXTERNAL account."""
-    await _commit(b, out, entries.deposit, (external, account, asset, amount), **more)
+    show_receipt(out, await b.ledger.commit(entries.deposit(**given)))
 
 
 @ledger.command(examples="bursar ledger pay user:1001:funding merchant:42 USDT 12.50 --key order-7")
-@click.argument("source")
-@click.argument("target")
-@click.argument("asset")
-@click.argument("amount")
-@entry_options
+@_movement("source", "target")
 @on_database()
-async def pay(b: Bursar, out: Output, /, source: str, target: str, asset: str, amount: str, **more: Any) -> None:
+async def pay(b: Bursar, out: Output, /, **given: Any) -> None:
     """Value moves from SOURCE to TARGET."""
-    await _commit(b, out, entries.pay, (source, target, asset, amount), **more)
+    show_receipt(out, await b.ledger.commit(entries.pay(**given)))
 
 
 @ledger.command(examples="bursar ledger withdraw user:1001:funding external:bank USDT 40.00 --key wd-1")
-@click.argument("account")
-@click.argument("external")
-@click.argument("asset")
-@click.argument("amount")
-@entry_options
+@_movement("account", "external")
 @on_database()
-async def withdraw(
-    b: Bursar, out: Output, /, account: str, external: str, asset: str, amount: str, **more: Any
-) -> None:
+async def withdraw(b: Bursar, out: Output, /, **given: Any) -> None:
     """Value leaves to an EXTERNAL account."""
-    await _commit(b, out, entries.withdraw, (account, external, asset, amount), **more)
+    show_receipt(out, await b.ledger.commit(entries.withdraw(**given)))
 
 
 @ledger.command(
@@ -114,9 +91,9 @@ async def commit(b: Bursar, out: Output, file: BinaryIO) -> None:
 @click.argument("envelope", type=envelope_name)
 @meta_option
 @on_database()
-async def reverse(b: Bursar, out: Output, envelope: int | str, meta: tuple[tuple[str, str], ...]) -> None:
+async def reverse(b: Bursar, out: Output, envelope: int | str, metadata: dict[str, str]) -> None:
     """Undo an envelope by another one. Doing it again changes nothing."""
-    show_receipt(out, await b.ledger.reverse(envelope, metadata=dict(meta)))
+    show_receipt(out, await b.ledger.reverse(envelope, metadata=metadata))
 
 
 @ledger.command(
@@ -157,17 +134,9 @@ async def balance(b: Bursar, out: Output, account: str, asset: str | None, prefi
 @click.option("--before", metavar="ENVELOPE", type=NUMBER, help="Go on below this envelope.")
 @click.option("--limit", type=LIMIT, default=20, show_default=True, help="How many at most.")
 @on_database()
-async def history(
-    b: Bursar,
-    out: Output,
-    account: str,
-    since: datetime | None,
-    until: datetime | None,
-    before: int | None,
-    limit: int,
-) -> None:
+async def history(b: Bursar, out: Output, /, account: str, limit: int, **where: Any) -> None:
     """What an account took part in, newest first."""
-    lines = await b.ledger.history(account, before=before, since=since, until=until, limit=limit + 1)
+    lines = await b.ledger.history(account, limit=limit + 1, **where)
     more, lines = len(lines) > limit, lines[:limit]
     rows = []
     for line in lines:

@@ -16,19 +16,21 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
+from bursar import garbage
+from bursar.cli.children import children
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, shown
 from bursar.cli.place import make_folder, quiet_pool, raise_file_limit, sqlite_path
-from bursar.cli.state import Command, State
-
-if TYPE_CHECKING:
-    from bursar.config import Config
-    from bursar.ports import Ports
-    from bursar.stopping import Stopping
+from bursar.cli.state import Command, configured, output
+from bursar.cli.types import settings_options
+from bursar.config import CHILD, Config
+from bursar.ports import Ports, SystemPorts, exit_after, split_address
+from bursar.runtime import make_secrets, running
+from bursar.stopping import Stopping
+from bursar.store.address import printable
 
 BACKLOG = 2_048
 HEALTH_CONNECTIONS_MAX = 64
@@ -36,11 +38,6 @@ LOCK = "serve.lock"
 LOCK_SUFFIX = "-serve.lock"  # beside the database
 DAY_S = 86_400
 API_LIBRARIES = frozenset({"cryptography", "jwt", "litestar", "prometheus_client", "uvicorn"})
-
-config_option = click.option(
-    "--config", "file", metavar="FILE", envvar="BURSAR_CONFIG", show_envvar=True, help="Settings, as TOML."
-)
-data_option = click.option("--data", metavar="DIR", help="Setting `data`: where database, secrets and log are made.")
 
 
 @contextlib.contextmanager
@@ -54,16 +51,6 @@ def _needs_api() -> Iterator[None]:
         raise click.UsageError(f"{error.name} is missing: pip install 'bursar[api]'") from None
 
 
-def configured(ctx: click.Context, file: str | None, **given: Any) -> Config:
-    """The configuration: file, environment, options."""
-    from bursar.config import read
-
-    state = ctx.ensure_object(State)
-    if state.database_given:
-        given["database"] = state.database
-    return read(file or "", os.environ, **given)
-
-
 @click.command(
     cls=Command,
     examples="""
@@ -72,33 +59,27 @@ def configured(ctx: click.Context, file: str | None, **given: Any) -> Config:
     bursar --database postgresql://bursar@db/bursar serve --config /etc/bursar.toml
     """,
 )
-@config_option
-@data_option
+@settings_options
 @click.option("--listen", metavar="HOST:PORT", help="Setting `listen`. Port 0: any that is free.")
-@click.pass_context
-def serve(ctx: click.Context, file: str | None, data: str | None, listen: str | None) -> int:
+def serve(file: str | None, data: str | None, listen: str | None) -> None:
     """Run the API and a worker, and the core too where none is named, until SIGTERM or SIGINT.
 
     Prints one line when it is ready. At the end it takes no more requests, finishes what is in progress or leaves it to
     the next worker, and exits with 0. Settings: docs/reference/configuration.md.
     """
-    config = configured(ctx, file, data=data, listen=listen)
+    config = configured(file, data=data, listen=listen)
     _log_to_stderr(config.log_level)
     with _needs_api():
-        asyncio.run(_serve(config, Output(as_json=ctx.ensure_object(State).json)))
-    return 0
+        asyncio.run(_serve(config, output()))
 
 
 @click.command(cls=Command, examples="bursar --database postgresql://bursar@db/bursar worker --config /etc/bursar.toml")
-@config_option
-@data_option
-@click.pass_context
-def worker(ctx: click.Context, file: str | None, data: str | None) -> int:
+@settings_options
+def worker(file: str | None, data: str | None) -> None:
     """Drive transfers that are due, beside any number of `bursar serve`, until SIGTERM or SIGINT."""
-    config = configured(ctx, file, data=data)
+    config = configured(file, data=data)
     _log_to_stderr(config.log_level)
-    asyncio.run(_work(config, Output(as_json=ctx.ensure_object(State).json)))
-    return 0
+    asyncio.run(_work(config, output()))
 
 
 @click.command(
@@ -108,16 +89,13 @@ def worker(ctx: click.Context, file: str | None, data: str | None) -> int:
     bursar token --subject anna --role operator --seconds 600
     """,
 )
-@config_option
-@data_option
+@settings_options
 @click.option("--user", metavar="NUMBER", help="A user's token: subject NUMBER, role user.")
 @click.option("--subject", metavar="NAME", help="Whose token, where it is no user's.")
 @click.option("--role", "roles", multiple=True, help="user, viewer, operator, approver or admin; may be repeated.")
 @click.option("--seconds", type=click.IntRange(1, 30 * DAY_S), default=3_600, show_default=True, help="How long.")
 @click.option("--private-key", type=click.Path(dir_okay=False, exists=True), help="PEM, for EdDSA.")
-@click.pass_context
 def token(
-    ctx: click.Context,
     file: str | None,
     data: str | None,
     user: str | None,
@@ -127,22 +105,20 @@ def token(
     private_key: str | None,
 ) -> None:
     """Make a token for trying out, with the key that `bursar serve` checks with."""
-    from bursar.ports import SystemPorts
-
     with _needs_api():
         from bursar.api.problems import Problem
         from bursar.api.tokens import make_token
     if (user is None) == (subject is None):
-        raise click.UsageError("give --user or --subject", ctx)
-    config = configured(ctx, file, data=data)
+        raise click.UsageError("give --user or --subject")
+    config = configured(file, data=data)
     names = [*roles, *(["user"] if user is not None and "user" not in roles else [])]
     now_s = SystemPorts().now_us() // 1_000_000
     pem = None if private_key is None else Path(private_key).read_bytes()
     try:
         made = make_token(config, user or subject or "", names, now_s=now_s, seconds=seconds, private_key=pem)
     except (Problem, ValueError) as error:
-        raise click.UsageError(str(error), ctx) from None
-    Output(as_json=ctx.ensure_object(State).json).line({"token": made}, made)
+        raise click.UsageError(str(error)) from None
+    output().line({"token": made}, made)
 
 
 @click.command(cls=Command, examples="bursar openapi > docs/reference/openapi.json")
@@ -154,16 +130,9 @@ def openapi() -> None:
 
 
 async def _serve(config: Config, out: Output) -> None:
-    from bursar import garbage
     from bursar.api.app import applications
     from bursar.api.tokens import Keys
-    from bursar.cli.children import children
     from bursar.cli.http_server import FILES_MAX, Server, connections_of
-    from bursar.config import CHILD
-    from bursar.ports import SystemPorts
-    from bursar.runtime import make_secrets, running
-    from bursar.stopping import Stopping
-    from bursar.store.address import printable
 
     ports = SystemPorts()
     make_folder(config.data, "--data")
@@ -204,12 +173,6 @@ async def _serve(config: Config, out: Output) -> None:
 
 
 async def _work(config: Config, out: Output) -> None:
-    from bursar import garbage
-    from bursar.ports import SystemPorts
-    from bursar.runtime import running
-    from bursar.stopping import Stopping
-    from bursar.store.address import printable
-
     make_folder(config.data, "--data")
     ports = SystemPorts()
     stopping = Stopping(ports, config.shutdown_ms / 1000)
@@ -224,8 +187,6 @@ async def _work(config: Config, out: Output) -> None:
 def _until_stopped(stopping: Stopping) -> asyncio.Event:
     """Set by SIGTERM or SIGINT. A second one ends at once, and so does the end of the time for stopping, whatever hangs
     then (a thread on a stuck disk, too): the next start goes on."""
-    from bursar.ports import exit_after
-
     stop = asyncio.Event()
 
     def end(number: int) -> None:
@@ -271,8 +232,6 @@ def alone(config: Config, ports: Ports, kinds: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _bound(listen: str) -> Iterator[socket.socket]:
     """The address, before anything else is started: that it is taken is the likeliest trouble."""
-    from bursar.ports import split_address
-
     _, host, port = split_address(f"tcp:{listen}")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

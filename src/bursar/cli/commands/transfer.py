@@ -5,16 +5,19 @@ What operators do to records of any flow (history, retry, force, pauses) is `bur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from bursar.cli.operating import actor_option, on_catalog, on_runtime, operators_group, reason_option, show_lift
+from bursar.cli.operating import on_catalog, on_runtime, operators_group, show_lift
 from bursar.cli.output import Output, plain, shown, table
-
-if TYPE_CHECKING:
-    from bursar.flows.catalog import Catalog
-    from bursar.runtime import Runtime
+from bursar.cli.types import operator_options
+from bursar.flows.catalog import Catalog
+from bursar.flows.transfers import Request
+from bursar.flows.transfers.request import NEW_TRANSFERS
+from bursar.flows.transfers.watch import resume_intake
+from bursar.model.actors import check_actor
+from bursar.runtime import Runtime, first_look
 
 FLOW = "transfers"
 transfer = operators_group(
@@ -26,20 +29,14 @@ transfer = operators_group(
 @click.option("--user", type=click.IntRange(1), required=True, help="Whose money.")
 @click.option("--from", "source", required=True, help="FUNDING, SPOT, FUTURE or MARGIN.")
 @click.option("--to", "target", required=True, help="As --from.")
-@click.option("--order", default="", help="client_order_id: repeating it repeats nothing.")
+@click.option("--order", "client_order_id", default="", help="client_order_id: repeating it repeats nothing.")
 @click.argument("asset")
 @click.argument("amount")
 @on_runtime
-async def create(
-    runtime: Runtime, out: Output, user: int, source: str, target: str, order: str, asset: str, amount: str
-) -> None:
+async def create(runtime: Runtime, out: Output, /, **asked: Any) -> None:
     """Move a user's money, with every check that the API makes."""
-    from bursar.flows.transfers import Request
-    from bursar.runtime import first_look
-
     await first_look(runtime)
-    asked = Request(user=user, source=source, target=target, asset=asset, amount=amount, client_order_id=order)
-    view = await runtime.transfers.create(asked, deadline_s=runtime.config.deadline_ms / 1000)
+    view = await runtime.transfers.create(Request(**asked), deadline_s=runtime.config.deadline_ms / 1000)
     text = f"{view.req_id} is {view.fsm_state} {shown(view.error)}".rstrip()
     out.show(view, lambda: text)
 
@@ -88,13 +85,10 @@ async def query(runtime: Runtime, out: Output, req_id: str) -> None:
 
 
 @transfer.command(examples='bursar transfer stop --actor anna --reason "ticket 17"')
-@actor_option
-@reason_option
+@operator_options
 @on_catalog
 async def stop(catalog: Catalog, out: Output, actor: str, reason: str) -> None:
     """Start no new transfers, on any host. Those under way go on, and so do refunds."""
-    from bursar.model.actors import check_actor
-
     was_on = await catalog.transfers.pause_intake(check_actor(actor), reason)
     words = "no new transfers are started" if was_on else "none were started before either"
     out.show({"stopped": was_on}, lambda: words)
@@ -106,8 +100,7 @@ async def stop(catalog: Catalog, out: Output, actor: str, reason: str) -> None:
     bursar transfer allow --actor ben --reason "seen, and I5 holds"
     """
 )
-@actor_option
-@reason_option
+@operator_options
 def allow(actor: str, reason: str) -> None:
     """Start new transfers again, after `stop` or after the audit found something broken and it was mended.
 
@@ -119,8 +112,6 @@ def allow(actor: str, reason: str) -> None:
 
     @on_catalog
     async def alone(catalog: Catalog, out: Output) -> None:
-        from bursar.flows.transfers.request import NEW_TRANSFERS
-
         pauses = await catalog.ledger.store.read.pauses.list()
         needs_two.append(any(pause.two_people for pause in pauses if (pause.kind, pause.name) == NEW_TRANSFERS))
         if not needs_two[0]:
@@ -128,8 +119,6 @@ def allow(actor: str, reason: str) -> None:
 
     @on_runtime
     async def compared(runtime: Runtime, out: Output) -> None:
-        from bursar.flows.transfers.watch import resume_intake
-
         lift = await resume_intake(runtime.transfers, runtime.cores, actor=actor, reason=reason)
         show_lift(out, lift, *what, key="allowed", run=run)
 

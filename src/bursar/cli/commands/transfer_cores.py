@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from bursar.cli.commands.transfer import transfer
 from bursar.cli.errors import Unusable
-from bursar.cli.operating import actor_option, on_runtime, reason_option
+from bursar.cli.operating import on_runtime
 from bursar.cli.output import Output, shown, table
+from bursar.cli.types import operator_options
+from bursar.flows.transfers import behind
+from bursar.flows.transfers import reconcile as reconciling
+from bursar.flows.transfers.reconcile import Report
+from bursar.model.actors import check_actor
+from bursar.model.outcome import Outcome
 from bursar.model.views import moment
-
-if TYPE_CHECKING:
-    from bursar.flows.transfers.reconcile import Report
-    from bursar.runtime import Runtime
+from bursar.rails.trading import TradingClient
+from bursar.runtime import Runtime, client_of, prune_cores
 
 
 @transfer.command(examples="bursar transfer cores")
@@ -25,26 +29,13 @@ async def cores(runtime: Runtime, out: Output) -> None:
     Floors are the ids below which a core reserves no room for refunds any more (room) and remembers nothing (forget).
     """
     found = [await _core(runtime, kind.value.lower(), client) for kind, client in runtime.cores.items()]
-    headings = (
-        "rail",
-        "core",
-        "known to",
-        "core at",
-        "room below",
-        "forgets below",
-        "remembers",
-        "pruned (UTC)",
-        "",
-    )
-    rows = [tuple(shown(str(value)) for value in one.values()) for one in found]
     numbers = ("known to", "core at", "room below", "forgets below", "remembers")
+    headings = ("rail", "core", *numbers, "pruned (UTC)", "")
+    rows = [tuple(shown(str(value)) for value in one.values()) for one in found]
     out.show(found, lambda: table(*headings, rows=rows, right=numbers, whole=("rail", "core")))
 
 
-async def _core(runtime: Runtime, rail: str, client: Any) -> dict[str, Any]:
-    from bursar.flows.transfers import behind
-    from bursar.model.outcome import Outcome
-
+async def _core(runtime: Runtime, rail: str, client: TradingClient) -> dict[str, Any]:
     known = await runtime.bursar.store.read.cores.get(rail)
     there = await client.describe()
     answers = there.outcome is Outcome.SUCCESS
@@ -69,8 +60,6 @@ async def _core(runtime: Runtime, rail: str, client: Any) -> dict[str, Any]:
 async def prune(runtime: Runtime, out: Output) -> None:
     """Let the cores set room free and forget what is old enough, now. `bursar serve` and `worker` do it by
     themselves."""
-    from bursar.runtime import prune_cores
-
     found = await prune_cores(runtime)
     rows = [
         (one.rail, *((one.floors.room, one.floors.forget) if one.floors else ("", "")), one.kept, one.note)
@@ -97,12 +86,10 @@ def reconcile(book: bool, actor: str | None, reason: str | None) -> None:
     before and after.
     """
     if book and not (actor and reason):
-        raise click.UsageError("--book needs --actor and --reason", click.get_current_context())
+        raise click.UsageError("--book needs --actor and --reason")
 
     @on_runtime
     async def work(runtime: Runtime, out: Output) -> None:
-        from bursar.flows.transfers import reconcile as reconciling
-
         ledger, clients = runtime.bursar.ledger, runtime.cores
         if book:
             report = await reconciling.reconcile(ledger, clients, actor=actor or "", reason=reason or "")
@@ -137,8 +124,7 @@ def _show(out: Output, report: Report, *, booked: bool) -> None:
 
 @transfer.command(examples='bursar transfer rebind spot --actor anna --reason "disk of the core is lost, ticket 17"')
 @click.argument("rail")
-@actor_option
-@reason_option
+@operator_options
 @on_runtime
 async def rebind(runtime: Runtime, out: Output, rail: str, actor: str, reason: str) -> None:
     """Put the core that answers now behind a rail whose core is lost for good.
@@ -146,10 +132,6 @@ async def rebind(runtime: Runtime, out: Output, rail: str, actor: str, reason: s
     What the old core held is not in the new one: the intake of transfers is paused with it, and two people resume it
     once core and ledger agree again (docs/how-to/restore.md).
     """
-    from bursar.model.actors import check_actor
-    from bursar.model.outcome import Outcome
-    from bursar.runtime import client_of
-
     store, person = runtime.bursar.store, check_actor(actor)
     if rail not in runtime.config.cores:
         raise Unusable(f"no core is configured for the rail {shown(rail)}")

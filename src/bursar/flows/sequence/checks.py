@@ -13,16 +13,15 @@ Balances and freezes are not looked at: they are a step's affair when its turn h
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from bursar.flows.sequence.steps import Deposit, EntryStep, Own, OwnCall, Pay, StoredStep, Withdraw
 from bursar.model.accounts import Account, AccountStatus
-from bursar.model.entries import Entry, Movement, check_key, intend
-from bursar.model.errors import AccountClosed, BursarError, Refusal, UnknownAccount, UnknownAsset, UnknownBook
-from bursar.model.money import Amount, Asset
+from bursar.model.entries import Entry, check_key, deposit, intend, pay, withdraw
+from bursar.model.errors import AccountClosed, BursarError, Refusal, UnknownAccount, UnknownBook
+from bursar.model.money import Asset
 
 STEPS_MAX = 32
 ARGUMENTS_BYTES_MAX = 8_192
@@ -30,7 +29,6 @@ EMPTY, TOO_MANY_STEPS, NOT_A_STEP = "EMPTY", "TOO_MANY_STEPS", "NOT_A_STEP"
 INVALID_ARGUMENTS, UNKNOWN_STEP = "INVALID_ARGUMENTS", "UNKNOWN_STEP"
 
 
-@dataclass(eq=False)
 class SequenceRefused(Refusal):
     """A sequence is refused before anything is written."""
 
@@ -40,7 +38,6 @@ class SequenceRefused(Refusal):
     text = "the sequence is refused: {why}"
 
 
-@dataclass(eq=False)
 class StepRefused(SequenceRefused):
     """One step of a sequence is refused before anything is written. `step` counts from 0."""
 
@@ -90,11 +87,11 @@ def check_ground(
 def _step(place: int, step: object, assets: Mapping[str, Asset]) -> StoredStep:
     match step:
         case Pay(source, target, asset, amount, book):
-            return _entry(place, "pay", source, target, asset, amount, book, assets)
+            return _entry(place, "pay", pay(source, target, asset, amount, book=book), assets)
         case Deposit(external, account, asset, amount, book):
-            return _entry(place, "deposit", external, account, asset, amount, book, assets)
+            return _entry(place, "deposit", deposit(external, account, asset, amount, book=book), assets)
         case Withdraw(account, external, asset, amount, book):
-            return _entry(place, "withdraw", account, external, asset, amount, book, assets)
+            return _entry(place, "withdraw", withdraw(account, external, asset, amount, book=book), assets)
         case Own(name, arguments):
             return _own(place, name, arguments)
         case _:
@@ -102,20 +99,8 @@ def _step(place: int, step: object, assets: Mapping[str, Asset]) -> StoredStep:
             raise StepRefused(NOT_A_STEP, why, place)
 
 
-def _entry(
-    place: int,
-    kind: str,
-    source: str,
-    target: str,
-    asset: str,
-    amount: Amount,
-    book: str,
-    assets: Mapping[str, Asset],
-) -> EntryStep:
+def _entry(place: int, kind: str, entry: Entry, assets: Mapping[str, Asset]) -> EntryStep:
     try:
-        if not isinstance(asset, str):
-            raise UnknownAsset(str(asset))
-        entry = Entry(movements=(Movement(source, target, asset, amount),), book=book)
         intent = intend(entry, assets, scope="", token=str)
     except Refusal as refusal:
         raise _refused(place, refusal) from refusal
@@ -126,7 +111,7 @@ def _entry(
         target=leg.target,
         asset=leg.asset,
         amount=str(leg.amount),
-        units=str(assets[asset].of_minor(leg.amount)),
+        units=str(assets[leg.asset].of_minor(leg.amount)),
         book=intent.book,
     )
 

@@ -33,7 +33,7 @@ from bursar.model.entries import EntryKind, Intent, Leg, check_key
 from bursar.model.outcome import Outcome
 from bursar.model.postings import PostingState
 from bursar.model.records import Record
-from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
+from bursar.model.retry import Retry
 from bursar.store import Store
 
 SCOPE = "sequence"  # of the entries' keys
@@ -76,8 +76,7 @@ def sequence_flow(
     own: Mapping[str, OwnStep],
     alert: Alert,
     *,
-    retry: Retry = USUAL_RETRY,
-    alarms: tuple[Alarm, ...] = USUAL_ALARMS,
+    retry: Retry,
     call_timeout_s: float,
 ) -> Flow[Sequence]:
     """Sequences whose own steps are these. `alert` raises an alert."""
@@ -96,7 +95,6 @@ def sequence_flow(
         rail_names=frozenset(own),
         second_person=frozenset({SKIP}),
         retry=retry,
-        alarms=alarms,
         call_timeout_s=call_timeout_s,
     )
 
@@ -114,10 +112,7 @@ class Actions:
         step = item.body.steps[item.body.index]
         if isinstance(step, EntryStep):
             return SUCCESS  # there is no call: `book` is the step, and the ledger's refusal its no
-        found = self._own.get(step.name)
-        if found is None:
-            return await self._missing(item, step)
-        return _told(await found.do(_call(item, step, item.body.index, "do")))
+        return await self._ask(item, step, item.body.index, "do")
 
     async def undo(self, item: FlowRecord[Sequence]) -> Answer:
         """The last step that is done and not undone."""
@@ -125,10 +120,7 @@ class Actions:
         step = item.body.steps[place]
         if isinstance(step, EntryStep):
             return await self._reversal(item, place)
-        found = self._own.get(step.name)
-        if found is None:
-            return await self._missing(item, step)
-        return _told(await found.undo(_call(item, step, place, "undo")))
+        return await self._ask(item, step, place, "undo")
 
     async def report(self, item: FlowRecord[Sequence]) -> Answer:
         """A compensation was refused: into the operators' queue, before it waits there."""
@@ -166,8 +158,12 @@ class Actions:
         evidence = {REVERSES: done.seq, CONSUMES: live}
         return Answer(outcome=Outcome.SUCCESS, evidence=evidence)
 
-    async def _missing(self, item: FlowRecord[Sequence], step: OwnCall) -> Answer:
-        """It was there when the sequence was started, and is not now: wait, and raise an alert at once."""
+    async def _ask(self, item: FlowRecord[Sequence], step: OwnCall, place: int, op: str) -> Answer:
+        """Call the caller's own step. If it is not here any more: wait for it, and raise an alert at once."""
+        found = self._own.get(step.name)
+        if found is not None:
+            ask = found.do if op == "do" else found.undo
+            return _told(await ask(_call(item, step, place, op)))
         message = f"{SCOPE} {item.id} needs own step {step.name!r}, which this program does not have; it waits for it"
         await self._alert(item.record, MISSING_STEP, "critical", message)
         return Answer(outcome=Outcome.UNKNOWN, code=UNKNOWN_STEP, message=message)
@@ -259,10 +255,10 @@ def _note(id: str, step: int) -> str:
 
 
 def _call(item: FlowRecord[Sequence], step: OwnCall, place: int, op: str) -> Call:
-    done = f"{entry_key(item.id, place)}:do"
+    key = entry_key(item.id, place)
     return Call(
-        key=done if op == "do" else f"{entry_key(item.id, place)}:{op}",
-        undoes="" if op == "do" else done,
+        key=f"{key}:{op}",
+        undoes="" if op == "do" else f"{key}:do",
         sequence=item.id,
         step=place,
         arguments=step.arguments,

@@ -32,7 +32,7 @@ from bursar.model.entries import check_key
 from bursar.model.errors import IdempotencyKeyReused, UnknownRecord
 from bursar.model.machine import Kind
 from bursar.model.records import Record
-from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm
+from bursar.model.retry import USUAL_RETRY
 from bursar.model.retry import Retry as Backoff
 from bursar.writer import Operation
 
@@ -54,7 +54,6 @@ class Sequences:
         *,
         own: Mapping[str, OwnStep] | None = None,
         retry: Backoff = USUAL_RETRY,
-        alarms: tuple[Alarm, ...] = USUAL_ALARMS,
         call_timeout_s: float = CALL_TIMEOUT_S,
         worker: str = "local",
         lease_s: float = LEASE_S,
@@ -65,11 +64,11 @@ class Sequences:
         `lease_s` are the engine's. Without it sequences get an engine of their own, and the context runs a worker."""
         self.ledger = ledger
         self.own: dict[str, OwnStep] = dict(own or {})
+        self.engine = engine or Engine(ledger.store, ledger.writer, (), worker=worker, lease_s=lease_s)
         self.flow: Flow[Sequence] = sequence_flow(
-            ledger.store, self.own, self._alert, retry=retry, alarms=alarms, call_timeout_s=call_timeout_s
+            ledger.store, self.own, self.engine.alert, retry=retry, call_timeout_s=call_timeout_s
         )
-        chosen = engine or Engine(ledger.store, ledger.writer, (), worker=worker, lease_s=lease_s)
-        self.engine = chosen.register(self.flow)
+        self.engine.register(self.flow)
         self._owns_engine = engine is None
         self._dispatcher = dispatcher
         self._worker: Worker | None = None
@@ -192,9 +191,6 @@ class Sequences:
         places = {(SCOPE, entry_key(record.id, n)): n for n, s in enumerate(body.steps) if isinstance(s, EntryStep)}
         taken = await self.ledger.store.read.envelopes.existing(list(places)) if places else {}
         return view(record, body, {places[key]: found.seq for key, found in taken.items()}, replayed=replayed)
-
-    async def _alert(self, record: Record | None, reason: str, severity: str, message: str) -> None:
-        await self.engine.alert(record, reason, severity, message)
 
 
 def fingerprint(steps: tuple[StoredStep, ...]) -> str:

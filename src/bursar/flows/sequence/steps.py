@@ -81,11 +81,9 @@ class OwnStep(Protocol):
 
     def do(self, call: Call) -> Awaitable[Answer]:
         """Make it happen, once per key."""
-        ...
 
     def undo(self, call: Call) -> Awaitable[Answer]:
         """Undo what was done, once per key. Refused: a person has to decide."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from enum import StrEnum
 
 import msgspec
 
-from bursar.engine.snowflake import made_at_us
+from bursar.engine.clock import made_at_us
 from bursar.flows.transfers.request import SCOPE, AccountType, Request, Transfer
 from bursar.model.errors import AmountTooLarge, InvalidAmount, PrecisionOverflow, Refusal, StoreError
 from bursar.model.money import MINOR_MAX, Asset, AssetStatus, format_minor

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bursar.engine.snowflake import first_id_at
+from bursar.engine.clock import first_id_at
 from bursar.flows.transfers import behind
 from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.machine import MACHINE

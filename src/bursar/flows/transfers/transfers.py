@@ -21,7 +21,7 @@ import msgspec
 
 from bursar.deadlines import Deadline, Deadlines
 from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, set_pause
-from bursar.engine.snowflake import first_id_at
+from bursar.engine.clock import first_id_at
 from bursar.flows.transfers.checks import (
     SECOND_US,
     Code,

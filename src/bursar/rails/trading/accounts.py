@@ -12,7 +12,6 @@ once, as unsigned 64-bit integers: a balance below zero or past 2^64 could not b
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
@@ -52,7 +51,3 @@ class Accounts:
     def total(self) -> int:
         """All that is held, available and frozen."""
         return sum(account[AVAILABLE] + account[FROZEN] for account in self.by_user.values())
-
-    def __iter__(self) -> Iterator[tuple[int, int, int, int]]:
-        """Each user with what is available, frozen and committed."""
-        return ((user, *account) for user, account in self.by_user.items())  # type: ignore[misc]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
@@ -20,6 +21,7 @@ import msgspec
 
 from bursar.deadlines import Deadlines, Pending
 from bursar.model.outcome import Outcome
+from bursar.model.retry import Retry
 from bursar.ports import Ports
 from bursar.rails.trading import protocol, replies
 from bursar.rails.trading.connection import Connected, CoreLink, FixedLink, Known, NoConnection, Target, connect
@@ -34,15 +36,6 @@ from bursar.rails.trading.replies import (
     QueryReply,
     Reply,
     TotalsReply,
-    balances_of,
-    described_of,
-    noted_of,
-    operations_of,
-    pruned_of,
-    queried_of,
-    reply_of,
-    totals_of,
-    trouble_of,
 )
 from bursar.rails.trading.rules import Op, Status, is_u64, operation_id
 from bursar.rails.trading.state import ASSETS_IN_FRAME_MAX
@@ -53,8 +46,7 @@ FRAME_ITEMS_MAX: Final = 1_024
 FRAMES_MAX: Final = 8  # on their way; further calls gather
 PING_S: Final = 15.0
 PRUNE_S: Final = 60.0  # a floor that rises by much rises in steps, and others are served in between
-BACKOFF_S: Final = 0.05
-BACKOFF_S_MAX: Final = 2.0
+RECONNECT: Final = Retry(first_s=0.1, cap_s=2.0)
 
 
 class Operation(NamedTuple):
@@ -68,29 +60,25 @@ class Operation(NamedTuple):
     other: int = 0
 
 
+@dataclass(eq=False, slots=True)
 class Call:
     """A caller who waits: for one operation, for a user's balances, or for a request of another kind."""
 
-    __slots__ = ("asked_at", "expire", "future", "item", "pending", "request", "user", "written_at")
-
-    def __init__(
-        self, item: Named | None, request: Callable[[int], protocol.Request] | None, user: int | None = None
-    ) -> None:
-        self.item = item
-        self.request = request
-        self.user = user
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.expire: Callable[[], None] | None = None
-        self.pending: Pending = {}  # where it is to be taken out of when it is over
-        self.asked_at = 0.0
-        self.written_at: float | None = None
+    item: Named | None = None
+    request: Callable[[int], protocol.Request] | None = None
+    user: int | None = None
+    future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    expire: Callable[[], None] | None = None
+    pending: Pending | None = None  # where it is to be taken out of when it is over
+    asked_at: float = 0.0
+    written_at: float | None = None
 
     def finish(self, answer: Any) -> None:
         """Answer, once."""
-        if self.expire is not None:
+        if self.expire is not None and self.pending is not None:
             self.pending.pop(self.expire, None)
         if not self.future.done():
-            self.future.set_result(answer if self.user is None else balances_of(answer))
+            self.future.set_result(answer if self.user is None else replies.balances_of(answer))
 
 
 class TradingClient:
@@ -215,15 +203,15 @@ class TradingClient:
             some = wanted[start : start + protocol.LOOKUPS_MAX]
             answer = await self._ask(lambda number, some=some: protocol.Lookup(number, some))  # type: ignore[misc]
             if not isinstance(answer, protocol.Done):
-                return trouble_of(answer, LookupReply)
+                return replies.trouble_of(answer, LookupReply)
             sequence = answer.sequence
-            found += [reply_of(code, at) for code, at in zip(answer.codes, answer.sequences, strict=True)]
+            found += [replies.reply_of(code, at) for code, at in zip(answer.codes, answer.sequences, strict=True)]
         return LookupReply(Outcome.SUCCESS, "OK", sequence, replies=found)
 
     async def query(self, req_id: str | int, op: Op) -> QueryReply:
         """Everything on record about one operation."""
         id_ = operation_id(req_id)
-        return queried_of(await self._ask(lambda number: protocol.Query(number, id_, int(op))))
+        return replies.queried_of(await self._ask(lambda number: protocol.Query(number, id_, int(op))))
 
     async def balances(self, user_id: int) -> BalancesReply:
         """What a user has available and frozen, per asset. Those asked for in one turn travel in one frame."""
@@ -231,13 +219,13 @@ class TradingClient:
 
     def ask_balances(self, user_id: int) -> asyncio.Future[BalancesReply]:
         """The same, asked for at once and heard when awaited."""
-        call = Call(None, None, user_id)
+        call = Call(user=user_id)
         self._send([call])
         return call.future
 
     async def totals(self) -> TotalsReply:
         """What all users hold, per asset."""
-        return totals_of(await self._ask(protocol.Totals))
+        return replies.totals_of(await self._ask(protocol.Totals))
 
     async def operations(self, after: int, limit: int = 4096) -> OperationsReply:
         """Deposits, withdraws and refunds that the core remembers, behind a sequence, refused ones too, in order.
@@ -247,11 +235,11 @@ class TradingClient:
         if not is_u64(after):  # the core would end the connection that all callers share
             return OperationsReply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{after} is no sequence")
         most = max(1, min(limit, protocol.OPERATIONS_MAX))
-        return operations_of(await self._ask(lambda number: protocol.Operations(number, after, most)))
+        return replies.operations_of(await self._ask(lambda number: protocol.Operations(number, after, most)))
 
     async def describe(self) -> DescribeReply:
         """Who the core is, which ledger it is bound to, its floors, and how much it holds."""
-        return described_of(await self._ask(protocol.Describe))
+        return replies.described_of(await self._ask(protocol.Describe))
 
     def events(self, after: int) -> AsyncIterator[Event]:
         """Everything on record behind a sequence, and then as it happens. EventsGone if it is no longer kept."""
@@ -261,7 +249,7 @@ class TradingClient:
 
     async def set_status(self, user_id: int, status: Status) -> Reply:
         """Freeze, disable or free a user's account in this core."""
-        return noted_of(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status))))
+        return replies.noted_of(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status))))
 
     async def prune(self, *, room: str | int, forget: str | int, keep: Iterable[str | int] = ()) -> Reply:
         """Raise the floors, but for `keep`; neither ever sinks.
@@ -279,14 +267,14 @@ class TradingClient:
             why = f"room {floors.room} is below forget {floors.forget}, or more than {protocol.KEEP_MAX} ids are kept"
             return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=why)
         asked = self._ask(lambda number: protocol.Prune(number, floors.room, floors.forget, kept), PRUNE_S)
-        reply, now = pruned_of(await asked)
+        reply, now = replies.pruned_of(await asked)
         self.floors = now or self.floors
         return reply
 
     # --- calls
 
     async def _ask(self, request: Callable[[int], protocol.Request], timeout_s: float | None = None) -> Any:
-        call = Call(None, request)
+        call = Call(request=request)
         self._send([call], timeout_s)
         return await call.future
 
@@ -388,8 +376,7 @@ class TradingClient:
             except NoConnection as why:
                 failures += 1
                 self._disconnect(why)
-                longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(failures, 10))
-                await self._ports.sleep(longest * (0.5 + self._ports.random() / 2))
+                await self._ports.sleep(RECONNECT.delay_us(failures, self._ports.random()) / 1e6)
                 continue
             failures = 0
             self._connected, self._trouble = connected, None
@@ -425,7 +412,7 @@ class TradingClient:
         calls = self._inflight.pop(answer.number)
         if isinstance(answer, protocol.Done) and calls[0].item is not None:
             for call, code, at in zip(calls, answer.codes, answer.sequences, strict=True):
-                call.finish(reply_of(code, at))
+                call.finish(replies.reply_of(code, at))
         elif isinstance(answer, protocol.Held):
             for call, account in zip(calls, answer.accounts, strict=True):
                 call.finish((answer.sequence, account))
@@ -470,4 +457,4 @@ def _call_of(operation: Operation) -> Call | Reply:
     for what, value in (("user", user), ("amount", amount), ("other", other)):
         if not is_u64(value):
             return Reply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{what} {value!r} is not unsigned, of 64 bits")
-    return Call((int(op), id_, user, asset, amount, other), None)
+    return Call((int(op), id_, user, asset, amount, other))

@@ -12,6 +12,8 @@ nothing that another core or another ledger could slip into. Not here: how the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,7 +119,8 @@ class Connected:
 
 async def connect(ports: Ports, target: Target, link: CoreLink, heard: Known, timeout_s: float) -> Connected:
     """Connect and shake hands, or raise NoConnection. `heard`: what this client itself has heard from the core."""
-    known = await _ask(link, timeout_s)
+    async with _time_for_ledger(timeout_s, "what the ledger knows of this core can't be read"):
+        known = await link.known()
     # A core that answers with another identity than before is not the one whose answers we hold. If operators have put
     # it in that one's place, what we heard from the old one says nothing about the new one.
     seen = known.seen if known.core not in ("", heard.core) else max(known.seen, heard.seen)
@@ -139,8 +142,6 @@ async def connect(ports: Ports, target: Target, link: CoreLink, heard: Known, ti
                 raise NoConnection(OTHER_CORE, str(error)) from error
             case TimeoutError():
                 raise NoConnection(NOT_CONNECTED, "the core did not answer in time") from error
-            case OSError():
-                raise NoConnection(NOT_CONNECTED, f"{type(error).__name__}: {error}") from error
             case ProtocolError() | msgspec.MsgspecError() | ValueError():
                 raise NoConnection(CORE_REFUSED, str(error)) from error
             case Exception():  # whatever it is, the client goes on trying
@@ -150,13 +151,16 @@ async def connect(ports: Ports, target: Target, link: CoreLink, heard: Known, ti
     return connected
 
 
-async def _ask(link: CoreLink, timeout_s: float) -> Known:
+@contextlib.asynccontextmanager
+async def _time_for_ledger(timeout_s: float, failed: str) -> AsyncIterator[None]:
+    """A call to the ledger. A database that is down must not end the client: it is asked again."""
     try:
         async with asyncio.timeout(timeout_s):
-            return await link.known()
-    except Exception as error:  # a database that is down must not end the client: it is asked again
-        why = str(error) or type(error).__name__
-        raise NoConnection(LINK_FAILED, f"what the ledger knows of this core can't be read: {why}") from error
+            yield
+    except CoreRefused:
+        raise
+    except Exception as error:
+        raise NoConnection(LINK_FAILED, f"{failed}: {str(error) or type(error).__name__}") from error
 
 
 class _Handshake:
@@ -228,7 +232,8 @@ class _Handshake:
         if not known.ledger:
             return
         if not known.core:
-            await self._bind_ledger(link, timeout_s)
+            async with _time_for_ledger(timeout_s, "the ledger can't remember this core"):
+                await link.bind(self._greeted_by)
         if self._bound_to:
             return
         async with asyncio.timeout(timeout_s):
@@ -238,16 +243,6 @@ class _Handshake:
             raise ProtocolError("it does not answer a request to be bound")
         if answer.ledger != known.ledger:
             raise NoConnection(OTHER_LEDGER, other_ledger(answer.ledger, known.ledger))
-
-    async def _bind_ledger(self, link: CoreLink, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await link.bind(self._greeted_by)
-        except CoreRefused:
-            raise
-        except Exception as error:
-            why = str(error) or type(error).__name__
-            raise NoConnection(LINK_FAILED, f"the ledger can't remember this core: {why}") from error
 
 
 def other_ledger(bound_to: str, named: str) -> str:

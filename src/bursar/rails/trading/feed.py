@@ -8,7 +8,8 @@ without end: it comes back and asks from where it got to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 from bursar.ports import Ports, Stream
@@ -44,7 +45,7 @@ class Feed:
         while position < core.durable:
             position = await self._catch_up(stream, position, idle_s, heard)
         # No await between the last look and this line: nothing is missed, nothing comes twice.
-        follow = self._follower(stream)
+        follow = partial(self._follow, stream)
         core.followers.append(follow)
         try:
             while await stream.read():  # pings
@@ -60,9 +61,12 @@ class Feed:
         frames = self._core.log.frames_after(position)
         while True:
             try:
-                some = await self._lane.run(lambda: _take(frames))
-            except FileNotFoundError:
-                return self._lost(stream, position)
+                some = await self._lane.run(partial(list[Frame], islice(frames, FRAMES_AT_A_TIME)))
+            except FileNotFoundError:  # the segment was dropped while it was being read
+                if self._kept(position):
+                    return position  # the reader starts anew
+                stream.write(protocol.frame(protocol.Gone(0, self._core.log.segments[0].first)))
+                raise protocol.ProtocolError("a subscriber fell behind what is kept") from None
             if not some:
                 return position
             for frame in some:
@@ -72,22 +76,11 @@ class Feed:
                     await stream.drain()
                 heard()  # it reads
 
-    def _lost(self, stream: Stream, position: int) -> int:
-        """The segment was dropped while it was being read. If more is kept, the reader starts anew; else it gets
-        `Gone`."""
-        if not self._kept(position):
-            stream.write(protocol.frame(protocol.Gone(0, self._core.log.segments[0].first)))
-            raise protocol.ProtocolError("a subscriber fell behind what is kept")
-        return position
-
-    def _follower(self, stream: Stream) -> Callable[[list[JournalRecord]], None]:
-        def follow(records: list[JournalRecord]) -> None:
-            if stream.unsent > self._unsent_bytes:
-                stream.abort()  # it will ask again from where it got to
-            else:
-                self._send(stream, to_wire(records, 0, self._core.state.asset_code))
-
-        return follow
+    def _follow(self, stream: Stream, records: list[JournalRecord]) -> None:
+        if stream.unsent > self._unsent_bytes:
+            stream.abort()  # it will ask again from where it got to
+        else:
+            self._send(stream, to_wire(records, 0, self._core.state.asset_code))
 
     @staticmethod
     def _send(stream: Stream, events: list[Wire]) -> None:
@@ -97,7 +90,3 @@ class Feed:
     def close(self) -> None:
         """No more reading."""
         self._lane.close()
-
-
-def _take(frames: Iterator[Frame]) -> list[Frame]:
-    return list(islice(frames, FRAMES_AT_A_TIME))

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, assert_never
 
-from bursar.rails.trading.history import load
+from bursar.rails.trading.history import load, octets
 from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, NewAsset, OperationBlocks, StatusChange
 from bursar.rails.trading.rules import IDENTITY_DIGITS, Status, is_asset, is_identity, is_ledger
 
@@ -165,33 +165,25 @@ def _records(payload: bytes, first: int, count: int) -> Iterator[JournalRecord]:
         at += length
         if len(body) != length:
             raise ValueError("half a block")
-        if kind == ASSET:
-            code = body[8:].decode("ascii")
-            if not is_asset(code):
-                raise ValueError(f"{code!r} is no asset")
-            yield NewAsset(numbers(body[:8])[0], code)
-            continue
-        if kind == ROWS:
-            block = load(body)
-            if block.sequence != sequence:
-                raise ValueError(f"rows begin with sequence {block.sequence} where {sequence} is next")
-            sequence += block.count
-            yield OperationBlocks([block])
-            continue
         record = _record(kind, body)
-        sequence = _follow(sequence, record.sequence)
+        if not isinstance(record, NewAsset):
+            if record.sequence != sequence:
+                raise ValueError(f"sequence {record.sequence} where {sequence} is next")
+            sequence += record.blocks[0].count if isinstance(record, OperationBlocks) else 1
         yield record
     if sequence != first + count:
         raise ValueError(f"{count} sequences were promised, and {sequence - first} are there")
 
 
-def _record(kind: int, body: bytes) -> StatusChange | FloorsRaised | Bound:
-    """A record that has a sequence of its own."""
-    if kind == BOUND:
-        ledger = body[8:].decode("ascii")
-        if not is_ledger(ledger):
-            raise ValueError(f"{ledger!r} is no ledger")
-        return Bound(numbers(body[:8])[0], ledger)
+def _record(kind: int, body: bytes) -> JournalRecord:
+    """The record in one block."""
+    if kind == ROWS:
+        return OperationBlocks([load(body)])
+    if kind in (ASSET, BOUND):
+        number, text = numbers(body[:8])[0], body[8:].decode("ascii")
+        if not (is_asset(text) if kind == ASSET else is_ledger(text)):
+            raise ValueError(f"{text!r} is no {'asset' if kind == ASSET else 'ledger'}")
+        return NewAsset(number, text) if kind == ASSET else Bound(number, text)
     values = numbers(body)
     if kind == STATUS and values[2] in tuple(Status):
         return StatusChange(*values[:3])
@@ -209,20 +201,6 @@ def numbers(data: bytes | memoryview) -> array[int]:
     if sys.byteorder == "big":
         found.byteswap()
     return found
-
-
-def octets(values: array[int]) -> bytes:
-    """The other way round."""
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
-
-
-def _follow(expected: int, found: int) -> int:
-    if found != expected:
-        raise ValueError(f"sequence {found} where {expected} is next")
-    return expected + 1
 
 
 def next_whole(data: bytes, start: int, above: int) -> int | None:

@@ -12,6 +12,7 @@ the core waits while it does. `steps` says how to raise one by much in little st
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -112,18 +113,15 @@ class Block:
 
     def rows(self) -> Iterator[Row]:
         """All of them."""
-        return map(Row._make, self._columns())
-
-    def has_transfers(self) -> bool:
-        """Whether a deposit, a withdraw or a refund is among them."""
-        return any(meta >> 8 & 0xFF <= Op.REFUND for (meta,) in _META.iter_unpack(self.metas))
-
-    def _columns(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         metas = (meta for (meta,) in _META.iter_unpack(self.metas))
         for sequence, (_, id_, user, _, amount, other), meta in zip(
             range(self.sequence, self.sequence + self.count), _decode(self.items), metas, strict=True
         ):
-            yield sequence, id_, user, amount, other, meta
+            yield Row._make((sequence, id_, user, amount, other, meta))  # faster than a call of Row
+
+    def has_transfers(self) -> bool:
+        """Whether a deposit, a withdraw or a refund is among them."""
+        return any(meta >> 8 & 0xFF <= Op.REFUND for (meta,) in _META.iter_unpack(self.metas))
 
     def dump(self) -> bytes:
         """As it is on disk: sequence u64 · rows u32 · a u32 for each · MessagePack."""
@@ -156,15 +154,17 @@ def blocks_of(sequence: int, items: Sequence[Item], metas: Sequence[int]) -> lis
     made = []
     for start in range(0, len(items), BLOCK_ROWS_MAX):
         some = items[start : start + BLOCK_ROWS_MAX]
-        kinds = _little(array("I", metas[start : start + BLOCK_ROWS_MAX]))
+        kinds = octets(array("I", metas[start : start + BLOCK_ROWS_MAX]))
         made.append(Block.of(sequence + start, kinds, some, _encode(some)))
     return made
 
 
-def _little(values: array[int]) -> bytes:
-    if values.itemsize == META_BYTES and array("I", [1]).tobytes()[0]:
-        return values.tobytes()
-    return b"".join(map(_META.pack, values))  # a machine that counts otherwise
+def octets(values: array[int]) -> bytes:
+    """Unsigned integers, little-endian."""
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values.tobytes()
 
 
 class History:
@@ -173,9 +173,6 @@ class History:
     __slots__ = ("_decoded", "_starts", "blocks", "count", "end", "where")
 
     def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
         self.blocks: list[Block] = []
         self.count = 0  # how many rows there are
         self.end = 0  # the number of the next one; more than there are, once some are pruned
@@ -227,11 +224,12 @@ class History:
         self._decoded.pop(self._starts[-1], None)
         return True
 
-    def index(self, block: Block, first: int) -> None:
-        """Make the index entries of a block whose first row has the number `first`: for what is read from a file."""
+    def append(self, block: Block) -> None:
+        """Append a block that was read from a file, with its index entries."""
         where = self.where
-        for number, item in enumerate(_decode(block.items), first):
+        for number, item in enumerate(_decode(block.items), self.end):
             where[item[0]][item[1]] = number
+        self.extend([block])
 
     def steps(self, lowest: Callable[[Block], int], above: int, up_to: int) -> list[int]:
         """Heights at which a floor may pause on its way up, the last included, so that each step touches few blocks."""
@@ -275,23 +273,20 @@ class History:
             before += block.size
             items = _decode(block.items)
             metas = [meta for (meta,) in _META.iter_unpack(block.metas)]
-            for goes, run in groupby(range(block.count), key=lambda place: _goes(items[place], floor, keep)):
+            goes = [item[1] < floor and item[1] not in keep for item in items]
+            for gone, run in groupby(range(block.count), key=goes.__getitem__):
                 places = list(run)
                 first, end = places[0], places[-1] + 1
-                if goes:
-                    self._forget(items[first:end])
+                if gone:
+                    self.count -= len(places)
+                    for op, id_, *_ in items[first:end]:
+                        del self.where[op][id_]
                     continue
                 self._starts.append(start + first)
                 [left] = blocks_of(block.sequence + first, items[first:end], metas[first:end])
                 self.blocks.append(left)
                 after += left.size
         return before - after
-
-    def _forget(self, items: Sequence[Item]) -> None:
-        where = self.where
-        self.count -= len(items)
-        for item in items:
-            del where[item[0]][item[1]]
 
     def transfers(self, after: int, limit: int, end: int) -> tuple[list[Row], int]:
         """Deposits, withdraws and refunds behind a sequence, refused ones too, and up to where these are all.
@@ -322,14 +317,3 @@ class History:
         """Everything that is remembered, in order."""
         for block in self.blocks:
             yield from block.rows()
-
-    def replace(self, blocks: Iterable[Block]) -> None:
-        """These blocks instead of all there were."""
-        self._clear()
-        for block in blocks:
-            self.index(block, self.end)
-            self.extend([block])
-
-
-def _goes(item: Item, floor: int, keep: Collection[int]) -> bool:
-    return item[1] < floor and item[1] not in keep

@@ -5,6 +5,8 @@ A torn end of the last segment is what a crash leaves behind: the core will cut 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from bursar.ports import Files
@@ -114,9 +116,7 @@ def _state(files: Files, folder: str, reports: list[FileReport]) -> CoreState:
 
 
 def _answers(state: CoreState) -> dict[str, int]:
-    counts: dict[int, int] = {}
-    for row in state.history.rows():
-        counts[row.meta & 0xFFFF] = counts.get(row.meta & 0xFFFF, 0) + 1
+    counts = Counter(row.meta & 0xFFFF for row in state.history.rows())
     return {f"{Op(kind >> 8).name} {code_name(kind & 0xFF)}": count for kind, count in sorted(counts.items())}
 
 
@@ -157,7 +157,7 @@ def _segment(files: Files, folder: str, segment: wal.Segment, *, last: bool) -> 
         header = read_segment_header(files.read(segment.path))
         report.core, report.identity = header.name, header.core
         log = Log(files, folder, report.core)
-        for frame in log.read_one(segment, last=last):
+        for frame in log.read_one(segment, segment.first, last=last):
             report.frames += 1
             report.last = frame.last
             report.operations += sum(

@@ -23,6 +23,11 @@ class OperationBlocks(NamedTuple):
 
     blocks: list[Block]
 
+    @property
+    def sequence(self) -> int:
+        """Of the first of them."""
+        return self.blocks[0].sequence
+
 
 class StatusChange(NamedTuple):
     """An account is active, frozen or disabled."""

@@ -103,91 +103,82 @@ class Refused(_Message, frozen=True, tag=4):
 # --- requests
 
 
-class Execute(_Message, frozen=True, tag=10):
+class _Request(_Message, frozen=True):
+    """What a client asks."""
+
+    number: U64  # which its answer repeats
+
+
+class Execute(_Request, frozen=True, tag=10):
     """Operations, in order: operation, id, user, asset, amount, other (history.Item). Asset: an index in `assets`."""
 
-    number: U64
     assets: Annotated[list[str], msgspec.Meta(max_length=256)]
     items: list[tuple[U64, U64, U64, Place, U64, U64]]
 
 
-class Lookup(_Message, frozen=True, tag=11):
+class Lookup(_Request, frozen=True, tag=11):
     """What is on record for (id, operation) pairs."""
 
-    number: U64
     pairs: Annotated[list[tuple[U64, U64]], msgspec.Meta(max_length=LOOKUPS_MAX)]
 
 
-class Query(_Message, frozen=True, tag=12):
+class Query(_Request, frozen=True, tag=12):
     """Everything on record about one operation: for operators."""
 
-    number: U64
     id: U64
     op: U64
 
 
-class Balances(_Message, frozen=True, tag=13):
+class Balances(_Request, frozen=True, tag=13):
     """What users hold."""
 
-    number: U64
     users: Annotated[list[U64], msgspec.Meta(max_length=USERS_MAX)]
 
 
-class Totals(_Message, frozen=True, tag=14):
+class Totals(_Request, frozen=True, tag=14):
     """What all hold, per asset."""
 
-    number: U64
 
-
-class SetStatus(_Message, frozen=True, tag=15):
+class SetStatus(_Request, frozen=True, tag=15):
     """Freeze, disable or free an account."""
 
-    number: U64
     user: U64
     status: Annotated[int, msgspec.Meta(ge=1, le=3)]
 
 
-class Prune(_Message, frozen=True, tag=16):
+class Prune(_Request, frozen=True, tag=16):
     """Raise the floors."""
 
-    number: U64
     room: U64
     forget: U64
     keep: Annotated[list[U64], msgspec.Meta(max_length=KEEP_MAX)]
 
 
-class Ping(_Message, frozen=True, tag=17):
+class Ping(_Request, frozen=True, tag=17):
     """Still there?"""
 
-    number: U64
 
-
-class Subscribe(_Message, frozen=True, tag=18):
+class Subscribe(_Request, frozen=True, tag=18):
     """From now on this connection carries events behind a sequence, and nothing else."""
 
-    number: U64
     after: U64
 
 
-class Bind(_Message, frozen=True, tag=19):
+class Bind(_Request, frozen=True, tag=19):
     """Work for this ledger for ever: the one that the login named."""
 
-    number: U64
     ledger: Ledger
 
 
-class Operations(_Message, frozen=True, tag=20):
+class Operations(_Request, frozen=True, tag=20):
     """Deposits, withdraws and refunds on record behind a sequence, refused ones too."""
 
-    number: U64
     after: U64
     limit: Annotated[int, msgspec.Meta(ge=1, le=OPERATIONS_MAX)]
 
 
-class Describe(_Message, frozen=True, tag=21):
+class Describe(_Request, frozen=True, tag=21):
     """Who is this core, and how much does it hold?"""
-
-    number: U64
 
 
 Request = (
@@ -198,44 +189,40 @@ Request = (
 # --- answers
 
 
-class Done(_Message, frozen=True, tag=30):
+class _Answer(_Message, frozen=True):
+    """What the core answers."""
+
+    number: U64  # of the request
+    sequence: U64  # everything up to here is on disk
+
+
+class Done(_Answer, frozen=True, tag=30):
     """To Execute and Lookup: an answer (rules.Code) and a sequence for each."""
 
-    number: U64
-    sequence: U64  # everything up to here is on disk
     codes: bytes
     sequences: list[int]
 
 
-class Found(_Message, frozen=True, tag=31):
+class Found(_Answer, frozen=True, tag=31):
     """To Query: the operation, or nothing; sequence, user, asset, amount, other, answer."""
 
-    number: U64
-    sequence: U64
     operation: tuple[int, int, str, int, int, int] | None
 
 
-class Held(_Message, frozen=True, tag=32):
+class Held(_Answer, frozen=True, tag=32):
     """To Balances, for each user: status, and asset, available, frozen of all that is held."""
 
-    number: U64
-    sequence: U64
     accounts: list[tuple[int, list[tuple[str, int, int]]]]
 
 
-class Summed(_Message, frozen=True, tag=33):
+class Summed(_Answer, frozen=True, tag=33):
     """To Totals. A total may be wider than 64 bits, so it is text."""
 
-    number: U64
-    sequence: U64
     totals: list[tuple[str, str]]
 
 
-class Noted(_Message, frozen=True, tag=34):
+class Noted(_Answer, frozen=True, tag=34):
     """To SetStatus, Ping, Subscribe: it is so, since this sequence."""
-
-    number: U64
-    sequence: U64
 
 
 class Gone(_Message, frozen=True, tag=35):
@@ -251,28 +238,22 @@ class Events(_Message, frozen=True, tag=36):
     events: list[tuple[int, int, int, int, str, int, int, int]]
 
 
-class Bound(_Message, frozen=True, tag=37):
+class Bound(_Answer, frozen=True, tag=37):
     """To Bind: the ledger that this core works for, which may be another."""
 
-    number: U64
-    sequence: U64
     ledger: Ledger
 
 
-class Listed(_Message, frozen=True, tag=38):
+class Listed(_Answer, frozen=True, tag=38):
     """To Operations: sequence, operation, id, user, asset, amount, answer of each; up to where these are all."""
 
-    number: U64
-    sequence: U64
     complete_to: U64
     operations: list[tuple[int, int, int, int, str, int, int]]
 
 
-class Described(_Message, frozen=True, tag=39):
+class Described(_Answer, frozen=True, tag=39):
     """To Describe."""
 
-    number: U64
-    sequence: U64
     core: str
     ledger: Ledger
     room: U64
@@ -282,11 +263,9 @@ class Described(_Message, frozen=True, tag=39):
     accounts: U64
 
 
-class Pruned(_Message, frozen=True, tag=40):
+class Pruned(_Answer, frozen=True, tag=40):
     """To Prune: what became of it (rules.Code), and where the floors are."""
 
-    number: U64
-    sequence: U64
     code: U64
     room: U64
     forget: U64
@@ -331,11 +310,6 @@ class Splitter:
             at = end
         self._buffer = data[at:] if at else data
         return found
-
-    @property
-    def partial(self) -> int:
-        """How many bytes of a frame that is not complete are here."""
-        return len(self._buffer)
 
 
 def prove(secret: bytes, role: str, hello: Hello, nonce: bytes, *said: int | str) -> bytes:

@@ -39,9 +39,7 @@ class Op(IntEnum):
     LOCK = 4  # available → frozen
     UNLOCK = 5  # frozen → available
     SETTLE = 6  # frozen of one user → available of another
-    CANCEL = (
-        7  # an operation that has not happened never will; on the wire only, it is kept as that operation's refusal
-    )
+    CANCEL = 7  # what has not happened never will; on the wire only: it is kept as that operation's refusal
 
 
 REMEMBERED: Final = (Op.DEPOSIT, Op.WITHDRAW, Op.REFUND, Op.LOCK, Op.UNLOCK, Op.SETTLE)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, assert_never
 
@@ -31,7 +31,7 @@ from bursar.rails.trading.core import Core
 from bursar.rails.trading.errors import CoreStopped
 from bursar.rails.trading.feed import Feed
 from bursar.rails.trading.protocol import Answer, ProtocolError, Splitter
-from bursar.rails.trading.rules import Code, Status, is_ledger
+from bursar.rails.trading.rules import Status, is_ledger
 from bursar.supervise import supervise
 
 LOOKS = 4  # at silent connections, before one is closed
@@ -52,19 +52,17 @@ class ServerLimits:
     goodbye_s: float = 5.0  # for answers to leave at the end
 
 
+@dataclass(eq=False, slots=True)
 class Connection:
     """One client, and how much it waits for."""
 
-    __slots__ = ("has_room", "ledger", "open", "silent_for", "stream", "task", "waiting_bytes")
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.ledger = ""  # that it has named; "": none
-        self.open = True
-        self.silent_for = 0  # looks of the server, since something was heard
-        self.waiting_bytes = 0
-        self.has_room = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
+    stream: Stream
+    ledger: str = ""  # that it has named; "": none
+    open: bool = True
+    silent_for: int = 0  # looks of the server, since something was heard
+    waiting_bytes: int = 0
+    has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
 
 class Outages:
@@ -241,7 +239,10 @@ class Server:
         if isinstance(said, protocol.Refused):
             await stream.drain()
             raise ProtocolError(said.text)
-        self._let_in(connection, login)
+        if connection in self.strangers:  # and not closed meanwhile, to make way
+            self.strangers.remove(connection)
+            self.connections.append(connection)
+        connection.ledger = login.ledger
         return frames[1:]
 
     async def _judge(self, login: protocol.Login, connection: Connection) -> protocol.Welcome | protocol.Refused:
@@ -263,12 +264,6 @@ class Server:
             text = f"this core knows sequences up to {at}, and {self._forgotten} has been acknowledged"
             return protocol.Refused(at, protocol.BEHIND, text, b"")
         return protocol.Welcome(at, ledger, room, forget, b"")
-
-    def _let_in(self, connection: Connection, login: protocol.Login) -> None:
-        if connection in self.strangers:  # and not closed meanwhile, to make way
-            self.strangers.remove(connection)
-            self.connections.append(connection)
-        connection.ledger = login.ledger
 
     def _forget(self, seen: int, teller: Connection) -> None:
         """This core has forgotten what it answered. From now on no client is served."""
@@ -351,23 +346,19 @@ class Server:
         state = self.core.state
         while self._prunes and not self._stopping:
             connection, request, size = self._prunes.popleft()
-            code, keep = state.check_floors(request.room, request.forget), frozenset(request.keep)
-            steps = deque(state.floor_steps(request.room, request.forget) if code == Code.OK else ())
+            code, way_up = state.floor_steps(request.room, request.forget)
+            steps, keep = deque(way_up), frozenset(request.keep)
             while steps and not self._stopping:  # what is not raised by then is asked for again
                 state.raise_floors(*steps.popleft(), keep)
                 await self.core.until_durable()
             if not steps:
                 at, floors = state.sequence, state.floors
                 done = protocol.Pruned(request.number, at, code, floors.room, floors.forget)
-                self.core.when_durable(partial(self._answer, connection, size, partial(_framed, done)))
+                self.core.when_durable(partial(self._answer, connection, size, _now(done).frame))
 
     def _prune_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log(f"CRITICAL: the floors can't be raised: {type(error).__name__}: {error}")
-
-
-def _framed(answer: protocol.Answer, _: int) -> bytes:
-    return protocol.frame(answer)
 
 
 # --- requests, decided

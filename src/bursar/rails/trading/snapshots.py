@@ -27,12 +27,12 @@ import msgspec
 from bursar.ports import Files
 from bursar.rails.trading.accounts import ACCOUNT_BYTES
 from bursar.rails.trading.floors import CoreFloors
-from bursar.rails.trading.frames import numbers, octets
-from bursar.rails.trading.history import Block, load
+from bursar.rails.trading.frames import numbers
+from bursar.rails.trading.history import Block, load, octets
 from bursar.rails.trading.journal import NewAsset
 from bursar.rails.trading.rules import Op
 from bursar.rails.trading.state import CoreState
-from bursar.rails.trading.wal import ASIDE
+from bursar.rails.trading.wal import numbered, write_whole
 
 MAGIC, END = b"BURSNAP2", b"BURSEND2"
 MAGIC_1, END_1 = b"BURSNAP1", b"BURSEND1"
@@ -166,7 +166,8 @@ def restore(data: bytes, progress: Callable[[int], object] = lambda _: None) -> 
         start = end
         progress(count * ACCOUNT_BYTES)
     try:
-        state.history.replace(_blocks(body[start:], progress))
+        for block in _blocks(body[start:], progress):
+            state.history.append(block)
     except (ValueError, struct_error) as error:
         raise BadSnapshot(f"its checksum is right and its content is not: {error}") from error
     if state.history.count != header.rows:
@@ -219,34 +220,16 @@ def snapshot_name(sequence: int) -> str:
 
 def snapshots_in(files: Files, folder: str) -> list[int]:
     """The sequences of the snapshots in a folder, newest first."""
-    found = []
-    for name in files.names(folder):
-        digits = name.removeprefix(PREFIX).removesuffix(SUFFIX)
-        if name.startswith(PREFIX) and name.endswith(SUFFIX) and digits.isdigit():
-            found.append(int(digits))
-    return sorted(found, reverse=True)
+    return [sequence for sequence, _ in reversed(numbered(files, folder, PREFIX, SUFFIX))]
 
 
 def write(files: Files, folder: str, snapshot: Snapshot) -> int:
-    """Put a snapshot into a folder, and drop all but the newest; returns the oldest sequence that is still covered."""
-    path = f"{folder}/{snapshot_name(snapshot.header.sequence)}"
-    file = files.create(path + ASIDE)
-    try:
-        for piece in pieces(snapshot):
-            rest = memoryview(piece)
-            while rest:
-                file.write(rest[:PIECE_BYTES])
-                file.sync()
-                rest = rest[PIECE_BYTES:]
-    finally:
-        file.close()
-    files.rename(path + ASIDE, path)
-    files.sync_folder(folder)
-    return drop_old(files, folder)
+    """Put a snapshot into a folder, and keep the newest two; returns the sequence of the oldest kept.
 
-
-def drop_old(files: Files, folder: str) -> int:
-    """Keep the newest two; returns the sequence of the oldest kept, 0 if there is none to fall back to."""
+    0 if there is none to fall back to.
+    """
+    cut = (memoryview(p)[at : at + PIECE_BYTES] for p in pieces(snapshot) for at in range(0, len(p), PIECE_BYTES))
+    write_whole(files, folder, snapshot_name(snapshot.header.sequence), cut)
     found = snapshots_in(files, folder)
     for sequence in found[KEPT:]:
         files.remove(f"{folder}/{snapshot_name(sequence)}")

@@ -223,14 +223,6 @@ class CoreState:
         _, id_, user, _, amount, other = self._fresh[recent]
         return Row(self.sequence - len(self._fresh) + recent + 1, id_, user, amount, other, self._metas[recent])
 
-    def _record_asset(self, accounts: Accounts) -> bool:
-        """Give an asset a number, if it can be an asset; whether it has got one."""
-        if not self._may_be_asset(accounts):
-            return False
-        self._records.append(NewAsset(len(self._by_number), accounts.code))
-        self._new_asset(accounts)
-        return True
-
     def _may_be_asset(self, accounts: Accounts) -> bool:
         return accounts.number > 0 or (is_asset(accounts.code) and len(self._by_number) <= ASSETS_MAX)
 
@@ -243,52 +235,34 @@ class CoreState:
 
     def set_status(self, user: int, status: Status) -> int:
         """Freeze, disable or free an account; returns the sequence."""
-        self._close_rows()
-        self.sequence += 1
-        self._records.append(StatusChange(self.sequence, user, int(status)))
-        self._apply_status(user, int(status))
+        self._decided(StatusChange(self.sequence + 1, user, int(status)))
         return self.sequence
 
     def bind(self, ledger: str) -> str:
         """Work for this ledger for ever, unless bound to another already; returns whom the core works for."""
         if not self.ledger:
-            self._close_rows()
-            self.sequence += 1
-            self._records.append(Bound(self.sequence, ledger))
-            self.ledger = ledger
+            self._decided(Bound(self.sequence + 1, ledger))
         return self.ledger
 
-    def check_floors(self, room: int, forget: int) -> Code:
-        """Whether the floors may be raised to these."""
+    def floor_steps(self, room: int, forget: int) -> tuple[Code, list[tuple[int, int]]]:
+        """Whether the floors may be raised to these; floors on the way up, the last included, each a short piece of
+        work for `raise_floors`."""
         self._close_rows()
-        return self.floors.check(room, forget, self.highest)
-
-    def floor_steps(self, room: int, forget: int) -> list[tuple[int, int]]:
-        """Floors on the way up to these, the last included, each a short piece of work for `raise_floors`."""
-        self._close_rows()
-        return self.floors.steps(self.history, room, forget)
+        code = self.floors.check(room, forget, self.highest)
+        return code, self.floors.steps(self.history, room, forget) if code == Code.OK else []
 
     def raise_floors(self, room: int, forget: int, keep: Collection[int]) -> int:
         """Raise the floors (they never sink): release room and forget, but for `keep`; returns the sequence."""
         record = self.floors.record(self.sequence + 1, room, forget, keep)
         if record is not None:
-            self._close_rows()
-            self.sequence += 1
-            self._records.append(record)
-            self._apply_floors(record)
+            self._decided(record)
         return self.sequence
 
-    def _apply_status(self, user: int, status: int) -> None:
-        if status == Status.ACTIVE:
-            self.statuses.pop(user, None)
-        else:
-            self.statuses[user] = status
-
-    def _apply_floors(self, record: FloorsRaised) -> None:
-        free, forgotten = self.floors.apply(record, self.history)
-        for row in free:
-            self._by_number[row.asset].by_user[row.user][COMMITTED] -= row.amount
-        self.freed_bytes += forgotten
+    def _decided(self, record: StatusChange | Bound | FloorsRaised) -> None:
+        """Put a record into the journal, and apply it as replaying the journal will."""
+        self._close_rows()
+        self._records.append(record)
+        self.replay([record])
 
     # --- looking
 
@@ -368,16 +342,21 @@ class CoreState:
                     self._new_asset(Accounts(code, 0))
                 case OperationBlocks(blocks):
                     for block in blocks:
-                        self.history.index(block, self.history.end)
-                        self.history.extend([block])
+                        self.history.append(block)
                         self.highest = max(self.highest, block.moved_high)
                         self._effects(block)
                 case StatusChange(sequence, user, status):
                     self.sequence = sequence
-                    self._apply_status(user, status)
+                    if status == Status.ACTIVE:
+                        self.statuses.pop(user, None)
+                    else:
+                        self.statuses[user] = status
                 case FloorsRaised(sequence):
                     self.sequence = sequence
-                    self._apply_floors(record)
+                    free, forgotten = self.floors.apply(record, self.history)
+                    for row in free:
+                        self._by_number[row.asset].by_user[row.user][COMMITTED] -= row.amount
+                    self.freed_bytes += forgotten
                 case Bound(sequence, ledger):
                     if self.ledger not in ("", ledger):
                         raise ValueError(f"bound to ledger {ledger!r} after {self.ledger!r}")
@@ -419,19 +398,6 @@ class _Frame:
     Operations that go on record for the first time come in runs; a run is taken whole, when something else comes
     between, so that the usual operation costs next to nothing here.
     """
-
-    __slots__ = (
-        "_accounts",
-        "_codes",
-        "_items",
-        "_run",
-        "_run_number",
-        "_sequences",
-        "_state",
-        "by_asset",
-        "metas",
-        "number",
-    )
 
     def __init__(self, state: CoreState, names: Sequence[str], items: Sequence[Item]) -> None:
         self._state = state
@@ -478,8 +444,11 @@ class _Frame:
         return self._run_number
 
     def _number(self, accounts: Accounts) -> int:
-        """The number of an asset that is on record from now on."""
-        if not accounts.number and self._state._record_asset(accounts):
+        """The number of an asset that is on record from now on; 0 if it can't be an asset."""
+        state = self._state
+        if not accounts.number and state._may_be_asset(accounts):
+            state._records.append(NewAsset(len(state._by_number), accounts.code))
+            state._new_asset(accounts)
             for op, metas in self.metas.items():
                 metas[:] = self._metas_of(op)
         return accounts.number

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from bursar.model.errors import BursarError
+from bursar.model.retry import Retry
 from bursar.ports import Ports, Stream
 from bursar.rails.trading import protocol
 from bursar.rails.trading.connection import Connected, CoreLink, Known, NoConnection, Target, connect
@@ -17,8 +18,7 @@ from bursar.rails.trading.events import Event, from_wire
 from bursar.rails.trading.replies import NEEDS_A_PERSON
 
 PING_S: Final = 15.0
-BACKOFF_S: Final = 0.2
-BACKOFF_S_MAX: Final = 5.0
+RECONNECT: Final = Retry(first_s=0.4, cap_s=5.0)
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ async def follow(ports: Ports, target: Target, link: CoreLink, heard: Known, tim
             if error.code in NEEDS_A_PERSON:
                 raise
             failures += 1
-            await ports.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(failures, 10)) * (0.5 + ports.random() / 2))
+            await ports.sleep(RECONNECT.delay_us(failures, ports.random()) / 1e6)
             continue
         failures, core = 0, connected.core
         pings = asyncio.create_task(_ping(ports, connected.stream), name="core-events-ping")

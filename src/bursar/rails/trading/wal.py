@@ -12,7 +12,7 @@ given one by a new segment when it is opened. Everything here is synchronous, fo
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,13 +54,33 @@ def segment_name(first: int) -> str:
 
 def segments_in(files: Files, folder: str) -> list[Segment]:
     """The segments of a folder, oldest first."""
+    found = ((f"{folder}/{name}", first) for first, name in numbered(files, folder, PREFIX, SUFFIX))
+    return [Segment(path, first, files.size(path)) for path, first in found]
+
+
+def numbered(files: Files, folder: str, prefix: str, suffix: str) -> list[tuple[int, str]]:
+    """The files of a folder that have a number between these, lowest first: the number, and the name."""
     found = []
     for name in files.names(folder):
-        digits = name.removeprefix(PREFIX).removesuffix(SUFFIX)
-        if name.startswith(PREFIX) and name.endswith(SUFFIX) and digits.isdigit():
-            path = f"{folder}/{name}"
-            found.append(Segment(path, int(digits), files.size(path)))
-    return sorted(found, key=lambda segment: segment.first)
+        digits = name.removeprefix(prefix).removesuffix(suffix)
+        if name.startswith(prefix) and name.endswith(suffix) and digits.isdigit():
+            found.append((int(digits), name))
+    return sorted(found)
+
+
+def write_whole(files: Files, folder: str, name: str, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write a file aside, each piece synced, and only then give it its name: until then it does not exist."""
+    path = f"{folder}/{name}"
+    aside = files.create(path + ASIDE)
+    try:
+        for piece in pieces:
+            aside.write(piece)
+            aside.sync()
+    finally:
+        aside.close()
+    files.rename(path + ASIDE, path)
+    files.sync_folder(folder)
+    return path
 
 
 class Log:
@@ -84,14 +104,11 @@ class Log:
         expected = self.segments[0].first if self.segments else 1
         for segment in self.segments:
             last = segment is self.segments[-1]
-            expected = yield from self._read(segment, expected, last)
+            expected = yield from self.read_one(segment, expected, last=last)
             self.end = expected - 1
 
-    def read_one(self, segment: Segment, *, last: bool) -> Iterator[Frame]:
-        """The frames of one segment."""
-        yield from self._read(segment, segment.first, last)
-
-    def _read(self, segment: Segment, expected: int, last: bool) -> Generator[Frame, None, int]:
+    def read_one(self, segment: Segment, expected: int, *, last: bool) -> Generator[Frame, None, int]:
+        """The frames of one segment, which must begin with sequence `expected`; returns the one that is next."""
         self.reading = segment.path
         data = self.files.read(segment.path)
         at = self._check_header(segment, data, expected)
@@ -164,14 +181,8 @@ class Log:
     def _new_segment(self, first: int) -> None:
         if self._file is not None:
             self._file.close()
-        path = f"{self.folder}/{segment_name(first)}"
         header = frames.segment_header(self.name, self.core, first)
-        aside = self.files.create(path + ASIDE)
-        aside.write(header)
-        aside.sync()
-        aside.close()
-        self.files.rename(path + ASIDE, path)
-        self.files.sync_folder(self.folder)
+        path = write_whole(self.files, self.folder, segment_name(first), [header])
         self._file = self.files.append(path)
         self.segments.append(Segment(path, first, len(header), self.core))
 

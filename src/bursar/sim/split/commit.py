@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from bursar.model.entries import HoldState, Intent
-from bursar.model.envelope import Receipt, decode_ids, decode_pins
+from bursar.model.envelope import Plan, Receipt, decode_ids, decode_pins
 from bursar.model.errors import (
     Conflict,
     DatabaseCorrupt,
@@ -27,7 +27,6 @@ from bursar.model.errors import (
 )
 from bursar.model.ledger_state import LedgerState
 from bursar.model.plan import validate_and_plan
-from bursar.model.plan_types import Plan
 from bursar.model.postings import Posting
 from bursar.model.records import ExistingEntry, HoldRow, StoredEnvelope
 from bursar.model.resolve import resolve

@@ -24,8 +24,7 @@ SELECT nextval('bursar.account_numbers')
 
 -- name: assets
 -- All assets; there are few.
-SELECT id, code, precision, min_transfer::text, max_transfer::text, status, internal_transfer_enabled
-FROM bursar.assets ORDER BY id
+SELECT @asset FROM bursar.assets ORDER BY id
 
 -- name: insert_asset
 -- A new asset; an existing code is left alone.
@@ -43,7 +42,7 @@ FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text::boolean[])
 
 -- name: books
 -- All books; there are few.
-SELECT id, name, assets, accounts FROM bursar.books ORDER BY id
+SELECT @book FROM bursar.books ORDER BY id
 
 -- name: insert_book
 -- A new book; an existing name is left alone.

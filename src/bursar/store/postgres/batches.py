@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import asyncpg
+import msgspec
 
 from bursar.model.accounts import Account
 from bursar.model.postings import Posting
@@ -32,15 +33,16 @@ from bursar.store.batch import (
 )
 from bursar.store.columns import Row
 from bursar.store.flow_rows import flow_row_of, flow_row_values
-from bursar.store.postgres.arrays import SQL, columns, numbers_text
-from bursar.store.postgres.columns import (
+from bursar.store.postgres.arrays import (
     READ,
+    SQL,
     WRITE,
     WRITE_ENTRIES,
     WRITE_RECORDS,
     Statement,
     arguments,
-    one_column,
+    columns,
+    numbers_text,
 )
 from bursar.store.rows import account_of, asset_of, book_of, hold_values, operation_result_of
 
@@ -109,18 +111,16 @@ class PostgresBatchSession:
         return taken
 
     async def _load(self, read: ReadSet) -> LoadedState:
-        plus = [key for key in read.pools if key[2] > 0]
-        minus = [key for key in read.pools if key[2] < 0]
+        plus = [pool for pool in read.pools if pool[2] > 0]
+        minus = [pool for pool in read.pools if pool[2] < 0]
         rows = await self._run(
             READ,
             {
                 "numbers": 0 if self._numbers else read.numbers,
                 "keys": read.keys,
-                "positive_pools": [(account, asset, read.pools[account, asset, sign]) for account, asset, sign in plus],
-                "negative_pools": [
-                    (account, asset, read.pools[account, asset, sign]) for account, asset, sign in minus
-                ],
-                "named_postings": one_column(read.named),
+                "positive_pools": [(pool[0], pool[1], read.pools[pool]) for pool in plus],
+                "negative_pools": [(pool[0], pool[1], read.pools[pool]) for pool in minus],
+                "named_postings": [(number,) for number in read.named],
                 "guarded_keys": read.guarded,
             },
         )
@@ -130,16 +130,13 @@ class PostgresBatchSession:
         named: list[Posting] = []
         guarded: dict[tuple[int, int], tuple[int, int]] = {}
         for what, place, a, b, text, data in rows:
-            if what == 4:
-                key = plus[place - 1]
-                pools[key].append(Posting(a, key[0], key[1], int(text)))
+            if what in (4, 5):
+                pool = (plus if what == 4 else minus)[place - 1]
+                pools[pool].append(Posting(a, pool[0], pool[1], int(text)))
             elif what == 2:
                 self._numbers.append(a)
             elif what == 3:
                 existing[read.keys[place - 1]] = ExistingEntry(a, data[:HASH_BYTES], b, data[HASH_BYTES:])
-            elif what == 5:
-                key = minus[place - 1]
-                pools[key].append(Posting(a, key[0], key[1], int(text)))
             elif what == 6:
                 named.append(Posting(a, b, place, int(text)))
             elif what == 7:
@@ -199,27 +196,15 @@ class PostgresBatchSession:
         cache.keep_in_flight(writes)
 
 
+# What the fields of both hold under the name of its kind of row is written as it is.
 def _records(writes: RecordWrites) -> dict[str, Any]:
-    return {
-        "operations": writes.operations,
-        "counters": writes.counters,
-        "new_records": writes.new,
-        "moves": writes.moves,
-        "transitions": writes.transitions,
-        "high_water": writes.high_water,
-        "flow_rows": [flow_row_values(*row) for row in writes.rows],
-        "signals": writes.signals,
-    }
+    rows = {"new_records": writes.new, "flow_rows": [flow_row_values(*row) for row in writes.rows]}
+    return msgspec.structs.asdict(writes) | rows
 
 
 def _entries(writes: WriteSet) -> dict[str, Any]:
-    return {
-        "envelopes": writes.envelopes,
+    return msgspec.structs.asdict(writes) | {
         "postings": [(p.id, p.account, p.asset, p.amount, live) for p, live in writes.postings],
-        "spends": writes.spends,
-        "spent_live": one_column(writes.spent_live),
-        "account_history": writes.account_history,
-        "guarded": writes.guarded,
-        "cached_balances": writes.cached_balances,
+        "spent_live": [(number,) for number in writes.spent_live],
         "holds": [hold_values(h, str) for h in writes.holds],
     }

@@ -144,37 +144,21 @@ class Connector:
         ordered = sorted(hosts, key=lambda host: host != self.host)  # stable: the others as they are named
         errors: dict[str, BaseException] = {}
 
-        def attempt(host: Host | None) -> Coroutine[Any, Any, Connection]:
-            return self._attempt(host, settings, limited, timed, errors)
+        async def attempt(host: Host | None) -> Connection:
+            try:
+                connection = await self._prepared(host, settings, limited, timed)
+                if self._options.require_synchronous:
+                    await self._until_replicated(connection)
+                return connection
+            except BaseException as error:  # also a cancellation: another host was faster
+                errors["" if host is None else f"{host.name}:{host.port or ''}".rstrip(":")] = _explained(error)
+                raise
 
         found = await _first(attempt, ordered)
         if found is None:
             raise not_connected(errors) from next(iter(errors.values()))
         connection, self.host = found
         return connection
-
-    async def _attempt(
-        self,
-        host: Host | None,
-        settings: Mapping[str, str],
-        limited: bool,
-        timed: bool,
-        errors: dict[str, BaseException],
-    ) -> Connection:
-        try:
-            connection = await self._prepared(host, settings, limited, timed)
-            if self._options.require_synchronous:
-                await self._until_replicated(connection)
-            return connection
-        except BaseException as error:  # also a cancellation: another host was faster
-            if isinstance(error, TimeoutError):
-                error = TimeoutError(f"no answer within {HOST_S:g} s")
-            if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-                error = ConnectionError("it is not what target_session_attrs wants (read-write: one that takes writes)")
-            if isinstance(error, ValueError):
-                error = DatabaseUnavailable(f"its address can't be read; {HOW_TO}")
-            errors["" if host is None else f"{host.name}:{host.port or ''}".rstrip(":")] = error
-            raise
 
     async def _prepared(self, host: Host | None, settings: Mapping[str, str], limited: bool, timed: bool) -> Connection:
         connection: Connection | None = None
@@ -286,6 +270,18 @@ def _make(wanted: Mapping[str, str]) -> str:
                 WHEN version() ~ 'linux' OR current_setting('server_version_num')::integer >= 150000
                 THEN '{CLIENT_CHECK_S * 1000:.0f}ms' ELSE '0' END, false)
     """
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Why a host was not connected to, where asyncpg's own words do not say what to do."""
+    match error:
+        case TimeoutError():
+            return TimeoutError(f"no answer within {HOST_S:g} s")
+        case asyncpg.TargetServerAttributeNotMatched():
+            return ConnectionError("it is not what target_session_attrs wants (read-write: one that takes writes)")
+        case ValueError():
+            return DatabaseUnavailable(f"its address can't be read; {HOW_TO}")
+    return error
 
 
 async def _close(connection: Connection) -> None:

@@ -10,8 +10,7 @@ INSERT INTO bursar.ledger_identity (id, identity) VALUES (1, $1) ON CONFLICT DO 
 
 -- name: core
 -- The core behind a rail, its floors, and the highest sequence known of it.
-SELECT c.rail, c.identity, c.room, c.forget, c.compared, (extract(epoch FROM c.bound_at) * 1000000)::bigint,
-    (extract(epoch FROM c.pruned_at) * 1000000)::bigint,
+SELECT c.rail, c.identity, c.room, c.forget, c.compared, (extract(epoch FROM c.pruned_at) * 1000000)::bigint,
     (SELECT coalesce(max(h.sequence), 0) FROM bursar.core_high_water h WHERE h.rail = c.rail)
 FROM bursar.cores c WHERE c.rail = $1
 

@@ -119,10 +119,6 @@ UPDATE bursar.records r SET due = now() + $4::bigint * interval '1 microsecond',
 FROM found WHERE r.number = found.number
 RETURNING @r.record
 
--- name: wake_record
--- Due now, whatever it was: a person says so. Nothing for a record that is not driven.
-UPDATE bursar.records SET due = now(), worker = '' WHERE flow = $1 AND id = $2 AND due IS NOT NULL RETURNING number
-
 -- name: wake_held
 -- Due now, those of these that are still the worker's: what held them up is over. A transaction that is moving one
 -- needs no waking of it. Arguments: numbers, worker.

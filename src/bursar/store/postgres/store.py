@@ -49,9 +49,8 @@ CLOSE_S = 1.0  # for the server to take note that we go
 HANGING_MAX = 4  # commits that wait for a standby for too long; then no more are started
 HANGING = "commits wait for a synchronous standby that does not answer; see synchronous_standby_names"
 ISOLATION = "SELECT current_setting('transaction_isolation')"
-SHORT_LOCKS = (
-    "SET bursar.lock_timeout = '50ms'"  # a rival's COMMIT on a slow disk is worth waiting for, a user's is not
-)
+# A rival's COMMIT on a slow disk is worth waiting for, a user's is not.
+SHORT_LOCKS = "SET bursar.lock_timeout = '50ms'"
 NO_KEY = "it has none; look whether it has happened before you repeat it"
 
 
@@ -82,14 +81,11 @@ class PoolSession(PostgresSession):
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
         writes = not SQL[name].startswith("SELECT") and not name.startswith("list_")
-        if writes:
-            await self._store.check_commits()
         async with self._store.connection(writes=writes) as connection:
             return await PostgresSession(connection).rows(name, *args)
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement with one array per column."""
-        await self._store.check_commits()
         async with self._store.connection(writes=True) as connection:
             return await PostgresSession(connection).write(name, rows)
 
@@ -97,7 +93,6 @@ class PoolSession(PostgresSession):
 class PostgresStore:
     """One PostgreSQL database."""
 
-    dialect = "postgres"
     has_clock = True
     overlaps = True
     first_read = 2  # most payments need no more, and to read on costs a round trip
@@ -152,6 +147,8 @@ class PostgresStore:
     async def connection(self, *, unhurried: bool = False, writes: bool = False) -> AsyncIterator[Connection]:
         """A connection from the pool, with asyncpg's errors turned into ours; or, `unhurried`, one of its own, whose
         statements have no limit. With `writes`, a statement on it that gets no answer may have been written."""
+        if writes:
+            await self.check_commits()
         connection = await self._acquire(unhurried)
         pid = connection.get_server_pid()
         self._busy.add(pid)
@@ -225,16 +222,13 @@ class PostgresStore:
         for connection in list(self._readers):
             if not connection.is_closed() and connection.get_server_pid() not in self._busy:
                 connection.terminate()
-        for lane, kept in self._lanes.items():
-            if kept is not None and not self._locks[lane].locked():
-                kept.terminate()
-                self._lanes[lane] = None
+        self._drop_lanes(idle=True)
         if self._pool is not None:
             await self._pool.expire_connections()
 
-    def _drop_lanes(self) -> None:
+    def _drop_lanes(self, *, idle: bool = False) -> None:
         for lane, connection in self._lanes.items():
-            if connection is not None:
+            if connection is not None and not (idle and self._locks[lane].locked()):
                 connection.terminate()
                 self._lanes[lane] = None
 

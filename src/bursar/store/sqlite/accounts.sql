@@ -22,7 +22,7 @@ UPDATE numbers SET account = account + 1 WHERE id = 1 RETURNING account
 
 -- name: assets
 -- All assets; there are few.
-SELECT id, code, precision, min_transfer, max_transfer, status, internal_transfer_enabled FROM assets ORDER BY id
+SELECT @asset FROM assets ORDER BY id
 
 -- name: insert_asset
 -- A new asset; an existing code is left alone.
@@ -35,7 +35,7 @@ UPDATE assets SET min_transfer = ?2, max_transfer = ?3, status = ?4, internal_tr
 
 -- name: books
 -- All books; there are few.
-SELECT id, name, assets, accounts FROM books ORDER BY id
+SELECT @book FROM books ORDER BY id
 
 -- name: insert_book
 -- A new book; an existing name is left alone.

@@ -91,7 +91,7 @@ class SqliteBatchSession:
             itertools.count(self._last + 1),
             await self.existing(read.keys) if reads_keys else {},
             _pools(self._sqlite, read.pools),
-            _postings(rows(self._sqlite, "batch_live_by_id", [read.named])) if read.named else [],
+            _named(self._sqlite, read.named) if read.named else [],
             _guarded(self._sqlite, read.guarded) if read.guarded else {},
             None if read.records is None else _load_records(self._sqlite, read.records),
             keys_read=reads_keys,
@@ -144,16 +144,14 @@ def _pool(connection: sqlite3.Connection, pool: PoolKey, most: int) -> list[Post
     return [Posting(id_, account, asset, amount_out(amount)) for id_, _, _, amount in found]
 
 
-def _postings(found: Sequence[Row]) -> list[Posting]:
-    return [Posting(r[0], r[1], r[2], amount_out(r[3])) for r in found]
+def _named(connection: sqlite3.Connection, wanted: list[int]) -> list[Posting]:
+    return [Posting(r[0], r[1], r[2], amount_out(r[3])) for r in rows(connection, "batch_live_by_id", [wanted])]
 
 
 def _guarded(
     connection: sqlite3.Connection, wanted: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[int, int]]:
-    found = rows(
-        connection, "batch_guarded_balances", [[account for account, _ in wanted], [asset for _, asset in wanted]]
-    )
+    found = rows(connection, "batch_guarded_balances", list(map(list, zip(*wanted, strict=True))))
     return {(row[0], row[1]): (int(row[2]), row[3]) for row in found}
 
 
@@ -181,8 +179,14 @@ def _load_records(connection: sqlite3.Connection, read: RecordReadSet) -> Loaded
 
 def _write_records(connection: sqlite3.Connection, writes: RecordWrites, now_us: int) -> None:
     """The records' part. If a count is not as expected, another process was faster: the batch is decided anew."""
-    many = connection.executemany
-    many(SQL["batch_operation"], [(*row, now_us) for row in writes.operations])
+
+    def put(name: str, values: Sequence[Row], conflict: str = "") -> None:
+        if values:
+            written = connection.executemany(SQL[name], [(*row, now_us) for row in values]).rowcount
+            if conflict and written != len(values):
+                raise WriteConflict(conflict)
+
+    put("batch_operation", writes.operations)
     # One by one: a row that is at its limit already must not be lost in a sum.
     for key, count, amount, count_max, amount_max, until in writes.counters:
         used = connection.execute(SQL["batch_counter"], (key,)).fetchone() or (0, "0")
@@ -190,16 +194,11 @@ def _write_records(connection: sqlite3.Connection, writes: RecordWrites, now_us:
         if total[0] > count_max or total[1] > amount_max:
             raise WriteConflict("a limit is used up")
         connection.execute(SQL["batch_put_counter"], (key, total[0], str(total[1]), count_max, str(amount_max), until))
-    many(SQL["batch_record"], [(*row, now_us) for row in writes.new])
-    if writes.moves and many(SQL["batch_move"], [(*row, now_us) for row in writes.moves]).rowcount != len(writes.moves):
-        raise WriteConflict("a record has moved")
-    many(SQL["batch_transition"], [(*row, now_us) for row in writes.transitions])
-    if writes.signals:
-        sent = many(SQL["batch_signal"], [(*row, now_us) for row in writes.signals]).rowcount
-        if sent != len(writes.signals):
-            raise WriteConflict("a signal was sent or consumed before")
-    if writes.high_water:
-        many(SQL["batch_high_water"], [(*row, now_us) for row in writes.high_water])
+    put("batch_record", writes.new)
+    put("batch_move", writes.moves, "a record has moved")
+    put("batch_transition", writes.transitions)
+    put("batch_signal", writes.signals, "a signal was sent or consumed before")
+    put("batch_high_water", writes.high_water)
     for expected, row in writes.rows:
         name = "batch_changed_flow_row" if expected else "batch_new_flow_row"
         if connection.execute(SQL[name], (*flow_row_values(expected, row), now_us)).rowcount != 1:

@@ -110,12 +110,11 @@ def roll_back(connection: sqlite3.Connection) -> None:
 
 def write_all(connection: sqlite3.Connection, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
     """Several statements as one, whether or not a transaction is open already."""
-    work = partial(_write_each, connection, writes)
+
+    def work() -> list[int]:
+        return [write(connection, name, values) for name, values in writes]
+
     return work() if connection.in_transaction else together(connection, work)
-
-
-def _write_each(connection: sqlite3.Connection, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-    return [write(connection, name, values) for name, values in writes]
 
 
 class CommitFailed(sqlite3.OperationalError):

@@ -10,7 +10,7 @@ INSERT INTO ledger_identity (id, identity, at) VALUES (1, ?, now_us()) ON CONFLI
 
 -- name: core
 -- The core behind a rail, its floors, and the highest sequence known of it.
-SELECT c.rail, c.identity, c.room, c.forget, c.compared, c.bound_at, c.pruned_at,
+SELECT c.rail, c.identity, c.room, c.forget, c.compared, c.pruned_at,
     (SELECT coalesce(max(h.sequence), 0) FROM core_high_water h WHERE h.rail = c.rail)
 FROM cores c WHERE c.rail = ?
 

@@ -126,10 +126,6 @@ WHERE number IN (
     ORDER BY number LIMIT ?2)
 RETURNING @record
 
--- name: wake_record
--- Due now, whatever it was: a person says so. Nothing for a record that is not driven.
-UPDATE records SET due = now_us(), worker = '' WHERE flow = ? AND id = ? AND due IS NOT NULL RETURNING number
-
 -- name: wake_held
 -- Due now, those of these that are still the worker's: what held them up is over. Arguments: numbers, worker.
 UPDATE records SET due = now_us()

@@ -37,25 +37,26 @@ class SqliteSession:
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
-        return await self._store.run(self._lane, partial(calls.rows, self._connection(), name, args))
+        return await self._run(lambda connection: calls.rows(connection, name, args))
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement once per row."""
-        if not rows:
-            return 0
-        return await self._store.run(self._lane, partial(calls.write, self._connection(), name, rows))
+        return await self._run(lambda connection: calls.write(connection, name, rows)) if rows else 0
 
     async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
         """Several writes as one."""
-        return await self._store.run(self._lane, partial(calls.write_all, self._connection(), writes))
+        return await self._run(lambda connection: calls.write_all(connection, writes))
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._store.run(self._lane, partial(work, self._connection()))
 
 
 class ReadSession(SqliteSession):
     """Like a session, but waits for a snapshot that holds the reading connection."""
 
-    async def rows(self, name: str, *args: Any) -> Sequence[Row]:
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         async with self._store.read_lock:
-            return await super().rows(name, *args)
+            return await super()._run(work)
 
 
 class SingleSession(SqliteSession):
@@ -64,29 +65,17 @@ class SingleSession(SqliteSession):
     It need not hold the lock itself: the lane keeps order, so what is queued before a BEGIN runs before it.
     """
 
-    async def rows(self, name: str, *args: Any) -> Sequence[Row]:
-        await self._outside_units()
-        return await super().rows(name, *args)
-
-    async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
-        await self._outside_units()
-        return await super().write(name, rows)
-
-    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        await self._outside_units()
-        return await super().together(writes)
-
-    async def _outside_units(self) -> None:
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         await self._store.make_room()
         while self._store.write_lock.locked():
             async with self._store.write_lock:
                 pass
+        return await super()._run(work)
 
 
 class SqliteStore:
     """One SQLite file."""
 
-    dialect = "sqlite"
     has_clock = False
     overlaps = False  # reading, deciding and writing are one transaction on one thread
     first_read = 1  # the largest is mostly enough, and to read on costs one more look, not a round trip
@@ -111,7 +100,7 @@ class SqliteStore:
     async def open(self, *, migrate: bool = False) -> None:
         """Open the file; make it if it is new. An older one is only brought forward if `migrate` says so."""
         await self.run(self._write_lane, partial(self._open_writer, migrate))
-        await self.run(self._read_lane, self._open_reader)
+        self._reader = await self.run(self._read_lane, self._new_reader)
         if self._reader is self._writer:  # one connection for both (the simulator): no transaction is read half-way
             self.read_lock = self.write_lock
 
@@ -290,9 +279,6 @@ class SqliteStore:
         self._identity = self.ports.identity(self.path)
         self._writer = connection
 
-    def _open_reader(self) -> None:
-        self._reader = self._new_reader()
-
     def _new_reader(self) -> sqlite3.Connection:
         connection = self.ports.sqlite(self.path, read_only=True)
         connection.execute(f"PRAGMA busy_timeout = {calls.BUSY_MS}")
@@ -319,25 +305,21 @@ def version(connection: sqlite3.Connection, *, migrate: bool) -> list[int]:
         return []
     if have and not migrate:
         raise DatabaseOlder(have, VERSION)
-    applied = []
     # All in one transaction: another process that opens a new file must not find it half-way.
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        # Looked at again inside the transaction: another process may have been faster.
-        (have,) = connection.execute("PRAGMA user_version").fetchone()
-        if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
-        for number, _name, text in MIGRATIONS:
-            if have < number:
-                for statement in _statements(text):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {number}")
-                applied.append(number)
-        connection.execute("COMMIT")
-    except BaseException:  # all of the schema or none of it, and the reason goes on
-        calls.roll_back(connection)
-        raise
-    return applied
+    return calls.together(connection, partial(_migrate, connection))
+
+
+def _migrate(connection: sqlite3.Connection) -> list[int]:
+    # Looked at again inside the transaction: another process may have been faster.
+    (have,) = connection.execute("PRAGMA user_version").fetchone()
+    if not have and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise DatabaseUnavailable("the file is a SQLite database of something else; choose another path")
+    missing = {number: text for number, _, text in MIGRATIONS if number > have}
+    for number, text in missing.items():
+        for statement in _statements(text):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {number}")
+    return list(missing)
 
 
 def _statements(script: str) -> list[str]:
