@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LOCAL_SECRET, LOCAL_SOCKET = "local.secret", "local.sock"
 ENTRIES = 50  # that `log` shows by itself
 ANSWER_S = 10.0
+OTHERS_WRITE = 0o022
 
 EXAMPLES = """\b
 Examples:
@@ -115,6 +116,7 @@ def run(
 async def _run(
     out: Output, data: str, keystore: str, secret: bytearray, policy_file: str, listen: str, new_log: bool
 ) -> None:
+    from bursar import garbage
     from bursar.ports import SystemPorts
     from bursar.signer import vault
     from bursar.signer.codecs import codec_of
@@ -132,6 +134,7 @@ async def _run(
         service = await Service.open(ports, data, policy, keys, codec_of, new=new_log)
     except OSError as error:
         raise Unusable(f"can't use the folder {data}: {error.strerror or error}") from error
+    garbage.relax_gc()  # what is remembered stays: the collector need not walk over it again and again
     if service.torn is not None:
         torn = service.torn
         _log(f"cut a torn end of {torn.size} bytes off the log, as a crash leaves it; kept in {torn.kept}")
@@ -166,9 +169,11 @@ def _policy(file: str) -> tuple[Policy, dict[str, bytes]]:
     from bursar.signer.wire import SECRET_BYTES_MIN
 
     try:
-        contents = Path(file).read_bytes()
+        contents, mode = Path(file).read_bytes(), Path(file).stat().st_mode
     except OSError as error:
         raise PolicyRefused(file, f"it can't be read: {error.strerror}") from None
+    if mode & OTHERS_WRITE:
+        raise PolicyRefused(file, f"other users may change it: chmod go-w {file}")
     found = parse(file, contents, codec_of)
     secrets, problems = {}, []
     for name, caller in found.callers.items():
