@@ -126,6 +126,7 @@ class SignerClient:
         self._trouble = ""  # why there is no connection, once one was tried
         self._tried = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[wire.Answer]] = {}
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._number = 0
         self._heard_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -211,9 +212,8 @@ class SignerClient:
                 connected = self._connected
                 if self._closed or connected is None:
                     raise self._unavailable(self._trouble or "there is no connection")
-                if len(self._waiting) >= IN_FLIGHT_MAX:
-                    raise self._unavailable("too many questions wait for an answer")
-                answer = await self._exchange(connected, request)
+                async with self._room:
+                    answer = await self._exchange(connected, request)
         except TimeoutError:
             self._fell_silent()
             raise self._unavailable("no answer in time") from None
@@ -223,6 +223,8 @@ class SignerClient:
         return answer
 
     async def _exchange(self, connected: Connected, request: Callable[[int], wire.Request]) -> wire.Answer:
+        if connected is not self._connected:  # it broke while this question waited for its turn
+            raise self._unavailable(self._trouble or "the connection was lost")
         self._number = number = self._number + 1
         waiting: asyncio.Future[wire.Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = waiting

@@ -238,7 +238,7 @@ class _Case:
             why = "chain id, contract or decimals of the payment are not the policy's"
             raise _No(Reason.MISMATCH, why, denied=True)
         record = self.state.payouts.get(payment.payout)
-        if record is not None and record.payment not in ("", self._digest(payment)):
+        if record is not None and record.payment not in (b"", payment_digest(payment)):
             raise _No(Reason.MISMATCH, "another payment was signed for this payout", denied=True)
         return asset
 
@@ -250,12 +250,6 @@ class _Case:
             return codec.check_address(chain.name, address)
         except BursarError as error:
             raise _No(Reason.MISMATCH, str(error), denied=True) from None
-
-    def _digest(self, payment: Payment) -> str:
-        try:
-            return payment_digest(payment)
-        except BursarError as error:
-            raise _No(Reason.MALFORMED, str(error), denied=True) from None
 
     # --- what the bytes do
 
@@ -341,8 +335,11 @@ class _Case:
     def _approved(self, payment: Payment, authorization: Authorization, needed: int) -> None:
         if len(authorization.approvals) > APPROVALS_MAX:
             raise _No(Reason.MALFORMED, f"more than {APPROVALS_MAX} approvals")
-        self._digest(payment)  # or `canonical` would raise
-        people = people_who_approve(self.policy.approvers, authorization.approvals, payment.canonical())
+        try:
+            message = payment.canonical()
+        except BursarError as error:  # text that two programs could read as two things
+            raise _No(Reason.MALFORMED, str(error), denied=True) from None
+        people = people_who_approve(self.policy.approvers, authorization.approvals, message)
         if len(people) < needed:
             given = len(authorization.approvals)
             why = f"{needed} distinct approvers are needed, and {len(people)} of {given} signatures count"

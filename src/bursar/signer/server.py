@@ -335,7 +335,7 @@ class Server:
             self._close(connection)
             return
         except Exception as error:  # one request must not end the signer: the caller learns nothing
-            self._log(f"CRITICAL: a request failed: {type(error).__name__}: {error}")
+            self._happened(f"CRITICAL: a request failed: {type(error).__name__}", error)
             self._close(connection)
             return
         finally:

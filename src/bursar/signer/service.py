@@ -1,9 +1,9 @@
 """A signer at work: requests in, decisions, signatures, and no answer before its entry is on disk.
 
-Requests are decided one after the other. What is decided is in memory at once, and its answer waits: whenever the log
-is free, all entries since are one frame, one write and one fsync, and then the answers that it covers go out.
-Refusals and questions wait likewise, because they too are about what was decided. If the disk fails, no answer leaves
-any more and `run` raises: the process has to end.
+Requests are decided one after the other; a halt does not wait its turn. What is decided is in memory at once, and its
+answer waits: whenever the log is free, all entries since are one frame, one write and one fsync, and then the answers
+that it covers go out. Refusals and questions wait likewise, because they too are about what was decided. If the disk
+fails, no answer leaves any more and `run` raises: the process has to end.
 
 Not here: who asks and how (`server`), what is allowed (`rules`).
 """
@@ -44,6 +44,7 @@ from bursar.signer.rules import Again, NeedsDeath, Reason, Refuse, Sign
 from bursar.signer.state import Attempt, State
 
 LOG_ENTRIES_MAX: Final = 1_000
+KEY_S: Final = 30.0  # for a hardware module or a key service to sign
 LOG_BYTES_MAX: Final = 1024 * 1024  # of one answer, about
 
 
@@ -266,9 +267,8 @@ class Service:
     async def halt(self, caller: str, reason: str) -> int:
         """Sign nothing from now on, also after a restart (W21); the sequence at which it is so."""
         check_reason(reason)
-        async with self._deciding:
-            if not self.state.halted:
-                self._append(caller, entries.Halted(reason=reason))
+        if not self.state.halted:  # without the lock: a halt never waits for a key that does not answer
+            self._append(caller, entries.Halted(reason=reason))
         await self._until_durable()
         return self.durable
 
@@ -285,9 +285,8 @@ class Service:
 
     async def fell_behind(self, caller: str, seen: int) -> None:
         """A caller has seen more than this log has: answer nothing any more, also after a restart (W33)."""
-        async with self._deciding:
-            if seen > self.state.behind:
-                self._append(caller, entries.Behind(seen=seen))
+        if not self.state.behind:
+            self._append(caller, entries.Behind(seen=seen))
         await self._until_durable()
 
     def _may_unhalt(self, people: Sequence[str], approvals: Sequence[Approval]) -> Refuse | None:
@@ -331,10 +330,15 @@ class Service:
 
     async def _sign(self, caller: str, request: SignRequest, yes: Sign) -> Attempt | Refuse:
         try:
-            signature = await self._keys.sign(yes.wallet, yes.codec.digest(request.unsigned))
+            async with asyncio.timeout(KEY_S):
+                signature = await self._keys.sign(yes.wallet, yes.codec.digest(request.unsigned))
             made = yes.codec.signed(request.unsigned, signature, yes.wallet.address)
         except KeyUnavailable as error:
             return Refuse(Reason.KEY_UNAVAILABLE, str(error))
+        except TimeoutError:
+            return Refuse(Reason.KEY_UNAVAILABLE, f"the key of {yes.wallet.name} did not sign within {KEY_S:g} s")
+        if self.state.halted or self.state.behind:  # meanwhile: the signature is dropped, and never leaves
+            return Refuse(Reason.HALTED, "the signer was halted")
         self._append(
             caller,
             entries.Signed(

@@ -56,7 +56,7 @@ class Payout:
     """All attempts of one payout."""
 
     attempts: dict[int, Attempt] = field(default_factory=dict)
-    payment: str = ""  # digest of what it pays, whenever its approval expires; "": nothing was signed
+    payment: bytes = b""  # digest of what it pays, whenever its approval expires; empty: nothing was signed
     scopes: set[str] = field(default_factory=set)  # in which its amount was counted
 
 
@@ -163,6 +163,6 @@ def asked_for(request: SignRequest) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
 
 
-def payment_digest(payment: Payment) -> str:
+def payment_digest(payment: Payment) -> bytes:
     """What makes a payment the same payment, also when its approval was renewed."""
-    return msgspec.structs.replace(payment, expires_us=0).digest()
+    return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(payment, expires_us=0))).digest()

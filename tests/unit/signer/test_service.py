@@ -224,6 +224,34 @@ def test_a_key_that_cannot_be_used_is_a_refusal_that_binds_nothing(tmp_path: Pat
     play(tmp_path, story, keys=BrokenKeys())
 
 
+class HangingKeys(FakeKeys):
+    """A hardware module that answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def sign(self, wallet: Wallet, digest: bytes) -> bytes:
+        self.asked.set()
+        await self.goes_on.wait()
+        return await super().sign(wallet, digest)
+
+
+def test_a_halt_does_not_wait_for_a_key_and_drops_its_signature(tmp_path: Path) -> None:
+    """Given a signature under way in a slow device, when the signer is halted, then the signature never leaves."""
+    keys = HangingKeys()
+
+    async def story(service: Service) -> None:
+        asked = asyncio.create_task(service.sign("payouts", request("p1")))
+        await keys.asked.wait()
+        await service.halt("payouts", "a key may be stolen")
+        keys.goes_on.set()
+        await refused(asked, "HALTED")
+        assert not service.state.slots
+        assert await service.cancel("payouts", "p1", 0) == Never(sequence=1)
+
+    play(tmp_path, story, keys=keys)
+
+
 def test_a_signer_that_fell_behind_answers_nothing(tmp_path: Path) -> None:
     """Not even that something was never signed; two people may say that the caller was wrong (W33)."""
 

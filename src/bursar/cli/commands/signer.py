@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from bursar.signer.protocol import SignerStatus
     from bursar.signer.service import Service
 
-DAMAGED = 1
 LOCAL_SECRET, LOCAL_SOCKET = "local.secret", "local.sock"
 ENTRIES = 50  # that `log` shows by itself
 ANSWER_S = 10.0
+OTHERS_WRITE = 0o022
 
 EXAMPLES = """\b
 Examples:
@@ -97,8 +97,8 @@ def run(
 ) -> int:
     """Run a signer until SIGTERM or SIGINT; it then answers what was asked, and exits with 0.
 
-    It prints one line when it is ready. It ends with exit code 4, without a further answer, if its disk fails or its log
-    is damaged, and says what to do.
+    It prints one line when it is ready. It ends with exit code 4, without a further answer, if its disk fails or its
+    log is damaged, and says what to do.
     """
     from bursar.ports import split_address
 
@@ -116,6 +116,7 @@ def run(
 async def _run(
     out: Output, data: str, keystore: str, secret: bytearray, policy_file: str, listen: str, new_log: bool
 ) -> None:
+    from bursar import garbage
     from bursar.ports import SystemPorts
     from bursar.signer import vault
     from bursar.signer.codecs import codec_of
@@ -133,10 +134,10 @@ async def _run(
         service = await Service.open(ports, data, policy, keys, codec_of, new=new_log)
     except OSError as error:
         raise Unusable(f"can't use the folder {data}: {error.strerror or error}") from error
+    garbage.relax_gc()  # what is remembered stays: the collector need not walk over it again and again
     if service.torn is not None:
-        _log(
-            f"cut a torn end of {service.torn.size} bytes off the log, as a crash leaves it; kept in {service.torn.kept}"
-        )
+        torn = service.torn
+        _log(f"cut a torn end of {torn.size} bytes off the log, as a crash leaves it; kept in {torn.kept}")
     local = _local_secret(ports.files(), data, ports.token)
     server = Server(ports, service, secrets, local_secret=local, log=_log)
     loop = asyncio.get_running_loop()
@@ -168,9 +169,11 @@ def _policy(file: str) -> tuple[Policy, dict[str, bytes]]:
     from bursar.signer.wire import SECRET_BYTES_MIN
 
     try:
-        contents = Path(file).read_bytes()
+        contents, mode = Path(file).read_bytes(), Path(file).stat().st_mode
     except OSError as error:
         raise PolicyRefused(file, f"it can't be read: {error.strerror}") from None
+    if mode & OTHERS_WRITE:
+        raise PolicyRefused(file, f"other users may change it: chmod go-w {file}")
     found = parse(file, contents, codec_of)
     secrets, problems = {}, []
     for name, caller in found.callers.items():
@@ -232,13 +235,13 @@ async def _connected(
 
     ports = SystemPorts()
     if data is not None and at is None:
-        found, _, _ = _read_log(data)
+        name = _name_of(data)
         try:
             key = ports.files().read(f"{data}/{LOCAL_SECRET}")
         except OSError as error:
             raise Unusable(f"no signer has run in {data}: {error.strerror}") from error
         client = SignerClient(
-            ports, f"unix:{data}/{LOCAL_SOCKET}", name=found.name, caller=LOCAL, secret=key, timeout_s=ANSWER_S
+            ports, f"unix:{data}/{LOCAL_SOCKET}", name=name, caller=LOCAL, secret=key, timeout_s=ANSWER_S
         )
     elif at and name and caller and secret_file:
         try:
@@ -265,7 +268,7 @@ def _unavailable(error: BursarError) -> Unusable:
 @remote_options
 @click.option("--reason", metavar="TEXT", required=True, help="Why; it is in the log.")
 @click.pass_context
-def halt(ctx: click.Context, reason: str, data: str | None, **where: Any) -> int:
+def halt(ctx: click.Context, /, reason: str, data: str | None, **where: Any) -> int:
     """Stop every signature, also after a restart. Repeating what was signed before, tombstones and the log go on.
 
     With --data it also works while the signer is not running: it then starts halted.
@@ -277,7 +280,7 @@ def halt(ctx: click.Context, reason: str, data: str | None, **where: Any) -> int
 
     async def work() -> None:
         if data is not None and where["at"] is None:
-            _read_log(data)
+            _name_of(data)  # or there would be a new folder where there is none
             try:
                 await halt_offline(SystemPorts(), data, reason)
                 return
@@ -332,8 +335,8 @@ def unhalt(ctx: click.Context, data: str, people: tuple[str, ...], approvals: tu
 @click.argument("file", metavar="RELEASE", type=click.Path(exists=True, dir_okay=False))
 @click.option("--approval", "approvals", metavar="FILE", multiple=True, help="Of `bursar signer approve`; twice.")
 @click.pass_context
-def release(ctx: click.Context, file: str, approvals: tuple[str, ...], **where: Any) -> int:
-    """Give a signer two approvers' word that attempts of a payout are dead, so that it may be signed in another slot."""
+def release(ctx: click.Context, /, file: str, approvals: tuple[str, ...], **where: Any) -> int:
+    """Give a signer two approvers' word that attempts of a payout are dead: it may be signed in another slot then."""
     from bursar.cli.commands.signer_keys import read_struct
     from bursar.model.authorizations import Release
     from bursar.signer.protocol import SignerUnavailable
@@ -361,7 +364,7 @@ def release(ctx: click.Context, file: str, approvals: tuple[str, ...], **where: 
 )
 @remote_options
 @click.pass_context
-def status(ctx: click.Context, **where: Any) -> int:
+def status(ctx: click.Context, /, **where: Any) -> int:
     """Ask a running signer who it is, how far its log goes, and whether it signs. Exit code 4: no answer."""
     from bursar.signer.protocol import SignerUnavailable
 
@@ -396,6 +399,22 @@ def _read_log(folder: str) -> tuple[Any, list[Entry], str]:
     except OSError as error:
         raise Unusable(f"there is no signer's log in {folder}: {error.strerror}") from error
     return state, found, ""
+
+
+def _name_of(folder: str) -> str:
+    """The name of the signer whose log is in a folder; the rest of the log is not read."""
+    from bursar.ports import SystemPorts
+    from bursar.signer.entries import Created, decode
+    from bursar.signer.log import FILE, Bad, read_frames
+
+    try:
+        _, first = next(read_frames(SystemPorts().files(), f"{folder}/{FILE}"))
+        created = None if isinstance(first, Bad) else decode(first[0][1]).what
+    except (OSError, StopIteration, msgspec.MsgspecError) as error:
+        raise Unusable(f"there is no signer's log in {folder}: {error}") from error
+    if not isinstance(created, Created):
+        raise Unusable(f"the log in {folder} is damaged; see `bursar signer verify --data {folder}`")
+    return created.name
 
 
 @signer.command(
