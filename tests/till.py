@@ -58,6 +58,7 @@ class Town:
         for wallet in ("@hot1", "@hot2"):
             self.chain.coin[wallet] = 10**9
             self.chain.tokens[CONTRACT, wallet] = 10**10
+        self.chain.tokens[CONTRACT, "@hot1"] += 100 * 10**6  # which are alice's
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class Payouts:
     async def request(self, wanted: PayoutRequest, *, key: str, actor: str = "") -> PayoutView:
         """Write a payout down, with its hold. The same key again is the same payout; with other content, refused."""
         asset = await self.ledger.asset(wanted.asset)
-        operation = Operation(scope="payouts", id=check_key(key), op="request", fingerprint=_fingerprint(wanted, asset))
+        operation = Operation(scope="payouts", id=check_key(key), op="create", fingerprint=_fingerprint(wanted, asset))
         if (known := await self._known(operation)) is not None:  # first: a valid retry is never refused by a check
             return known
         id_ = await self.engine.new_id(MACHINE.name)
