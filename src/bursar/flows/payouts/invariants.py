@@ -220,7 +220,7 @@ class PayoutEffects(Check):
                 self.evidence.add(f"{text}, and has {there}")
 
     async def _spent(self) -> None:
-        """What took each nonce on its chain, as the watchers have written down (W41)."""
+        """What took each nonce on its chain, as the watchers have written down."""
         rows, after = self.scene.tables.flow_rows, ""
         while page := await rows.by_prefix(CHAINS.name, SPENT.name, after=after, limit=PAGE):
             after = page[-1].key
