@@ -49,14 +49,16 @@ class Town:
     """What outlives a process: the chain and the signer."""
 
     document: ChainDocument = DOCUMENT
+    name: str = "paper"  # of the chain
     chain: PaperChain = field(init=False)
     signer: PaperSigner = field(default_factory=PaperSigner)
 
     def __post_init__(self) -> None:
-        self.chain = PaperChain(self.document.network("paper"))
+        self.chain = PaperChain(self.document.network(self.name))
         for wallet in ("@hot1", "@hot2"):
             self.chain.coin[wallet] = 10**9
             self.chain.tokens[CONTRACT, wallet] = 10**10
+        self.chain.tokens[CONTRACT, "@hot1"] += 100 * 10**6  # which are alice's
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,13 @@ class Till:
     documents: Documents
 
     async def request(self, amount: str = "5", *, key: str = "k1", **more: Any) -> PayoutView:
-        wanted = {"account": "alice", "asset": "USDT", "chain": "paper", "to": "@bob", "source": f"test:{key}"} | more
+        wanted = {
+            "account": "alice",
+            "asset": "USDT",
+            "chain": self.town.name,
+            "to": "@bob",
+            "source": f"test:{key}",
+        } | more
         return await self.payouts.request(PayoutRequest(amount=amount, mandate="auto", **wanted), key=key)
 
     async def record(self, id_: str) -> Record:
@@ -128,24 +136,24 @@ async def till(place: Place, town: Town, *, ports: Ports | None = None, worker: 
         ledger = bursar.ledger
         documents = Documents(bursar.store, KINDS)
         engine = Engine(bursar.store, ledger.writer, (), worker=worker)
-        payouts = Payouts(ledger, documents, {"paper": town.chain}, town.signer, engine=engine)
+        payouts = Payouts(ledger, documents, {town.name: town.chain}, town.signer, engine=engine)
         payouts.out.wallets.fresh_s = -1.0  # no test waits for a look to become old
         found = Till(town, payouts, engine, ledger, documents)
-        if await documents.current(CHAIN, "paper", fresh=True) is None:
-            await found.put(CHAIN, "paper", town.document)
+        if await documents.current(CHAIN, town.name, fresh=True) is None:
+            await found.put(CHAIN, town.name, town.document)
             await found.put(
                 ASSET,
-                "usdt:paper",
-                AssetDocument(asset="USDT", chain="paper", contract=CONTRACT, decimals=6, minimum="1000"),
+                f"usdt:{town.name}",
+                AssetDocument(asset="USDT", chain=town.name, contract=CONTRACT, decimals=6, minimum="1000"),
             )
-            await found.put(ASSET, "eth:paper", AssetDocument(asset="ETH", chain="paper", decimals=18))
+            await found.put(ASSET, f"eth:{town.name}", AssetDocument(asset="ETH", chain=town.name, decimals=18))
             for name in ("hot1", "hot2"):
-                await found.put(WALLET, name, WalletDocument(chain="paper", address=f"@{name}", role=Role.HOT))
+                await found.put(WALLET, name, WalletDocument(chain=town.name, address=f"@{name}", role=Role.HOT))
             await payouts.prepare()
             for name in ("hot1", "hot2"):
-                books = wallet_account("paper", name)
+                books = wallet_account(town.name, name)
                 await ledger.commit(deposit(books, "bob", "USDT", "10000", key=f"open {name}"))
-            await ledger.commit(deposit(wallet_account("paper", "hot1"), "alice", "USDT", "100", key="alice"))
+            await ledger.commit(deposit(wallet_account(town.name, "hot1"), "alice", "USDT", "100", key="alice"))
         await payouts.reconciling.look()
         try:
             yield found

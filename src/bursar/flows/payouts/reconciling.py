@@ -93,9 +93,8 @@ class Reconciling:
         record = await self.engine.get(MACHINE.name, entry.payout)
         if record is None:
             await self._start_again(request)
-        elif STATUS[record.state] in ("processing", "confirming"):
-            if entry.attempt > msgspec.json.decode(record.body, type=Payout).attempts:  # it may be adopted by now
-                await self._replace_again(record, request)
+        elif STATUS[record.state] in ("processing", "confirming") and entry.attempt > _attempts(record):
+            await self._replace_again(record, request)
 
     async def _start_again(self, request: SignRequest) -> None:
         """Its hold is taken anew; from suspense, if its account has less than that by now."""
@@ -152,3 +151,8 @@ class Reconciling:
             await self.engine.start(REPLACEMENTS.name, body, id=id_, owner=record.owner, actor=ACTOR)
         evidence = {"attempt": request.attempt}
         await self.engine.signal(record, KNOWN, ACTOR, evidence, sender=f"known {request.attempt}")
+
+
+def _attempts(record: Record) -> int:
+    """How many attempts a payout knows of: one that was forgotten may be adopted by now."""
+    return msgspec.json.decode(record.body, type=Payout).attempts
