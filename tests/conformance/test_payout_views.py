@@ -17,6 +17,7 @@ import pytest
 from tests.builders import Place, scenario
 from tests.till import CONTRACT, Till, Town, till, wallet_account
 
+from bursar.engine import Operators
 from bursar.flows.payouts.documents import ASSET, WALLET, AssetDocument, Role, WalletDocument, WalletStatus
 from bursar.flows.payouts.machine import MACHINE, STATUS
 from bursar.flows.payouts.payout import REFUSALS_MAX
@@ -88,8 +89,7 @@ async def rows(place: Place, sql: str) -> list[dict[str, Any]]:
 async def pending(t: Till, key: str, **more: Any) -> str:
     """A payout that waits for a worker, and is due."""
     made = await t.request("1", key=key, **more)
-    async with t.engine.store.transaction() as tables:
-        await tables.records.wake("payouts", made.id)
+    await Operators(t.engine).retry_now("payouts", made.id, actor="ann", reason="now")
     return made.id
 
 

@@ -16,7 +16,7 @@ CREATE INDEX records_payout_ended ON bursar.records (since) WHERE flow = 'payout
 -- Withdrawals alone: a sweep or a refill names its wallet (W24). A product of numerics is exact, a quotient is not.
 -- retry_count: how often the payout was claimed: taken from pending to be paid, or refused as this very payment.
 CREATE VIEW bursar.withdrawal_queue AS
-SELECT id, body ->> 'source' AS withdrawal_request_id, body -> 'payment' ->> 'chain' AS chain_id,
+SELECT id, body -> 'payment' ->> 'source' AS withdrawal_request_id, body -> 'payment' ->> 'chain' AS chain_id,
     lower(body -> 'payment' ->> 'asset') || ':' || (body -> 'payment' ->> 'chain') AS asset_on_chain_id,
     nullif(body ->> 'wallet', '') AS operation_wallet_address_id, body -> 'payment' ->> 'to' AS to_address,
     body -> 'payment' ->> 'amount_raw' AS amount_raw,

@@ -14,7 +14,7 @@ CREATE INDEX records_payout_ended ON records (since) WHERE flow = 'payouts' AND 
 -- as that is exact, to 15 digits, and text above. retry_count: how often the payout was claimed: taken from pending to be
 -- paid, or refused as this very payment.
 CREATE VIEW withdrawal_queue AS
-SELECT r.id, r.body ->> 'source' AS withdrawal_request_id, r.body ->> '$.payment.chain' AS chain_id,
+SELECT r.id, r.body -> 'payment' ->> 'source' AS withdrawal_request_id, r.body ->> '$.payment.chain' AS chain_id,
     lower(r.body ->> '$.payment.asset') || ':' || (r.body ->> '$.payment.chain') AS asset_on_chain_id,
     nullif(r.body ->> 'wallet', '') AS operation_wallet_address_id, r.body ->> '$.payment.to' AS to_address,
     r.body ->> '$.payment.amount_raw' AS amount_raw,
