@@ -324,26 +324,38 @@ async def test_amounts_are_exact_with_as_many_decimals_as_a_chain_has(place: Pla
 
 # --- what a query costs ----------------------------------------------------------------------------------------------
 
+HISTORY = """
+INSERT INTO bursar.records (number, flow, id, owner, state, version, attempt, transit, worker, body, error,
+    since, created_at)
+SELECT 1000000 + i, 'payouts', 'old-' || i, 'alice', 'confirmed', 4, 0, 0, '', r.body, '', at, at
+FROM (SELECT body FROM bursar.records WHERE state = 'confirmed' LIMIT 1) r, generate_series(1, 5000) AS i,
+    LATERAL (SELECT now() - i * interval '10 minutes' AS at) a;
+INSERT INTO bursar.transitions (record, version, source, event, target, attempt, actor, evidence)
+SELECT 1000000 + i, v, 'pending', 'SUCCESS', 'processing', 0, '', '{}'
+FROM generate_series(1, 5000) AS i, generate_series(1, 4) AS v;
+ANALYZE;
+"""
+
 
 @scenario
-async def test_worker_query_reads_the_payouts_in_its_status_and_no_table_from_end_to_end(place: Place) -> None:
-    async with till(place, Town(name="bsc")) as t:
+async def test_worker_query_reads_the_payouts_in_its_status_and_no_table_from_end_to_end(own_place: Place) -> None:
+    async with till(own_place, Town(name="bsc")) as t:
         await in_every_state(t)
-        if place.engine == "postgres":
-            plan = await postgres_plan(place, NEXT_JOB)
-            assert "Index Scan using records_payout_status" in plan and "transitions_pkey" in plan
-            assert "Seq Scan" not in plan
+        if own_place.engine == "postgres":
+            plan = await plan_with_history(own_place, NEXT_JOB)
+            assert "using records_payout_status" in plan or "on records_payout_status" in plan, plan
+            assert "transitions_pkey" in plan and "Seq Scan" not in plan, plan
         else:
-            plan = "\n".join(row["detail"] for row in await rows(place, f"EXPLAIN QUERY PLAN {NEXT_JOB}"))
+            plan = "\n".join(row["detail"] for row in await rows(own_place, f"EXPLAIN QUERY PLAN {NEXT_JOB}"))
             assert "SEARCH r USING INDEX records_payout_status" in plan
             assert "SEARCH t USING PRIMARY KEY (record=?)" in plan and "SCAN" not in plan
 
 
-async def postgres_plan(place: Place, sql: str) -> str:
-    """The plan, if a scan of a whole table is as dear as with a lot of history."""
+async def plan_with_history(place: Place, sql: str) -> str:
+    """How PostgreSQL runs a query once five thousand payouts have ended, and it has statistics of them."""
     connection = await asyncpg.connect(place.url, server_settings={"search_path": "bursar"})
     try:
-        await connection.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+        await connection.execute(HISTORY)
         return "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {sql}"))
     finally:
         await connection.close()
