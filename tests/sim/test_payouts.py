@@ -18,15 +18,13 @@ from bursar.flows.payouts.reconciling import Reconciling
 from bursar.flows.payouts.signing import Signing
 from bursar.model.marks import Restored
 from bursar.model.outcome import Outcome
-from bursar.rails.chain import Dead, Pending, Unknown
+from bursar.rails.chain import Dead, Order, Pending, Shape, Unknown
 from bursar.signer import rules
 from bursar.signer.client import SignerClient
 from bursar.sim import payouts
 from bursar.sim.command import Job, every_crash, run_everywhere, run_jobs
-from bursar.sim.ledger import Size
 
 SEEDS = int(os.environ.get("BURSAR_PAYOUTS_SEEDS", "1000"))
-SMALL = Size(callers=1, entries_each=1)
 
 
 @pytest.mark.timeout(900)
@@ -37,15 +35,14 @@ def test_no_payout_is_made_twice_whatever_breaks() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [0, 2])  # on the chain with nonces, and on the one that expires
-def test_crash_at_every_port_call_of_a_payout_breaks_nothing(seed: int) -> None:
-    calls = payouts.play(seed, crashes=[], size=SMALL).port_calls_by
-    assert {"payouts", "payouts-2", "signer"} <= calls.keys()
+@pytest.mark.parametrize(("seed", "share"), [(0, 1), (2, 2)])  # on the chain with nonces, and on the one that expires
+def test_crash_at_every_port_call_of_a_payout_breaks_nothing(seed: int, share: int) -> None:
     jobs = every_crash("payouts", seed, "any", small=True)
-    jobs = jobs if "BURSAR_PAYOUTS_SEEDS" in os.environ else jobs[:: max(1, len(jobs) // 400)]
+    assert {job.crashes[0][0] for job in jobs if job.crashes} == {"payouts", "payouts-2", "signer"}
+    jobs = jobs if "BURSAR_PAYOUTS_SEEDS" in os.environ else jobs[::share]
     tally = run_everywhere("payouts", jobs, os.cpu_count() or 1, show=False)
     assert tally.failures == []
-    assert tally.crashes > len(jobs) // 2
+    assert tally.crashes > len(jobs) // 4  # the rest are calls that are made only as long as it waits for nothing
 
 
 def test_seeds_do_what_they_are_for() -> None:
@@ -61,9 +58,13 @@ def test_seeds_do_what_they_are_for() -> None:
 # --- broken on purpose -----------------------------------------------------------------------------------------------
 
 
-def broken(seeds: int = 30, start: int = 0, step: int = 1) -> list[str]:
-    jobs = [Job(seed) for seed in range(start, start + seeds * step, step)]
-    return [error for _, error in run_jobs("payouts", jobs).failures]
+def noticed(*words: str, seeds: range = range(30)) -> bool:
+    """Whether some seed fails, in one of these words; any, if none is given."""
+    for seed in seeds:
+        for _, error in run_jobs("payouts", [Job(seed)]).failures:
+            if not words or any(word in error for word in words):
+                return True
+    return False
 
 
 def test_payout_that_is_given_back_on_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,7 @@ def test_payout_that_is_given_back_on_silence_is_noticed(monkeypatch: pytest.Mon
         return await settled(self, item, chain, Dead(proof={"silence": 1}) if silent else fate, *more)
 
     monkeypatch.setattr(Confirming, "_settled", hasty)
-    assert any("was paid" in error or "I9" in error for error in broken())
+    assert noticed("was paid", "I9")
 
 
 def test_transaction_that_counts_before_it_is_final_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,20 +87,24 @@ def test_transaction_that_counts_before_it_is_final_is_noticed(monkeypatch: pyte
         return await settled(self, item, chain, fate, *more)
 
     monkeypatch.setattr(Confirming, "_settled", hasty)
-    assert any("was paid" in error or "I9" in error for error in broken())
+    assert noticed("was paid", "I9")
 
 
 def test_attempt_that_is_built_anew_at_each_try_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other bytes for an attempt that the signer may have signed: the signer refuses, and the payout never ends."""
+    """Other bytes for an attempt whose signature was lost: the signer refuses them, and the payout never ends (W30)."""
     signed = Signing._signed
 
     async def forgetful(self: Signing, item: Any, request: Any, **more: Any) -> Any:
-        other = msgspec.structs.replace(request, attempt=request.attempt + 50 + item.record.attempt)
-        return await signed(self, item, other, **more)
+        chain = self.out.chains[request.chain]
+        does = chain.codec.decode(request.unsigned)
+        fee = msgspec.structs.replace(does.fee, price=does.fee.price + 1 + item.record.attempt)
+        order = Order(payout=request.payout, to=does.to, contract=does.contract, amount=does.amount)
+        other = chain.codec.build(chain.network, request.sender, order, Shape.PAY, does.slot, fee)
+        return await signed(self, item, msgspec.structs.replace(request, unsigned=other), **more)
 
     monkeypatch.setattr(Signing, "_signed", forgetful)
     monkeypatch.setattr(payouts, "HEALED_S", 200.0)
-    assert broken(12)
+    assert noticed("not ended in time")
 
 
 def test_restored_database_that_is_not_compared_with_the_signer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +118,7 @@ def test_restored_database_that_is_not_compared_with_the_signer_is_noticed(monke
     monkeypatch.setattr(Reconciling, "look", blind)
     monkeypatch.setattr(SignerClient, "attempts", nothing)
     monkeypatch.setattr(payouts, "HEALED_S", 200.0)
-    assert broken(12, start=4, step=5)
+    assert noticed(seeds=range(4, 64, 5))  # those whose database goes back to a backup
 
 
 def test_signer_that_signs_a_second_slot_for_a_live_payout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,18 +132,18 @@ def test_signer_that_signs_a_second_slot_for_a_live_payout_is_noticed(monkeypatc
         return await settled(self, item, chain, Dead(proof={"impatience": 1}) if waits else fate, *more)
 
     monkeypatch.setattr(Confirming, "_settled", impatient)
-    assert any("I7" in error or "was paid" in error or "I9" in error for error in broken())
+    assert noticed("I7", "was paid", "I9")
 
 
 def test_gas_that_is_not_booked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bursar.flows.payouts.payout._gas", lambda *_: ())
-    assert any("I9" in error for error in broken(4))
+    assert noticed("I9")
 
 
 def test_reservation_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bursar.flows.payouts.payout._given_back", lambda *_: ())
     monkeypatch.setattr(payouts, "HEALED_S", 200.0)
-    assert broken(4)
+    assert noticed()
 
 
 def test_nonce_below_what_the_signer_has_signed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +166,4 @@ def test_nonce_below_what_the_signer_has_signed_is_noticed(monkeypatch: pytest.M
 
     monkeypatch.setattr(Assigning, "_taken", low)
     monkeypatch.setattr(payouts, "HEALED_S", 200.0)
-    assert broken(20, start=4, step=5)
+    assert noticed(seeds=range(4, 104, 5))
