@@ -40,7 +40,6 @@ MINUTE_MS = 60_000
 ANSWER_S = 1.5  # for an answer, beyond the longest that it may have to wait for
 
 
-@dataclass(eq=False)
 class ConfigRefused(Refusal):
     """The configuration can't be used; every reason is named."""
 

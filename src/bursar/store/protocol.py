@@ -26,31 +26,24 @@ class Store(Protocol):
 
     async def open(self, *, migrate: bool = False) -> None:
         """Connect and check the schema's version."""
-        ...
 
     async def close(self) -> None:
         """Let go."""
-        ...
 
     async def now_us(self) -> int:
         """The clock that due times are in."""
-        ...
 
     def transaction(self, *, unhurried: bool = False) -> AbstractAsyncContextManager[Tables]:
         """Several primitives, all or nothing. `unhurried`: none of them has a time limit (rebuild)."""
-        ...
 
     def single(self) -> Tables:
         """Primitives that each stand alone."""
-        ...
 
     def snapshot(self, *, unhurried: bool = False) -> AbstractAsyncContextManager[Tables]:
         """Reads that all see one moment. `unhurried`: none of them has a time limit (audit)."""
-        ...
 
     async def beat(self, worker: str) -> None:
         """Write something small, durably, or raise why that can't be."""
-        ...
 
     async def run_batch(self, work: Work[T], lane: Lane = Lane.WRITE) -> T:
         """Run the writer's work with a session: in a transaction (SQLite, on the writer's thread), or on a lane's
@@ -59,12 +52,9 @@ class Store(Protocol):
         Raises `WriteConflict` if another transaction was faster, `LockTimeout` if one holds what it needs, and
         `ConnectionFailed` if the connection went away on the way.
         """
-        ...
 
     async def run_batch_in(self, connection: Any, work: Work[T]) -> T:
         """The same in a transaction that the caller owns."""
-        ...
 
     async def reads_latest(self, connection: Any) -> bool:
         """Whether a caller's transaction sees what others commit meanwhile."""
-        ...

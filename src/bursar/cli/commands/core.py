@@ -274,7 +274,7 @@ def draw(found: Inspection) -> RenderableType:
     ]
     if found.totals or found.answers:
         bound = f"bound to ledger {found.ledger}" if found.ledger else "not bound to a ledger yet"
-        parts.append(Text(f"\ncore {found.identity or '(no identity: format 1)'}, {bound}"))
+        parts.append(Text(f"\ncore {found.identity}, {bound}"))
         parts.append(Text(f"sequence {found.sequence:,}, {found.remembered:,} remembered, {found.accounts:,} accounts"))
         floors = f"room is reserved from id {found.room}, remembered from id {found.forget}"
         parts.append(Text(f"{floors}; highest id {found.highest}"))
