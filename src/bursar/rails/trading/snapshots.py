@@ -24,14 +24,14 @@ from typing import Final
 
 import msgspec
 
-from bursar.ports import Files
+from bursar.ports import Files, write_whole
 from bursar.rails.trading.accounts import ACCOUNT_BYTES
 from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.frames import numbers
 from bursar.rails.trading.history import Block, load, octets
 from bursar.rails.trading.journal import NewAsset
 from bursar.rails.trading.state import CoreState
-from bursar.rails.trading.wal import numbered, write_whole
+from bursar.rails.trading.wal import numbered
 
 MAGIC, END = b"BURSNAP2", b"BURSEND2"
 PREFIX: Final = "snap-"

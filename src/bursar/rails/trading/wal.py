@@ -12,18 +12,17 @@ for a lane.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from bursar.ports import File, Files
+from bursar.ports import File, Files, write_whole
 from bursar.rails.trading import frames
 from bursar.rails.trading.errors import CoreDamaged, WrongCore
 from bursar.rails.trading.frames import BadFrame, Frame
 
 PREFIX: Final = "wal-"
 SUFFIX: Final = ".log"
-ASIDE: Final = ".tmp"
 SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -65,21 +64,6 @@ def numbered(files: Files, folder: str, prefix: str, suffix: str) -> list[tuple[
         if name.startswith(prefix) and name.endswith(suffix) and digits.isdigit():
             found.append((int(digits), name))
     return sorted(found)
-
-
-def write_whole(files: Files, folder: str, name: str, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a file aside, each piece synced, and only then give it its name: until then it does not exist."""
-    path = f"{folder}/{name}"
-    aside = files.create(path + ASIDE)
-    try:
-        for piece in pieces:
-            aside.write(piece)
-            aside.sync()
-    finally:
-        aside.close()
-    files.rename(path + ASIDE, path)
-    files.sync_folder(folder)
-    return path
 
 
 class Log:
