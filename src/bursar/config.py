@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from bursar.model.errors import Refusal
 from bursar.ports import split_address
-from bursar.store.options import Options
+from bursar.store import Options
 
 PREFIX = "BURSAR_"
 # Read elsewhere, so not unknown: which file, tracebacks, what tests run on and how long.

@@ -6,12 +6,24 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import msgspec
+
 from bursar.ports import Ports
 from bursar.store.batch import BatchSession, Lane
 from bursar.store.tables import Tables
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[BatchSession], Coroutine[Any, Any, T]]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a database is used, as its configuration says. PostgreSQL's: SQLite is a file on this host."""
+
+    statement_s: float = 5.0  # for one statement; then its connection is dropped. Not for migrations, audit, rebuild
+    require_synchronous: bool = False  # refuse a server whose commits no synchronous standby has
+
+
+USUAL = Options()
 
 
 class Store(Protocol):
