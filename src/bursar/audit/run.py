@@ -25,7 +25,7 @@ async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | 
     names = [name for name in INVARIANTS if not only or name in only]
     clock = store.ports.monotonic
     async with store.snapshot(unhurried=True) as tables:
-        scene = Scene(tables, progress or _silent)
+        scene = Scene(tables, progress or (lambda *_: None))
         await scene.read()
         checks = [CHECKS[name](scene) for name in names]
         spent = await _walk(scene, [check for check in checks if check.walks], clock)
@@ -37,7 +37,17 @@ async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | 
             except UNREADABLE as error:  # damage, too: the others are still judged
                 check.evidence.add(f"not judged to the end: {said(error)}")
             spent[check.invariant] = spent.get(check.invariant, 0.0) + clock() - start
-    return [_finding(check, spent.get(check.invariant, 0.0)) for check in checks]
+    return [
+        Finding(
+            invariant=check.invariant,
+            ok=check.evidence.count == 0,
+            checked=check.checked,
+            broken=check.evidence.found,
+            seconds=spent[check.invariant],
+            note=check.evidence.note,
+        )
+        for check in checks
+    ]
 
 
 async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -> dict[str, float]:
@@ -46,8 +56,7 @@ async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -
     if not checks:
         return spent
     seen, total, start = 0, scene.counts["envelopes"], clock()
-    consumed, created = any(c.needs_consumed for c in checks), any(c.needs_created for c in checks)
-    async for page in scene.walk.pages(consumed=consumed, created=created):
+    async for page in scene.walk.pages():
         read = (clock() - start) / len(checks)  # read once, for all of them
         for check in checks:
             start = clock()
@@ -61,19 +70,3 @@ async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -
         scene.progress("envelopes", seen, total)
         start = clock()
     return spent
-
-
-def _finding(check: Check, seconds: float) -> Finding:
-    evidence = check.evidence
-    return Finding(
-        invariant=check.invariant,
-        ok=evidence.count == 0,
-        checked=check.checked,
-        broken=evidence.found,
-        seconds=seconds,
-        note=evidence.note,
-    )
-
-
-def _silent(_what: str, _done: int, _total: int) -> None:
-    """No progress is shown."""
