@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from bursar.model.errors import Refusal
 from bursar.ports import split_address
-from bursar.store.options import Options
+from bursar.store import Options
 
 PREFIX = "BURSAR_"
 # Read elsewhere, so not unknown: which file, tracebacks, what tests run on and how long.
@@ -40,7 +40,6 @@ MINUTE_MS = 60_000
 ANSWER_S = 1.5  # for an answer, beyond the longest that it may have to wait for
 
 
-@dataclass(eq=False)
 class ConfigRefused(Refusal):
     """The configuration can't be used; every reason is named."""
 
@@ -377,9 +376,18 @@ class Config:
 def read(file: str = "", environ: Mapping[str, str] | None = None, **given: Any) -> Config:
     """The configuration of a file, of the environment and of options, of which the later wins; or all that is wrong."""
     problems: list[str] = []
+    config = _made([*_of_file(file, problems), *_of_environment(environ or {}), *_of_options(given)], problems)
+    problems += _contradictions(config)
+    if problems:
+        raise ConfigRefused("; ".join(problems))
+    return config
+
+
+def _made(found: list[tuple[str, str, Any]], problems: list[str]) -> Config:
+    """What these settings say, of which the later wins: each with its source, its name and its raw value."""
     values: dict[str, Any] = {}
     known = {f.name: f for f in fields(Config)}
-    for source, name, raw in [*_of_file(file, problems), *_of_environment(environ or {}), *_of_options(given)]:
+    for source, name, raw in found:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -389,23 +397,17 @@ def read(file: str = "", environ: Mapping[str, str] | None = None, **given: Any)
             values[name] = known[name].metadata["read"](raw)
         except ValueError as error:
             problems.append(f"{source}: {error}")
-    config = Config(**values)
-    problems += _contradictions(config)
-    if problems:
-        raise ConfigRefused("; ".join(problems))
-    return config
+    return Config(**values)
 
 
 def options_of(environ: Mapping[str, str]) -> Options:
     """How a command that is given a database and no configuration uses it: as the environment says, like all others."""
     ours = {f"{PREFIX}{name.upper()}" for name in ("database_timeout_ms", "require_synchronous")}
-    given = _of_environment({name: raw for name, raw in environ.items() if name in ours})
-    known = {f.name: f for f in fields(Config)}
-    try:
-        values = {name: known[name].metadata["read"](raw) for _, name, raw in given}
-    except ValueError as error:
-        raise ConfigRefused(f"{' or '.join(name for name, _, _ in given)}: {error}") from None
-    return Config(**values).database_options
+    problems: list[str] = []
+    config = _made(_of_environment({name: raw for name, raw in environ.items() if name in ours}), problems)
+    if problems:
+        raise ConfigRefused("; ".join(problems))
+    return config.database_options
 
 
 def secret(path: str, what: str, least_bytes: int, *, is_public: bool = False) -> bytes:

@@ -24,7 +24,7 @@ from bursar.model.records import Transition
 from bursar.ports import Ports, SystemPorts
 from bursar.stopping import Stopping
 from bursar.store import connect
-from bursar.store.options import USUAL, Options
+from bursar.store.protocol import USUAL, Options
 from bursar.worker_names import held_name
 from bursar.writer import Limit, Operation
 

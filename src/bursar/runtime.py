@@ -31,7 +31,7 @@ from bursar.instance import Bursar
 from bursar.ledger import keep_expiring_holds
 from bursar.model.errors import DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
-from bursar.ports import Ports, run_program
+from bursar.ports import Ports, run_program, write_whole
 from bursar.rails.trading import CoreLink, TradingClient
 from bursar.rails.trading.replies import OTHER_CORE, OTHER_LEDGER
 from bursar.stopping import Stopping
@@ -71,15 +71,8 @@ def make_secrets(config: Config, ports: Ports) -> None:
     if not config.jwt_key_file:
         wanted.append("jwt.key")
     for name in wanted:
-        if name in files.names(folder):
-            continue
-        aside = f"{folder}/.{name}.new"
-        file = files.create(aside)
-        file.write((ports.token() + ports.token() + "\n").encode())
-        file.sync()
-        file.close()
-        files.rename(aside, f"{folder}/{name}")
-        files.sync_folder(folder)
+        if name not in files.names(folder):
+            write_whole(files, folder, name, [f"{ports.token()}{ports.token()}\n".encode()])
 
 
 @asynccontextmanager

@@ -26,11 +26,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds that never run backwards."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
-        ...
 
 
 async def supervise(

@@ -19,7 +19,6 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from bursar import instance
@@ -35,7 +34,6 @@ T = TypeVar("T")
 Inner_co = TypeVar("Inner_co", covariant=True)
 
 
-@dataclass(eq=False)
 class Closed(BursarError):
     """Used after it was closed, or before it was opened."""
 
@@ -44,7 +42,6 @@ class Closed(BursarError):
     text = "this Bursar is not open: {why}; use it inside `with bursar.sync.open(url) as b:`"
 
 
-@dataclass(eq=False)
 class ForeignConnection(Refusal):
     """A connection that can't be used from our thread."""
 

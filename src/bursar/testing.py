@@ -156,10 +156,7 @@ class _Run(Generic[W, R]):
             process = kernel.start(PROGRAM, disk=host)
             process.spawn(self.live(process, ended), name=PROGRAM)
 
-        def crashed(_process: Process) -> None:
-            kernel.loop.call_later(RESTART_S, boot)
-
-        kernel.on_crash = crashed
+        kernel.on_crash = lambda _process: kernel.loop.call_later(RESTART_S, boot)
         try:
             boot()
             self.check(world, await ended)

@@ -61,8 +61,6 @@ class Check(ABC):
 
     invariant: str
     walks = False  # whether it has to see every envelope
-    needs_consumed = False  # with what each consumed
-    needs_created = False  # and created
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -98,7 +96,6 @@ class Spending(Check):
 
     invariant = "I2"
     walks = True
-    needs_consumed = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -130,7 +127,7 @@ class Spending(Check):
     async def _unlisted(self) -> None:
         """Find the spends that no envelope lists: a second walk, from the side of the postings."""
         tables = self.scene.tables
-        async for page in self.scene.walk.pages(consumed=False, created=True):
+        async for page in self.scene.walk.pages():
             numbers = [p.id for created in page.created.values() for p in created]
             spenders = await tables.postings.spenders(numbers) if numbers else {}
             readable = sorted(set(spenders.values()) - self.scene.walk.unreadable)
@@ -225,8 +222,6 @@ class Content(Check):
 
     invariant = "I8"
     walks = True
-    needs_consumed = True
-    needs_created = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)

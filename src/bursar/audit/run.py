@@ -30,7 +30,7 @@ async def audit(
     names = [name for name in INVARIANTS if not only or name in only]
     clock = store.ports.monotonic
     async with store.snapshot(unhurried=True) as tables:
-        scene = Scene(tables, progress or _silent)
+        scene = Scene(tables, progress or (lambda *_: None))
         await scene.read()
         checks = [CHECKS[name](scene) for name in names]
         checks += [check(scene) for check in more if check.invariant in names]
@@ -52,8 +52,7 @@ async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -
     if not checks:
         return spent
     seen, total, start = 0, scene.counts["envelopes"], clock()
-    consumed, created = any(c.needs_consumed for c in checks), any(c.needs_created for c in checks)
-    async for page in scene.walk.pages(consumed=consumed, created=created):
+    async for page in scene.walk.pages():
         read = (clock() - start) / len(checks)  # read once, for all of them
         for check in checks:
             start = clock()
@@ -79,7 +78,3 @@ def _finding(checks: list[Check], seconds: float) -> Finding:
         seconds=seconds,
         note="; ".join(dict.fromkeys(check.evidence.note for check in checks if check.evidence.note)),
     )
-
-
-def _silent(_what: str, _done: int, _total: int) -> None:
-    """No progress is shown."""

@@ -62,24 +62,23 @@ class Walk:
         self._versions: dict[tuple[int, int], Account] = {}
         self.unreadable: set[int] = set()  # envelopes whose row can't be read at all
 
-    async def pages(self, *, consumed: bool, created: bool) -> AsyncIterator[Page]:
-        """All envelopes, oldest first; with the postings they consumed and created, if asked for."""
+    async def pages(self) -> AsyncIterator[Page]:
+        """All envelopes, oldest first, with the postings they consumed and created."""
         after, size = 0, PAGE_MAX
         while rows := await self._rows(after, size):
             weight = sum(len(e.consumes) + len(e.legs) + len(e.metadata) for e in rows)
             size = max(PAGE_MIN, size // 2) if weight > PAGE_BYTES_MAX else min(PAGE_MAX, size * 2)
             for chunk in _chunks(rows):
-                yield await self._page(chunk, consumed, created)
+                yield await self._page(chunk)
             after = rows[-1].seq
 
-    async def _page(self, rows: list[StoredEnvelope], with_consumed: bool, with_created: bool) -> Page:
+    async def _page(self, rows: list[StoredEnvelope]) -> Page:
         listed = {e.seq: _listed(e) for e in rows}
         ids = [i for numbers in listed.values() for i in numbers]
-        stored = await self._tables.postings.get(ids) if ids and with_consumed else []
+        stored = await self._tables.postings.get(ids) if ids else []
         created: dict[int, list[Posting]] = {}
-        if with_created:
-            for p in await self._tables.postings.of_envelopes(rows[0].seq, rows[-1].seq):
-                created.setdefault(p.posting.envelope, []).append(p.posting)
+        for p in await self._tables.postings.of_envelopes(rows[0].seq, rows[-1].seq):
+            created.setdefault(p.posting.envelope, []).append(p.posting)
         return Page(rows, listed, {p.posting.id: p for p in stored}, created)
 
     async def versions(self, rows: list[StoredEnvelope]) -> dict[tuple[int, int], Account]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bursar.model.errors import BursarError, DatabaseUnavailable
 
 
-@dataclass(eq=False)
 class Unprinted(BursarError):
     """It was done, and the result could not be printed."""
 
@@ -16,7 +13,6 @@ class Unprinted(BursarError):
     text = "the output can't be written: {why}; what was to be printed has been done, and is committed"
 
 
-@dataclass(eq=False)
 class Unusable(DatabaseUnavailable):
     """Not the database, but a core, a folder or an address can't be used; `why` says which."""
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import msgspec
@@ -25,7 +25,7 @@ from bursar.model.views import moment
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-
+Drawing: TypeAlias = "RenderableType"  # rich is loaded when something is drawn
 PIPE_WIDTH = 1_000  # columns of a pipe or a file: nothing is wrapped or cut
 
 _CONTROLS = re.compile("[\x7f-\x9f]")  # those below are escaped by JSON itself
@@ -47,7 +47,7 @@ class Output:
             self._console = stdout_console()
         return self._console
 
-    def show(self, value: Any, draw: Callable[[], RenderableType | str]) -> None:
+    def show(self, value: Any, draw: Callable[[], Drawing | str]) -> None:
         """The value for a program, or what `draw` makes of it for a person."""
         with _told_if_unprinted():
             if self.as_json:
@@ -65,7 +65,7 @@ class Output:
         if not self.as_json:
             self._print(text)
 
-    def _print(self, what: RenderableType | str) -> None:
+    def _print(self, what: Drawing | str) -> None:
         # Text is left to the terminal to break: a hash, or a line to be copied, must not get a newline in its middle.
         if isinstance(what, str):
             self.console.print(lines_shown(what), markup=False, highlight=False, soft_wrap=True)
@@ -125,7 +125,7 @@ def table(
     right: Sequence[str] = (),
     whole: Sequence[str] = (),
     empty: str = "",
-) -> RenderableType:
+) -> Drawing:
     """A table, or `empty` if it would have no rows. The columns named in `right` are numbers, those in `whole` ids and
     times: neither is ever broken."""
     if empty and not rows:
@@ -138,7 +138,7 @@ def table(
     return TextTable(columns, cells, title=title, right=right, whole=whole)
 
 
-def stack(*parts: RenderableType) -> RenderableType:
+def stack(*parts: Drawing) -> Drawing:
     """One below the other."""
     from rich.console import Group
 

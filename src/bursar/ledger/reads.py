@@ -211,9 +211,9 @@ class Names:
         self.assets = assets
         self.books = books
 
-    def movements(self, row: StoredEnvelope) -> tuple[MovementView, ...]:
-        """The movements of an envelope."""
-        return tuple(
+    def _entry(self, row: StoredEnvelope, reversed_by: int | None) -> dict[str, Any]:
+        """The fields of an `EntryView`."""
+        movements = tuple(
             MovementView(
                 source=self.accounts[leg.source].path,
                 target=self.accounts[leg.target].path,
@@ -221,6 +221,16 @@ class Names:
             )
             for leg in decode_legs(row.legs)
         )
+        return {
+            "envelope": row.seq,
+            "key": row.key,
+            "kind": row.kind,
+            "reverses": row.reverses or None,
+            "reversed_by": reversed_by,
+            "at": moment(row.at_us),
+            "metadata": msgspec.json.decode(row.metadata, type=dict[str, Any]),
+            "movements": movements,
+        }
 
     def line(self, row: StoredEnvelope, account: int, reversed_by: int | None) -> HistoryLine:
         """An envelope as one account sees it."""
@@ -229,17 +239,8 @@ class Names:
             for who, sign in ((leg.source, -1), (leg.target, 1)):
                 if who == account:
                     net[leg.asset] = net.get(leg.asset, 0) + sign * leg.minor
-        return HistoryLine(
-            envelope=row.seq,
-            key=row.key,
-            kind=row.kind,
-            reverses=row.reverses or None,
-            reversed_by=reversed_by,
-            at=moment(row.at_us),
-            changes=tuple(self.assets[asset].of_minor(minor) for asset, minor in sorted(net.items())),
-            movements=self.movements(row),
-            metadata=_metadata(row),
-        )
+        changes = tuple(self.assets[asset].of_minor(minor) for asset, minor in sorted(net.items()))
+        return HistoryLine(changes=changes, **self._entry(row, reversed_by))
 
     def posting(self, stored: StoredPosting) -> PostingView:
         """A posting with names."""
@@ -262,21 +263,10 @@ class Names:
     ) -> EnvelopeView:
         """An envelope whole."""
         return EnvelopeView(
-            envelope=row.seq,
+            **self._entry(row, reversed_by),
             id=row.id.hex(),
-            key=row.key,
             scope=row.scope,
             book=self.books[row.book],
-            kind=row.kind,
-            reverses=row.reverses or None,
-            reversed_by=reversed_by,
-            at=moment(row.at_us),
-            metadata=_metadata(row),
-            movements=self.movements(row),
             consumes=tuple(self.posting(p) for p in consumes),
             creates=tuple(self.posting(p) for p in creates),
         )
-
-
-def _metadata(row: StoredEnvelope) -> dict[str, Any]:
-    return msgspec.json.decode(row.metadata, type=dict[str, Any])

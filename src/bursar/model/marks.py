@@ -4,7 +4,7 @@ A peer (a trading core, a signer) numbers what it does in its own log, and each 
 keeps the highest number per peer, written by each writer with the transitions that rely on it (T33, W33). Each side can
 lose its newest part, and the other one shows it: that is the one check for restores.
 
-Not here: how the marks are stored (store/marks), what a caller does about it (refuses the peer; pauses what sends).
+Not here: how the marks are stored (store/cores), what a caller does about it (refuses the peer; pauses what sends).
 """
 
 from __future__ import annotations

@@ -47,20 +47,25 @@ class PostingView(msgspec.Struct, frozen=True, kw_only=True):
     spent_by: int | None
 
 
-class EnvelopeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One envelope, whole."""
+class EntryView(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown of an envelope in any case."""
 
     envelope: int
-    id: str
     key: str
-    scope: str
-    book: str
     kind: EntryKind
     reverses: int | None
     reversed_by: int | None
     at: datetime
     metadata: dict[str, Any]
     movements: tuple[MovementView, ...]
+
+
+class EnvelopeView(EntryView, frozen=True, kw_only=True):
+    """One envelope, whole."""
+
+    id: str
+    scope: str
+    book: str
     consumes: tuple[PostingView, ...]
     creates: tuple[PostingView, ...]
 
@@ -84,15 +89,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     expires: datetime | None
 
 
-class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryLine(EntryView, frozen=True, kw_only=True):
     """One envelope as one account sees it."""
 
-    envelope: int
-    key: str
-    kind: EntryKind
-    reverses: int | None
-    reversed_by: int | None
-    at: datetime
     changes: tuple[Money, ...]  # per asset: what the account gained or lost
-    movements: tuple[MovementView, ...]
-    metadata: dict[str, Any]

@@ -8,10 +8,11 @@ A *port call* is anything that leaves the process: `SerialExecutor.run`, `Ports.
 Files are touched by work on a `SerialExecutor`, so that no disk ever holds up the event loop.
 """
 
-from bursar.ports.protocols import File, Files, Listener, Ports, SerialExecutor, Stream
+from bursar.ports.protocols import ASIDE, File, Files, Listener, Ports, SerialExecutor, Stream, write_whole
 from bursar.ports.system import SystemPorts, exit_after, notice_silence, run_program, split_address
 
 __all__ = [
+    "ASIDE",
     "File",
     "Files",
     "Listener",
@@ -23,4 +24,5 @@ __all__ = [
     "notice_silence",
     "run_program",
     "split_address",
+    "write_whole",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+ASIDE = ".tmp"  # how the name of a file ends that is not whole yet
 
 
 class SerialExecutor(Protocol):
@@ -71,6 +72,21 @@ class Files(Protocol):
 
     def lock(self, path: str) -> Callable[[], None]:
         """Hold this lock until the returned function is called; BlockingIOError if another process has it."""
+
+
+def write_whole(files: Files, folder: str, name: str, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write a file aside, each piece synced, and only then give it its name: until then it does not exist."""
+    path = f"{folder}/{name}"
+    aside = files.create(path + ASIDE)
+    try:
+        for piece in pieces:
+            aside.write(piece)
+            aside.sync()
+    finally:
+        aside.close()
+    files.rename(path + ASIDE, path)
+    files.sync_folder(folder)
+    return path
 
 
 class Stream(Protocol):

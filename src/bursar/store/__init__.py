@@ -3,8 +3,7 @@
 from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import Ports
 from bursar.store.address import printable
-from bursar.store.options import USUAL, Options
-from bursar.store.protocol import Store
+from bursar.store.protocol import USUAL, Options, Store
 
 
 def connect(url: str, ports: Ports, *, options: Options = USUAL) -> Store:

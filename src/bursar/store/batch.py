@@ -226,24 +226,18 @@ class BatchSession(Protocol):
 
     async def rules(self) -> RuleSet:
         """The rules as they are now."""
-        ...
 
     async def accounts(self, paths: Sequence[str]) -> Sequence[Account]:
         """The newest version of each account that exists."""
-        ...
 
     async def load(self, read: ReadSet, cache: WriterCache) -> LoadedState:
         """Everything in the read set but accounts."""
-        ...
 
     async def pool(self, key: PoolKey, most: int) -> list[Posting]:
         """More postings of one pool: the largest so many."""
-        ...
 
     async def existing(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ExistingEntry]:
         """The entries that have these keys."""
-        ...
 
     async def write(self, prepared: PreparedBatch) -> None:
         """Write a batch as a whole, if everything it relies on still holds."""
-        ...

@@ -1,4 +1,7 @@
-"""Tables about trading cores: the ledger's identity, which core stands behind a rail, floors."""
+"""Tables about trading cores: the ledger's identity, which core stands behind a rail, floors.
+
+And high-water marks: the highest sequence of a peer's own log that anything in this database relies on (T33, W33).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bursar.store.marks import Marks
 from bursar.store.session import Table
 
 
@@ -20,6 +22,21 @@ class CoreRow(msgspec.Struct, frozen=True):
     compared: int  # the sequence of its log up to which every operation has its record here
     pruned_us: int | None  # when the core last took them
     sequence: int  # the highest of its log that anything here relies on (T33)
+
+
+class Marks(Table):
+    """One row per peer and writer; the highest of a peer's rows counts. They are raised by the moves that rely on them.
+
+    A trading core's peer is its rail. Other peers have a colon in their names (`signer:hot`), which no rail has.
+    """
+
+    async def highest(self, peer: str) -> int:
+        """The highest sequence known of a peer; 0 for none."""
+        return int(await self._one("high_water", peer))
+
+    async def forget(self, peer: str) -> None:
+        """Operators put another one in its place: what was known of the old one says nothing about it."""
+        await self._s.rows("forget_high_water", peer)
 
 
 class Cores(Table):

@@ -19,11 +19,9 @@ class Session(Protocol):
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows. Lists are passed as they are."""
-        ...
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement once per row, in as few round trips as the store can; returns how many rows changed."""
-        ...
 
 
 class Table:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from bursar.store.accounts import Accounts, Rules
 from bursar.store.balances import Balances
 from bursar.store.checks import Checks
-from bursar.store.cores import Cores
+from bursar.store.cores import Cores, Marks
 from bursar.store.documents import Documents
 from bursar.store.envelopes import Envelopes, Events
 from bursar.store.flow_rows import FlowRows
 from bursar.store.holds import Holds
-from bursar.store.marks import Marks
 from bursar.store.operators import Actions, Closings, ForcedCalls, Pauses
 from bursar.store.postings import Postings
 from bursar.store.records import Alerts, Clock, Heartbeats, Nodes, Operations, Records

@@ -14,17 +14,17 @@ from msgspec.structs import replace
 from tests.unit.rails.desk import FOLDER, IDENTITY, MemoryPorts, cancel, deposit, refund, run, state_of, withdraw
 
 from bursar.rails.trading import Core, Op, Status, frames, protocol, snapshots
+from bursar.rails.trading.errors import CoreDamaged
+from bursar.rails.trading.inspection import inspect
 from bursar.rails.trading.state import CoreState
 from bursar.rails.trading.wal import segment_name
 
 FILE = Path(__file__).parents[1] / "golden" / "trading.json"
-# Files of format 1, made by the code of that time; never written anew.
-FORMAT_1 = json.loads(FILE.with_name("trading-format-1.json").read_text())
 SECRET = b"sixteen bytes or more"
 
 
-def story(*, format_1: bool = False) -> tuple[CoreState, bytes]:
-    """A state with something of everything, and its log; or with all that format 1 knew."""
+def story() -> tuple[CoreState, bytes]:
+    """A state with something of everything, and its log."""
     state, log = CoreState(), frames.segment_header("spot", IDENTITY, 1)
 
     def commit() -> None:
@@ -45,8 +45,6 @@ def story(*, format_1: bool = False) -> tuple[CoreState, bytes]:
     state.set_status(8, Status.DISABLED)
     state.raise_floors(2_002, 2_002, [2_000])
     commit()
-    if format_1:
-        return state, log
     assert state.bind("ledger-1") == "ledger-1"
     run(state, [withdraw(2_007, 7, 50), withdraw(2_008, 7, 60)])
     commit()
@@ -128,7 +126,7 @@ def test_what_was_written_to_disk_can_be_read() -> None:
 
 
 def replayed(data: bytes) -> CoreState:
-    state, at = CoreState(), frames.read_segment_header(data).size
+    state, at = CoreState(), frames.SEGMENT_BYTES
     while at < len(data):
         frame = frames.decode(data, at, state.sequence + 1)
         state.replay(frame.records)
@@ -136,53 +134,22 @@ def replayed(data: bytes) -> CoreState:
     return state
 
 
-def test_an_empty_log_of_format_1_is_taken_over() -> None:
-    """A core that was started and never used: the new segment takes its place."""
-    ports, path = MemoryPorts(), f"{FOLDER}/{segment_name(1)}"
+@pytest.mark.parametrize("kind", ["segment", "snapshot"])
+def test_a_file_of_another_format_is_refused_and_left_as_it_is(kind: str) -> None:
+    """Passing over a snapshot as if it were damaged would start an empty core where balances are."""
+    ports = MemoryPorts()
+    path = f"{FOLDER}/{segment_name(1) if kind == 'segment' else snapshots.snapshot_name(11)}"
+    data = bytes.fromhex(GOLDEN["disk"][kind])
+    for magic in (b"BURSWAL", b"BURSNAP", b"BURSEND"):
+        data = data.replace(magic + b"2", magic + b"1")
     file = ports.disk.create(path)
-    file.write(bytes.fromhex(FORMAT_1["segment"])[:84])
+    file.write(data)
     file.sync()
-    first = open_and_close(ports)
-    assert (first.state.sequence, len(first.identity)) == (0, 32)
-    assert open_and_close(ports).identity == first.identity
-    assert frames.read_segment_header(ports.disk.read(path)).core == first.identity
-
-
-@pytest.mark.parametrize("kind", ["segment", "snapshot", "both"])
-def test_a_folder_of_format_1_is_read_and_given_an_identity(kind: str) -> None:
-    """Balances, remembered operations and the floor are as they were; from then on the files are of format 2."""
-    ports, (state, _) = MemoryPorts(), story(format_1=True)
-    paths = {"segment": f"{FOLDER}/{segment_name(1)}", "snapshot": f"{FOLDER}/{snapshots.snapshot_name(11)}"}
-    for name, path in paths.items():
-        if kind in (name, "both"):
-            file = ports.disk.create(path)
-            file.write(bytes.fromhex(FORMAT_1[name]))
-            file.sync()
-    first = open_and_close(ports)
-    assert (len(first.identity), first.state.ledger, first.state.floors.kept) == (
-        32,
-        "",
-        state.floors.kept & KEPT[kind],
-    )
-    state.floors.kept = first.state.floors.kept
-    assert state_of(first.state) == state_of(state)
-    again = open_and_close(ports)
-    assert (again.identity, state_of(again.state)) == (first.identity, state_of(state))
-    newest = max(name for name in ports.disk.names(FOLDER) if name.startswith("wal-"))
-    assert frames.read_segment_header(ports.disk.read(f"{FOLDER}/{newest}")).core == first.identity
-
-
-# What is kept and no withdraw reserves no room: a snapshot of format 1 says who does, its log who was asked to be kept.
-KEPT = {"segment": {2_000}, "snapshot": set[int](), "both": set[int]()}
-
-
-def open_and_close(ports: MemoryPorts) -> Core:
-    async def work() -> Core:
-        core = await Core.open(ports, FOLDER, "spot")
-        core.close()
-        return core
-
-    return asyncio.run(work())
+    with pytest.raises(CoreDamaged, match=rf"it begins with b'BURS(WAL|NAP)1', and a {kind} of this version"):
+        asyncio.run(Core.open(ports, FOLDER, "spot"))
+    assert ports.disk.read(path) == data
+    [report] = inspect(ports.disk, FOLDER, is_folder=True).files
+    assert not report.whole and "it begins with" in report.why
 
 
 @pytest.mark.parametrize("name", list(messages()))

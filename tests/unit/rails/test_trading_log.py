@@ -62,7 +62,7 @@ def reopened(ports: MemoryPorts) -> Core:
 
 def ends(data: bytes) -> list[int]:
     """Where each frame of a segment ends."""
-    at, expected, found = frames.read_segment_header(data).size, 1, []
+    at, expected, found = frames.SEGMENT_BYTES, 1, []
     while at < len(data):
         frame = decode(data, at, expected)
         at, expected = frame.end, frame.last + 1

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from bursar.cli.output import Output, stack, table
+from bursar.cli.output import Drawing, Output, stack, table
 from bursar.cli.state import Group, configured, on_database
 from bursar.cli.types import LIMIT, POLICIES, floor_options, policy_of, settings_options
 from bursar.instance import Bursar
 from bursar.model.accounts import CORES, Account, CappedOverdraft, by_number, funding_user
 from bursar.model.views import Hold
 from bursar.ports import SystemPorts
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 COMPACT_STEP = 5_000  # postings merged between two looks at the bar
 
@@ -79,7 +76,7 @@ async def show(b: Bursar, out: Output, path: str) -> None:
         "holds": holds,
     }
 
-    def draw() -> RenderableType:
+    def draw() -> Drawing:
         rows = [(v.account.version, v.at, v.account.status, _policy(v.account)) for v in versions]
         columns = ("version", "since (UTC)", "status", "policy")
         sums = [(code, amount) for code, amount in balances.items()]
@@ -95,7 +92,7 @@ async def show(b: Bursar, out: Output, path: str) -> None:
     out.show(value, draw)
 
 
-def hold_table(holds: list[Hold], title: str | None = None) -> RenderableType:
+def hold_table(holds: list[Hold], title: str | None = None) -> Drawing:
     """Holds as a table."""
     columns = ("hold", "account", "asset", "held", "remaining", "state", "expires (UTC)", "owner")
     rows = [

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from bursar.audit import ELSEWHERE, INVARIANTS, Finding, Progress
 from bursar.audit import audit as run_audit
-from bursar.cli.output import Output, plain, shown, stack, table
+from bursar.cli.output import Drawing, Output, plain, shown, stack, table
 from bursar.cli.place import open_database, until_back
 from bursar.cli.state import Command, configured, output, state
 from bursar.cli.types import settings_options
@@ -25,9 +25,6 @@ from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import SystemPorts
 from bursar.rails.trading import TradingClient
 from bursar.runtime import asked_cores
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 BROKEN, NOT_JUDGED = 1, 3
 WRITTEN = {"I2", "I8"}  # the value tables themselves
@@ -156,7 +153,7 @@ async def _watch(out: Output, look: Look, seconds: float) -> None:
             await asyncio.sleep(seconds)
 
 
-def draw_findings(findings: list[Finding]) -> RenderableType:
+def draw_findings(findings: list[Finding]) -> Drawing:
     """Findings as a table, and the evidence under it."""
     from rich.text import Text
 
@@ -170,7 +167,7 @@ def draw_findings(findings: list[Finding]) -> RenderableType:
         )
         for f in findings
     ]
-    parts: list[RenderableType] = [table("", "invariant", "rows", "time", "verdict", rows=rows, right=("rows", "time"))]
+    parts: list[Drawing] = [table("", "invariant", "rows", "time", "verdict", rows=rows, right=("rows", "time"))]
     for f in findings:
         parts += [Text(f"{f.invariant}: {shown(text)}", style="red") for text in f.broken]
         if f.note:
@@ -178,7 +175,7 @@ def draw_findings(findings: list[Finding]) -> RenderableType:
     return stack(*parts)
 
 
-def _advised(findings: list[Finding]) -> RenderableType:
+def _advised(findings: list[Finding]) -> Drawing:
     """The findings, and what to do about them."""
     from rich.text import Text
 

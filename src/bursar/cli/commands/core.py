@@ -9,14 +9,14 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from bursar import garbage
 from bursar.cli.errors import Unusable
-from bursar.cli.output import Output, shown, stack, table
+from bursar.cli.output import Drawing, Output, shown, stack, table
 from bursar.cli.place import raise_file_limit
 from bursar.cli.state import Group, output
 from bursar.config import ConfigRefused, secret
@@ -26,9 +26,6 @@ from bursar.rails.trading.frames import BadFrame
 from bursar.rails.trading.inspection import Inspection
 from bursar.rails.trading.inspection import inspect as look
 from bursar.rails.trading.protocol import SECRET_BYTES_MIN
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 DAMAGED = 1
 MEBIBYTE = 1024 * 1024
@@ -250,7 +247,7 @@ async def _described(address: str, key: bytes, name: str) -> DescribeReply:
         return await client.describe()
 
 
-def draw(found: Inspection) -> RenderableType:
+def draw(found: Inspection) -> Drawing:
     """An inspection for a person."""
     from rich.text import Text
 
@@ -269,12 +266,10 @@ def draw(found: Inspection) -> RenderableType:
         for report in found.files
     ]
     headings = ("file", "kind", "first", "last", "frames", "operations", "bytes", "state", "")
-    parts: list[RenderableType] = [
-        table(*headings, rows=rows, right=("first", "last", "frames", "operations", "bytes"))
-    ]
+    parts: list[Drawing] = [table(*headings, rows=rows, right=("first", "last", "frames", "operations", "bytes"))]
     if found.totals or found.answers:
         bound = f"bound to ledger {found.ledger}" if found.ledger else "not bound to a ledger yet"
-        parts.append(Text(f"\ncore {found.identity or '(no identity: format 1)'}, {bound}"))
+        parts.append(Text(f"\ncore {found.identity}, {bound}"))
         parts.append(Text(f"sequence {found.sequence:,}, {found.remembered:,} remembered, {found.accounts:,} accounts"))
         floors = f"room is reserved from id {found.room}, remembered from id {found.forget}"
         parts.append(Text(f"{floors}; highest id {found.highest}"))

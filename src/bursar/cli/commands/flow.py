@@ -6,13 +6,13 @@ What is about transfers alone (their cores, their intake) is `bursar transfer`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from bursar.cli.operating import TIME, on_catalog, on_catalog_with_cores, operators_group, show_lift
-from bursar.cli.output import Output, plain, stack, table, time_text
+from bursar.cli.output import Drawing, Output, plain, stack, table, time_text
 from bursar.cli.types import operator_options, together
 from bursar.engine import Operators
 from bursar.engine.flow import flow_of
@@ -24,9 +24,6 @@ from bursar.model.errors import UnknownRecord
 from bursar.model.machine import Kind
 from bursar.model.records import Alert, Record, Signal, Transition
 from bursar.model.views import EnvelopeView, moment
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 ALERTS_MAX = 100_000  # open ones, among which those of one record are looked for
 TRANSFERS = "transfers"
@@ -80,7 +77,7 @@ async def list_(catalog: Catalog, out: Output, ended: bool) -> None:
     out.show(found, lambda: _flows_table(found))
 
 
-def _flows_table(found: list[dict[str, Any]]) -> RenderableType:
+def _flows_table(found: list[dict[str, Any]]) -> Drawing:
     rows: list[tuple[Any, ...]] = []
     for one in found:
         off = [f"{what} by {one[what].actor}: {one[what].reason}" for what in ("paused", "halted") if one[what]]
@@ -125,11 +122,11 @@ def _parts(
     signals: Sequence[Signal],
     alerts: Sequence[Alert],
     entries: Sequence[EnvelopeView],
-) -> list[RenderableType]:
+) -> list[Drawing]:
     fields = [(name, value) for name, value in plain(record).items() if value not in ("", None)]
     moves = [(time_text(moment(t.at_us)), t.source, t.event, t.target, t.attempt, t.actor, t.evidence) for t in history]
     headings = (TIME, "from", "event", "to", "attempt", "by", "evidence")
-    parts: list[RenderableType] = [
+    parts: list[Drawing] = [
         table("field", "value", rows=fields, whole=("field",)),
         "",
         table(*headings, rows=moves, title="history", right=("attempt",), whole=(TIME,)),

@@ -15,7 +15,6 @@ import builtins
 import collections.abc
 import hashlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -83,9 +82,7 @@ class Sequences:
             self._dispatching = background(self.engine, "bursar-alerts", self._dispatcher.run)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         if self._worker is not None and self._working is not None:
             self._worker.stop()
             await self._working

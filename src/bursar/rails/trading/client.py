@@ -78,7 +78,7 @@ class Call:
         if self.expire is not None and self.pending is not None:
             self.pending.pop(self.expire, None)
         if not self.future.done():
-            self.future.set_result(answer if self.user is None else replies.balances_of(answer))
+            self.future.set_result(answer if self.user is None else replies.meaning_of(answer, BalancesReply))
 
 
 class TradingClient:
@@ -211,7 +211,7 @@ class TradingClient:
     async def query(self, req_id: str | int, op: Op) -> QueryReply:
         """Everything on record about one operation."""
         id_ = operation_id(req_id)
-        return replies.queried_of(await self._ask(lambda number: protocol.Query(number, id_, int(op))))
+        return replies.meaning_of(await self._ask(lambda number: protocol.Query(number, id_, int(op))), QueryReply)
 
     async def balances(self, user_id: int) -> BalancesReply:
         """What a user has available and frozen, per asset. Those asked for in one turn travel in one frame."""
@@ -225,7 +225,7 @@ class TradingClient:
 
     async def totals(self) -> TotalsReply:
         """What all users hold, per asset."""
-        return replies.totals_of(await self._ask(protocol.Totals))
+        return replies.meaning_of(await self._ask(protocol.Totals), TotalsReply)
 
     async def operations(self, after: int, limit: int = 4096) -> OperationsReply:
         """Deposits, withdraws and refunds that the core remembers, behind a sequence, refused ones too, in order.
@@ -235,11 +235,12 @@ class TradingClient:
         if not is_u64(after):  # the core would end the connection that all callers share
             return OperationsReply(Outcome.UNKNOWN, replies.MALFORMED, detail=f"{after} is no sequence")
         most = max(1, min(limit, protocol.OPERATIONS_MAX))
-        return replies.operations_of(await self._ask(lambda number: protocol.Operations(number, after, most)))
+        answer = await self._ask(lambda number: protocol.Operations(number, after, most))
+        return replies.meaning_of(answer, OperationsReply)
 
     async def describe(self) -> DescribeReply:
         """Who the core is, which ledger it is bound to, its floors, and how much it holds."""
-        return replies.described_of(await self._ask(protocol.Describe))
+        return replies.meaning_of(await self._ask(protocol.Describe), DescribeReply)
 
     def events(self, after: int) -> AsyncIterator[Event]:
         """Everything on record behind a sequence, and then as it happens. EventsGone if it is no longer kept."""
@@ -249,7 +250,8 @@ class TradingClient:
 
     async def set_status(self, user_id: int, status: Status) -> Reply:
         """Freeze, disable or free a user's account in this core."""
-        return replies.noted_of(await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status))))
+        answer = await self._ask(lambda number: protocol.SetStatus(number, user_id, int(status)))
+        return replies.meaning_of(answer, Reply)
 
     async def prune(self, *, room: str | int, forget: str | int, keep: Iterable[str | int] = ()) -> Reply:
         """Raise the floors, but for `keep`; neither ever sinks.

@@ -45,7 +45,6 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     seen: int = 0  # the highest sequence of this core that the ledger's database relies on (T33)
 
 
-@dataclass(eq=False)
 class CoreRefused(BursarError):
     """The ledger is bound to another core."""
 
@@ -63,11 +62,9 @@ class CoreLink(Protocol):
 
     async def known(self) -> Known:
         """What to tell the core. Asked before every login; if it raises, the connection is tried again later."""
-        ...
 
     async def bind(self, core: str) -> None:
         """Remember durably that the ledger is bound to this core; CoreRefused if it is bound to another."""
-        ...
 
 
 class FixedLink:

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from bursar.ports import Files, Ports, SerialExecutor
+from bursar.ports import ASIDE, Files, Ports, SerialExecutor
 from bursar.rails.trading import frames, snapshots
 from bursar.rails.trading.errors import CoreDamaged, CoreInUse, CoreStopped, WrongCore
 from bursar.rails.trading.journal import JournalRecord
-from bursar.rails.trading.snapshots import BadSnapshot, Snapshot
+from bursar.rails.trading.snapshots import BadSnapshot, OtherFormat, Snapshot
 from bursar.rails.trading.state import CoreState
-from bursar.rails.trading.wal import ASIDE, SEGMENT_BYTES_MAX, Log, Torn, segments_in
+from bursar.rails.trading.wal import SEGMENT_BYTES_MAX, Log, Torn, segments_in
 
 T = TypeVar("T")
 
@@ -163,6 +163,8 @@ class Core:
                 self.recovery.bad_snapshots.append((path, str(error)))
                 self.files.rename(path, path + DAMAGED)
                 continue
+            except OtherFormat as error:
+                raise CoreDamaged(path, 0, str(error), "Start the version of bursar that wrote it") from error
             if found.name != self.name:
                 raise WrongCore(self.folder, self.name, found.name)
             self.state, self.identity = found.state, found.core

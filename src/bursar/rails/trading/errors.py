@@ -5,12 +5,9 @@ None of these is an answer to a caller: a core that meets one answers no more re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bursar.model.errors import StoreError
 
 
-@dataclass(eq=False)
 class CoreInUse(StoreError):
     """Another core works in this folder."""
 
@@ -19,7 +16,6 @@ class CoreInUse(StoreError):
     text = "another core works in {folder}; stop it first, or give this one a folder of its own"
 
 
-@dataclass(eq=False)
 class CoreDamaged(StoreError):
     """The log or the snapshots are not what a core leaves behind, crash or not. Nothing was changed."""
 
@@ -31,7 +27,6 @@ class CoreDamaged(StoreError):
     text = "{file} is damaged at byte {where}: {why}. Nothing was changed. {advice}"
 
 
-@dataclass(eq=False)
 class WrongCore(StoreError):
     """The folder belongs to a core of another name."""
 
@@ -42,7 +37,6 @@ class WrongCore(StoreError):
     text = "{folder} belongs to the core {found!r}, not to {name!r}; check --data and --name"
 
 
-@dataclass(eq=False)
 class CoreStopped(StoreError):
     """The disk failed while writing. What was asked and not answered may have happened or not."""
 

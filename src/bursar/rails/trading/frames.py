@@ -14,8 +14,7 @@ the next one is only written when this one is on disk, nothing but the last fram
       5 floors  sequence u64 · room u64 · forget u64 · ids that are kept, u64 each
       6 bound   sequence u64 · the ledger's identity in ASCII
 
-All integers are little-endian. Segments of format 1 can be read: their header has no identity, and one kind of block
-(4: sequence u64 · floor u64 · ids that are kept) raised both floors to one height.
+All integers are little-endian. A segment of another format is refused.
 """
 
 from __future__ import annotations
@@ -33,19 +32,18 @@ from bursar.rails.trading.journal import Bound, FloorsRaised, JournalRecord, New
 from bursar.rails.trading.rules import IDENTITY_DIGITS, Status, is_asset, is_identity, is_ledger
 
 SEGMENT_MAGIC: Final = b"BURSWAL2"
-SEGMENT_MAGIC_1: Final = b"BURSWAL1"
 FRAME_MAGIC: Final = b"\xf5BWF"
 NAME_BYTES_MAX: Final = 64
 PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _SEGMENT: Final = Struct(f"<8sQ{NAME_BYTES_MAX}s{IDENTITY_DIGITS}s")
-_SEGMENT_1: Final = Struct(f"<8sQ{NAME_BYTES_MAX}s")
 _FRAME: Final = Struct("<4sIQI")
 _BLOCK: Final = Struct("<B3xI")
 _U32: Final = Struct("<I")
+SEGMENT_BYTES: Final = _SEGMENT.size + 4  # its header
 FRAME_BYTES: Final = _FRAME.size + 4
 
-ASSET, ROWS, STATUS, FLOOR_1, FLOORS, BOUND = 1, 2, 3, 4, 5, 6
+ASSET, ROWS, STATUS, FLOORS, BOUND = 1, 2, 3, 5, 6
 
 
 class BadFrame(ValueError):
@@ -73,9 +71,8 @@ class SegmentHeader:
     """How a segment begins, read."""
 
     name: str
-    core: str  # its identity; "" in format 1, which had none
+    core: str  # its identity
     first: int
-    size: int  # where its frames begin
 
 
 def segment_header(name: str, core: str, first: int) -> bytes:
@@ -88,16 +85,16 @@ def segment_header(name: str, core: str, first: int) -> bytes:
 
 
 def read_segment_header(data: bytes) -> SegmentHeader:
-    """How a segment begins; also one of format 1."""
-    layout = _SEGMENT_1 if data[:8] == SEGMENT_MAGIC_1 else _SEGMENT
-    head = data[: layout.size]
-    if len(data) < layout.size + 4 or zlib.crc32(head) != _U32.unpack_from(data, layout.size)[0]:
+    """How a segment begins."""
+    head = data[: _SEGMENT.size]
+    if data[:8] != SEGMENT_MAGIC:
+        raise BadFrame(f"it begins with {data[:8]!r}, and a segment of this version with {SEGMENT_MAGIC!r}")
+    if len(data) < SEGMENT_BYTES or zlib.crc32(head) != _U32.unpack_from(data, _SEGMENT.size)[0]:
         raise BadFrame("its first bytes are not those of a segment")
-    magic, first, name, *rest = layout.unpack(head)
-    core = rest[0].decode("ascii", "replace") if rest else ""
-    if magic not in (SEGMENT_MAGIC, SEGMENT_MAGIC_1) or (rest and not is_identity(core)):
-        raise BadFrame("it was written by another version")
-    return SegmentHeader(name.rstrip(b"\0").decode(), core, first, layout.size + 4)
+    _, first, name, core = _SEGMENT.unpack(head)
+    if not is_identity(identity := core.decode("ascii", "replace")):
+        raise BadFrame(f"{identity!r} is no identity of a core")
+    return SegmentHeader(name.rstrip(b"\0").decode(), identity, first)
 
 
 def encode(records: Iterable[JournalRecord], first: int, count: int) -> bytes:
@@ -189,8 +186,6 @@ def _record(kind: int, body: bytes) -> JournalRecord:
         return StatusChange(*values[:3])
     if kind == FLOORS and values[1] >= values[2]:
         return FloorsRaised(values[0], values[1], values[2], tuple(values[3:]))
-    if kind == FLOOR_1:
-        return FloorsRaised(values[0], values[1], values[1], tuple(values[2:]))
     raise ValueError(f"a block of kind {kind}")
 
 

@@ -27,7 +27,7 @@ class FileReport(msgspec.Struct, kw_only=True):
     kind: str  # segment or snapshot
     whole: bool
     core: str = ""  # the name of the core
-    identity: str = ""  # of the core; "" in files of format 1
+    identity: str = ""  # of the core
     first: int = 0
     last: int = 0
     frames: int = 0

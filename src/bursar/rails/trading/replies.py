@@ -130,23 +130,6 @@ def trouble_of(answer: Any, shape: type[R]) -> R:
     return shape(Outcome.UNKNOWN, CORE_REFUSED, detail=f"an answer of the wrong kind: {type(answer).__name__}")
 
 
-def balances_of(answer: Any) -> BalancesReply:
-    """A user's balances."""
-    match answer:
-        case (int(sequence), (status, held)):
-            balances = {asset: Balance(available, frozen) for asset, available, frozen in held}
-            return BalancesReply(Outcome.SUCCESS, "OK", sequence, status=Status(status), balances=balances)
-        case _:
-            return trouble_of(answer, BalancesReply)
-
-
-def noted_of(answer: Any) -> Reply:
-    """That something is so."""
-    if isinstance(answer, protocol.Noted):
-        return Reply(Outcome.SUCCESS, "OK", answer.sequence)
-    return trouble_of(answer, Reply)
-
-
 def pruned_of(answer: Any) -> tuple[Reply, Floors | None]:
     """What became of a request to raise the floors, and where they are if the core has said so."""
     if isinstance(answer, protocol.Pruned):
@@ -154,48 +137,29 @@ def pruned_of(answer: Any) -> tuple[Reply, Floors | None]:
     return trouble_of(answer, Reply), None
 
 
-def queried_of(answer: Any) -> QueryReply:
-    """One operation."""
+def meaning_of(answer: Any, shape: type[R]) -> R:
+    """An answer in the shape that the caller waits for; one that has another shape is trouble."""
+    found: Reply | None = None
+    ok = (Outcome.SUCCESS, "OK")
     match answer:
-        case protocol.Found(_, _, (sequence, user, asset, amount, other, code)):
-            return QueryReply(outcome_of(code), code_name(code), sequence, "", user, asset, amount, other)
+        case (int(sequence), (status, held)):  # of one user, out of protocol.Held
+            balances = {asset: Balance(available, frozen) for asset, available, frozen in held}
+            found = BalancesReply(*ok, sequence, status=Status(status), balances=balances)
+        case protocol.Noted(sequence=sequence):
+            found = Reply(*ok, sequence)
+        case protocol.Found(operation=(sequence, user, asset, amount, other, code)):
+            found = QueryReply(outcome_of(code), code_name(code), sequence, "", user, asset, amount, other)
         case protocol.Found():
-            return QueryReply(Outcome.UNKNOWN, "NOT_FOUND", detail="nothing is on record; it may be on its way")
-        case _:
-            return trouble_of(answer, QueryReply)
-
-
-def totals_of(answer: Any) -> TotalsReply:
-    """What all users hold."""
-    if isinstance(answer, protocol.Summed):
-        totals = {asset: int(total) for asset, total in answer.totals}
-        return TotalsReply(Outcome.SUCCESS, "OK", answer.sequence, totals=totals)
-    return trouble_of(answer, TotalsReply)
-
-
-def operations_of(answer: Any) -> OperationsReply:
-    """A list of operations."""
-    if isinstance(answer, protocol.Listed):
-        items = [
-            OperationRow(sequence, Op(op), id_, user, asset, amount, code_name(code))
-            for sequence, op, id_, user, asset, amount, code in answer.operations
-        ]
-        return OperationsReply(Outcome.SUCCESS, "OK", answer.sequence, items=items, complete_to=answer.complete_to)
-    return trouble_of(answer, OperationsReply)
-
-
-def described_of(answer: Any) -> DescribeReply:
-    """Who a core is."""
-    if not isinstance(answer, protocol.Described):
-        return trouble_of(answer, DescribeReply)
-    return DescribeReply(
-        Outcome.SUCCESS,
-        "OK",
-        answer.sequence,
-        core=answer.core,
-        ledger=answer.ledger,
-        floors=Floors(answer.room, answer.forget),
-        highest_id=answer.highest,
-        remembered=answer.remembered,
-        accounts=answer.accounts,
-    )
+            found = QueryReply(Outcome.UNKNOWN, "NOT_FOUND", detail="nothing is on record; it may be on its way")
+        case protocol.Summed(sequence=sequence, totals=totals):
+            found = TotalsReply(*ok, sequence, totals={asset: int(total) for asset, total in totals})
+        case protocol.Listed(sequence=sequence, complete_to=complete_to, operations=operations):
+            items = [
+                OperationRow(at, Op(op), id_, user, asset, amount, code_name(code))
+                for at, op, id_, user, asset, amount, code in operations
+            ]
+            found = OperationsReply(*ok, sequence, items=items, complete_to=complete_to)
+        case protocol.Described(_, sequence, core, ledger, room, forget, highest, remembered, accounts):
+            floors = Floors(room, forget)
+            found = DescribeReply(*ok, sequence, "", core, ledger, floors, highest, remembered, accounts)
+    return found if type(found) is shape else trouble_of(answer, shape)

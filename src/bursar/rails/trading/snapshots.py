@@ -9,7 +9,7 @@ hundreds of megabytes. It is written aside, synced, renamed, and the folder sync
     blocks of history: length u32 and bytes of each (history.Block) · CRC-32 of all that u32 · magic 8
 
 A snapshot that is not whole is passed over for the one before. The log reaches back to the oldest that is kept. One of
-format 1 can be read: it had no identity, no ledger and one floor, below which what was kept reserved its room.
+another format is no damage: the core does not start.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from typing import Final
 
 import msgspec
 
-from bursar.ports import Files
+from bursar.ports import Files, write_whole
 from bursar.rails.trading.accounts import ACCOUNT_BYTES
 from bursar.rails.trading.floors import CoreFloors
 from bursar.rails.trading.frames import numbers
 from bursar.rails.trading.history import Block, load, octets
 from bursar.rails.trading.journal import NewAsset
-from bursar.rails.trading.rules import Op
 from bursar.rails.trading.state import CoreState
-from bursar.rails.trading.wal import numbered, write_whole
+from bursar.rails.trading.wal import numbered
 
 MAGIC, END = b"BURSNAP2", b"BURSEND2"
-MAGIC_1, END_1 = b"BURSNAP1", b"BURSEND1"
 PREFIX: Final = "snap-"
 SUFFIX: Final = ".snap"
 KEPT: Final = 2
@@ -50,6 +48,10 @@ class BadSnapshot(ValueError):
     """These bytes are not a whole snapshot."""
 
 
+class OtherFormat(ValueError):
+    """These bytes are a snapshot of another version."""
+
+
 class Header(msgspec.Struct, array_like=True, frozen=True):
     """What a snapshot holds."""
 
@@ -62,17 +64,6 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     kept: list[int]  # ids below `room` whose withdraws reserve room
     highest: int  # id of a transfer
     assets: list[tuple[str, int]]  # code and number of accounts, in the order of their numbers
-    statuses: list[tuple[int, int]]
-    rows: int
-
-
-class Header1(msgspec.Struct, array_like=True, frozen=True):
-    """What a snapshot of format 1 holds."""
-
-    name: str
-    sequence: int
-    floor: int
-    assets: list[tuple[str, int]]
     statuses: list[tuple[int, int]]
     rows: int
 
@@ -92,7 +83,7 @@ class Restored:
 
     state: CoreState
     name: str
-    core: str  # the identity of its core; "" in format 1
+    core: str  # the identity of its core
 
 
 def capture(state: CoreState, name: str, core: str) -> Snapshot:
@@ -152,7 +143,7 @@ def read(files: Files, path: str, progress: Callable[[int], object]) -> bytes:
 def restore(data: bytes, progress: Callable[[int], object] = lambda _: None) -> Restored:
     """The state in a snapshot, and whose it is; `progress` is called with the bytes that are understood."""
     header, at = read_header(data)
-    if data[-len(END) :] != (END if isinstance(header, Header) else END_1):
+    if data[-len(END) :] != END:
         raise BadSnapshot("it has no end")
     body = memoryview(data)[at : -4 - len(END)]
     if zlib.crc32(body) != _U32.unpack_from(data, len(data) - 4 - len(END))[0]:
@@ -173,19 +164,9 @@ def restore(data: bytes, progress: Callable[[int], object] = lambda _: None) -> 
     if state.history.count != header.rows:
         raise BadSnapshot(f"it has {state.history.count} rows instead of {header.rows}")
     state.sequence, state.statuses = header.sequence, dict(header.statuses)
-    if isinstance(header, Header1):
-        return _restored_1(header, state)
     state.ledger, state.highest = header.ledger, header.highest
     state.floors = CoreFloors(header.room, header.forget, header.kept)
     return Restored(state, header.name, header.core)
-
-
-def _restored_1(header: Header1, state: CoreState) -> Restored:
-    """What stands for the rest in format 1: withdraws that were kept below the floor reserved their room."""
-    kept = [id_ for id_ in state.history.where[Op.WITHDRAW] if id_ < header.floor]
-    state.floors = CoreFloors(header.floor, header.floor, kept)
-    state.highest = max((block.moved_high for block in state.history.blocks), default=0)
-    return Restored(state, header.name, "")
 
 
 def _blocks(data: memoryview, progress: Callable[[int], object]) -> Iterator[Block]:
@@ -197,17 +178,17 @@ def _blocks(data: memoryview, progress: Callable[[int], object]) -> Iterator[Blo
         at = end
 
 
-def read_header(data: bytes) -> tuple[Header | Header1, int]:
+def read_header(data: bytes) -> tuple[Header, int]:
     """What a snapshot says of itself, and where its columns begin."""
-    if len(data) < 12 or data[:8] not in (MAGIC, MAGIC_1):
+    if data[:8] != MAGIC and data[:7] == MAGIC[:7] and data.endswith(END[:7] + data[7:8]):  # no flipped bit: both ends
+        raise OtherFormat(f"it begins with {data[:8]!r}, and a snapshot of this version with {MAGIC!r}")
+    if len(data) < 12 or data[:8] != MAGIC:
         raise BadSnapshot("its first bytes are not those of a snapshot")
     length = _U32.unpack_from(data, 8)[0]
     raw = data[12 : 12 + length]
     if len(data) < 16 + length or zlib.crc32(raw) != _U32.unpack_from(data, 12 + length)[0]:
         raise BadSnapshot("its header is damaged")
     try:
-        if data[:8] == MAGIC_1:
-            return msgspec.msgpack.decode(raw, type=Header1), 16 + length
         return msgspec.msgpack.decode(raw, type=Header), 16 + length
     except msgspec.MsgspecError as error:
         raise BadSnapshot(f"its header is of another version: {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -21,7 +20,6 @@ PING_S: Final = 15.0
 RECONNECT: Final = Retry(first_s=0.4, cap_s=5.0)
 
 
-@dataclass(eq=False)
 class EventsGone(BursarError):
     """The log no longer reaches back to where a subscriber wants to begin."""
 

@@ -6,24 +6,23 @@ cut, and the report says so. Everything else stops the core: a gap, a foreign se
 it. Guessing there would forget what a client was answered.
 
 A new segment gets its header under another name first, so that a segment is never without one. It carries the core's
-identity, which is made with the first segment: a core that has a log has an identity. A log of format 1 has none; it is
-given one by a new segment when it is opened. Everything here is synchronous, for a lane.
+identity, which is made with the first segment: a core that has a log has an identity. Everything here is synchronous,
+for a lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from bursar.ports import File, Files
+from bursar.ports import File, Files, write_whole
 from bursar.rails.trading import frames
 from bursar.rails.trading.errors import CoreDamaged, WrongCore
 from bursar.rails.trading.frames import BadFrame, Frame
 
 PREFIX: Final = "wal-"
 SUFFIX: Final = ".log"
-ASIDE: Final = ".tmp"
 SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -34,7 +33,6 @@ class Segment:
     path: str
     first: int  # the sequence with which it begins
     size: int
-    core: str = ""  # the identity it carries, once it was read
 
 
 @dataclass(frozen=True)
@@ -66,21 +64,6 @@ def numbered(files: Files, folder: str, prefix: str, suffix: str) -> list[tuple[
         if name.startswith(prefix) and name.endswith(suffix) and digits.isdigit():
             found.append((int(digits), name))
     return sorted(found)
-
-
-def write_whole(files: Files, folder: str, name: str, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a file aside, each piece synced, and only then give it its name: until then it does not exist."""
-    path = f"{folder}/{name}"
-    aside = files.create(path + ASIDE)
-    try:
-        for piece in pieces:
-            aside.write(piece)
-            aside.sync()
-    finally:
-        aside.close()
-    files.rename(path + ASIDE, path)
-    files.sync_folder(folder)
-    return path
 
 
 class Log:
@@ -133,10 +116,10 @@ class Log:
         if header.first != segment.first or header.first != expected:
             raise self._damaged(segment, 0, f"it begins with sequence {header.first}, and {expected} is next")
         if self.core and header.core != self.core:
-            why = f"it belongs to the core with identity {header.core or '(none: format 1)'}, and this is {self.core}"
+            why = f"it belongs to the core with identity {header.core}, and this is {self.core}"
             raise self._damaged(segment, 0, why)
-        self.core = segment.core = header.core
-        return header.size
+        self.core = header.core
+        return frames.SEGMENT_BYTES
 
     def _judge(self, segment: Segment, data: bytes, at: int, expected: int, last: bool, why: str) -> None:
         """A torn end is noted; anything else stops the core."""
@@ -160,9 +143,7 @@ class Log:
         if self.torn is not None:
             self.files.truncate(self.torn.path, self.torn.at)
             self.segments[-1].size = self.torn.at
-        if not self.segments or not self.segments[-1].core:
-            # Where a segment of format 1 has this very name, nothing is in it: the new one takes its place.
-            self.segments = [segment for segment in self.segments if segment.first < next_sequence]
+        if not self.segments:
             self._new_segment(next_sequence)
             return
         # A crash may have come between a rename and the sync of the folder; what is appended must not lose its name.
@@ -184,7 +165,7 @@ class Log:
         header = frames.segment_header(self.name, self.core, first)
         path = write_whole(self.files, self.folder, segment_name(first), [header])
         self._file = self.files.append(path)
-        self.segments.append(Segment(path, first, len(header), self.core))
+        self.segments.append(Segment(path, first, len(header)))
 
     def drop_before(self, sequence: int) -> None:
         """Remove segments that hold nothing behind `sequence`. The last one always stays."""
@@ -193,12 +174,12 @@ class Log:
 
     def frames_after(self, sequence: int) -> Iterator[Frame]:
         """Frames with anything behind `sequence`, as far as the log goes now. For a reader beside the writer."""
-        segments = [Segment(s.path, s.first, s.size, s.core) for s in self.segments]
+        segments = [Segment(s.path, s.first, s.size) for s in self.segments]
         for place, segment in enumerate(segments):
             if place + 1 < len(segments) and segments[place + 1].first <= sequence + 1:
                 continue
             data = self.files.read(segment.path, 0, segment.size)
-            at, expected = frames.read_segment_header(data).size, segment.first
+            at, expected = frames.SEGMENT_BYTES, segment.first
             while at < len(data):
                 frame = frames.decode(data, at, expected)
                 at, expected = frame.end, frame.last + 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -13,6 +15,7 @@ from bursar.store.columns import minor_of, text_of
 from bursar.store.rows import hold_values
 from bursar.store.session import Table
 from bursar.store.sql import bring
+from bursar.store.sqlite import calls
 from bursar.store.sqlite.calls import amount_in
 from bursar.store.sqlite.store import SqliteSession
 from bursar.store.tables import Tables
@@ -176,7 +179,16 @@ class Steps(Sagas):
             ("put_hold_fenced", [] if hold is None else [(*hold_values(hold, amount_in), saga, fence, s.seq)]),
             ("insert_event_fenced", [(int(EventKind.COMMITTED), s.seq, 0, saga, fence)]),
         ]
-        return (await cast("SqliteSession", self._s).together([(name, rows) for name, rows in writes if rows]))[0]
+
+        def write_all(connection: sqlite3.Connection) -> list[int]:
+            return [calls.write(connection, name, rows) for name, rows in writes if rows]
+
+        def as_one(connection: sqlite3.Connection) -> list[int]:
+            if connection.in_transaction:
+                return write_all(connection)
+            return calls.together(connection, partial(write_all, connection))
+
+        return (await cast("SqliteSession", self._s).run(as_one))[0]
 
 
 class SplitTables(Tables):

@@ -24,8 +24,8 @@ import asyncpg
 from bursar.model.errors import DatabaseUnavailable
 from bursar.ports import Ports, notice_silence
 from bursar.store.address import HOW_TO
-from bursar.store.options import Options
 from bursar.store.postgres.errors import POOLER, not_connected
+from bursar.store.protocol import Options
 
 HOST_S = 5.0  # to connect to one host, be let in, and make the settings
 STANDBY_S = 3.0  # of that, for a standby to have what a server shows, where that is required

@@ -25,7 +25,6 @@ from bursar.model.errors import DatabaseUnavailable, OutcomeUnknown
 from bursar.ports import Ports
 from bursar.store.batch import Lane, Unreachable
 from bursar.store.columns import Row
-from bursar.store.options import USUAL, Options
 from bursar.store.postgres.arrays import SQL, plain
 from bursar.store.postgres.batches import PostgresBatchSession
 from bursar.store.postgres.connecting import SETTINGS, SLOWER, WRITER_SETTINGS, Connection, Connector
@@ -39,7 +38,7 @@ from bursar.store.postgres.errors import (
     sorted_out,
 )
 from bursar.store.postgres.schema import check_version
-from bursar.store.protocol import Work
+from bursar.store.protocol import USUAL, Options, Work
 from bursar.store.tables import Tables
 
 T = TypeVar("T")

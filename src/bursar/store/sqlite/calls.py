@@ -108,15 +108,6 @@ def roll_back(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def write_all(connection: sqlite3.Connection, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-    """Several statements as one, whether or not a transaction is open already."""
-
-    def work() -> list[int]:
-        return [write(connection, name, values) for name, values in writes]
-
-    return work() if connection.in_transaction else together(connection, work)
-
-
 class CommitFailed(sqlite3.OperationalError):
     """The disk failed in the middle of COMMIT. Its log may hold all of the transaction, and the next process to open it
     would take it for committed: only a key can say, later."""

@@ -37,26 +37,23 @@ class SqliteSession:
 
     async def rows(self, name: str, *args: Any) -> Sequence[Row]:
         """Run a statement and return its rows."""
-        return await self._run(lambda connection: calls.rows(connection, name, args))
+        return await self.run(lambda connection: calls.rows(connection, name, args))
 
     async def write(self, name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Run a statement once per row."""
-        return await self._run(lambda connection: calls.write(connection, name, rows)) if rows else 0
+        return await self.run(lambda connection: calls.write(connection, name, rows)) if rows else 0
 
-    async def together(self, writes: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]) -> list[int]:
-        """Several writes as one."""
-        return await self._run(lambda connection: calls.write_all(connection, writes))
-
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run something on the connection."""
         return await self._store.run(self._lane, partial(work, self._connection()))
 
 
 class ReadSession(SqliteSession):
     """Like a session, but waits for a snapshot that holds the reading connection."""
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         async with self._store.read_lock:
-            return await super()._run(work)
+            return await super().run(work)
 
 
 class SingleSession(SqliteSession):
@@ -65,12 +62,12 @@ class SingleSession(SqliteSession):
     It need not hold the lock itself: the lane keeps order, so what is queued before a BEGIN runs before it.
     """
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         await self._store.make_room()
         while self._store.write_lock.locked():
             async with self._store.write_lock:
                 pass
-        return await super()._run(work)
+        return await super().run(work)
 
 
 class SqliteStore:
