@@ -9,7 +9,7 @@ from tests.till import CONTRACT, DOCUMENT, FEES, GAS, Till, Town, till, wallet_a
 
 from bursar.engine import Operators
 from bursar.flows.payouts import PayoutRefused
-from bursar.flows.payouts.documents import CHAIN
+from bursar.flows.payouts.documents import CHAIN, WALLET
 from bursar.flows.payouts.outside import order_of, sign_request
 from bursar.flows.payouts.payout import Attempt, Payout
 from bursar.model.errors import IdempotencyKeyReused, InsufficientFunds
@@ -416,6 +416,26 @@ async def test_watcher_halts_a_wallet_with_a_transaction_that_no_payout_explains
             await t.until(made.id, "confirming")
             assert (await t.payouts.view(made.id)).wallet == "hot1", "the other wallet goes on"
         assert await t.engine.store.read.flow_rows.get("chains", "spent", "paper/@hot2/0") is not None
+
+
+@scenario
+async def test_watcher_sees_a_transaction_of_a_wallet_that_was_retired(place: Place) -> None:
+    town = Town()
+    async with till(place, town) as t:
+        await watch(t)
+        head = await t.documents.current(WALLET, "hot2", fresh=True)
+        assert head is not None
+        proposal = await t.documents.retire(
+            WALLET, "hot2", base=head.document.version, author="ann", reason="its key is old"
+        )
+        await t.documents.approve(WALLET, "hot2", proposal.hash, actor="ben", reason="so it is")
+        stolen = Decoded(
+            chain_id=7, to="@thief", contract="", amount=1, slot=Slot(nonce=0), fee=Fee(gas_limit=1, price=10)
+        )
+        town.chain.height += 1
+        town.chain.include("stolen", stolen, "@hot2")
+        await watch(t)
+        assert [a.reason for a in await t.engine.store.read.alerts.open()] == ["unknown transaction of hot2"]
 
 
 @scenario

@@ -84,6 +84,11 @@ class Wallets:
         """Address → name."""
         return {wallet.address: name for name, wallet in (await self.of_chain(chain)).items()}
 
+    async def ever(self, chain: str) -> dict[str, str]:
+        """Address → name of every wallet that there ever was: a retired one still has its key (W41)."""
+        found = [(one.name, WALLET.read(one)) for one in await self._documents.list(WALLET)]
+        return {body.address: name for name, body in found if body.chain == chain}
+
     async def payers(self, chain: Chain, requested: str, asset: str, contract: str) -> list[Candidate]:
         """The wallets that may pay an asset, as they stand: the one that is requested, or every hot one."""
         key, now = (chain.network.name, asset), self._store.ports.monotonic()

@@ -75,8 +75,7 @@ class Watching:
         if chain is None:
             return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {name} are configured here")
         poll_s = max(document.body.block_ms / 1000, 0.05)
-        wallets = await self.out.wallets.of_chain(name)
-        addresses = {wallet.address: each for each, wallet in wallets.items()}
+        addresses = await self.out.wallets.ever(name)
         cursor = self._cursor(item.body)
         try:
             if cursor.block < 0:
