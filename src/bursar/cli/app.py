@@ -60,6 +60,10 @@ COMMANDS = {
     "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
     "chaos": ("bursar.chaos.command:chaos", "Kill everything at random under load; nothing may be lost."),
     "demo": ("bursar.demo.command:demo", "All of it, killed with money in flight; nothing is lost."),
+    "demo-payouts": (
+        "bursar.demo.payouts:demo_payouts",
+        "Payouts on a simulated chain that misbehaves.",
+    ),
 }
 # Commands of packages that the wheel does not have (docs/decisions/0030-what-the-wheel-ships.md).
 OF_THE_REPOSITORY = ("bench", "chaos")
