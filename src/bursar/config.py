@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from bursar import config_readers as as_
-from bursar.config_readers import CHILD, Reader
+from bursar.config_readers import Reader
 from bursar.model.errors import Refusal
-from bursar.signer.wire import SECRET_BYTES_MIN as SIGNER_SECRET_BYTES_MIN
+from bursar.signer.wire import SECRET_BYTES_MIN
 from bursar.store.options import Options
 
 PREFIX = "BURSAR_"
@@ -31,11 +31,13 @@ OTHER_VARIABLES = frozenset(
     | {"BURSAR_TRANSFERS_SEEDS", "BURSAR_RESTORED_SEEDS", "BURSAR_ENGINE_SEEDS", "BURSAR_FUZZ_EXAMPLES"}
     | {"BURSAR_ANVIL_BIN"}
 )
+CHILD = as_.CHILD
 CORES = ("spot", "future", "margin")
 UNIX_PATH_BYTES_MAX = 100  # 107 on Linux, 103 on macOS, with a little left
 HS256_KEY_BYTES_MIN = 32
 CORE_SECRET_BYTES_MIN = 16
 WEBHOOK_SECRET_BYTES_MIN = 32
+SIGNER_SECRET_BYTES_MIN = SECRET_BYTES_MIN
 MINUTE_MS = 60_000
 ANSWER_S = 1.5  # for an answer, beyond the longest that it may have to wait for
 

@@ -34,7 +34,7 @@ TRANSFERS = "transfers"
 
 flow = operators_group(
     "flow",
-    "Records of all flows (transfers, deposits, sequence): list, show, pause, resume, halt, retry, force, signal.",
+    "Records of all flows (transfers, payouts, deposits, …): list, show, pause, resume, halt, retry, force, signal.",
 )
 name_argument = click.argument("name", metavar="FLOW")
 id_argument = click.argument("id_", metavar="ID")

@@ -97,8 +97,8 @@ def run(
 ) -> int:
     """Run a signer until SIGTERM or SIGINT; it then answers what was asked, and exits with 0.
 
-    It prints one line when it is ready. It ends with exit code 4, without a further answer, if its disk fails or its log
-    is damaged, and says what to do.
+    It prints one line when it is ready. It ends with exit code 4, without a further answer, if its disk fails or its
+    log is damaged, and says what to do.
     """
     from bursar.ports import split_address
 
@@ -134,9 +134,8 @@ async def _run(
     except OSError as error:
         raise Unusable(f"can't use the folder {data}: {error.strerror or error}") from error
     if service.torn is not None:
-        _log(
-            f"cut a torn end of {service.torn.size} bytes off the log, as a crash leaves it; kept in {service.torn.kept}"
-        )
+        torn = service.torn
+        _log(f"cut a torn end of {torn.size} bytes off the log, as a crash leaves it; kept in {torn.kept}")
     local = _local_secret(ports.files(), data, ports.token)
     server = Server(ports, service, secrets, local_secret=local, log=_log)
     loop = asyncio.get_running_loop()
@@ -265,7 +264,7 @@ def _unavailable(error: BursarError) -> Unusable:
 @remote_options
 @click.option("--reason", metavar="TEXT", required=True, help="Why; it is in the log.")
 @click.pass_context
-def halt(ctx: click.Context, reason: str, data: str | None, **where: Any) -> int:
+def halt(ctx: click.Context, /, reason: str, data: str | None, **where: Any) -> int:
     """Stop every signature, also after a restart. Repeating what was signed before, tombstones and the log go on.
 
     With --data it also works while the signer is not running: it then starts halted.
@@ -332,8 +331,8 @@ def unhalt(ctx: click.Context, data: str, people: tuple[str, ...], approvals: tu
 @click.argument("file", metavar="RELEASE", type=click.Path(exists=True, dir_okay=False))
 @click.option("--approval", "approvals", metavar="FILE", multiple=True, help="Of `bursar signer approve`; twice.")
 @click.pass_context
-def release(ctx: click.Context, file: str, approvals: tuple[str, ...], **where: Any) -> int:
-    """Give a signer two approvers' word that attempts of a payout are dead, so that it may be signed in another slot."""
+def release(ctx: click.Context, /, file: str, approvals: tuple[str, ...], **where: Any) -> int:
+    """Give a signer two approvers' word that attempts of a payout are dead: it may be signed in another slot."""
     from bursar.cli.commands.signer_keys import read_struct
     from bursar.model.authorizations import Release
     from bursar.signer.protocol import SignerUnavailable
@@ -361,7 +360,7 @@ def release(ctx: click.Context, file: str, approvals: tuple[str, ...], **where: 
 )
 @remote_options
 @click.pass_context
-def status(ctx: click.Context, **where: Any) -> int:
+def status(ctx: click.Context, /, **where: Any) -> int:
     """Ask a running signer who it is, how far its log goes, and whether it signs. Exit code 4: no answer."""
     from bursar.signer.protocol import SignerUnavailable
 

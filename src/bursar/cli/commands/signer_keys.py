@@ -1,7 +1,7 @@
 """Keys of `bursar signer`: the keystore of a signer, and an approver's own key and signatures.
 
-Secrets are read from a file or at the terminal, never from the command line or the environment, which other processes of
-the machine can see. None is printed, but for new words that are asked for.
+Secrets are read from a file or at the terminal, never from the command line or the environment, which other processes
+of the machine can see. None is printed, but for new words that are asked for.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def create(
     show_words: bool,
     passphrase_file: str | None,
 ) -> int:
-    """Make a new secret in a keystore: 24 words of BIP-39, or one private key. The keystore is made if there is none."""
+    """Make a new secret in a keystore: 24 words of BIP-39, or one private key. It is made if there is none."""
     from bursar.ports import SystemPorts
     from bursar.signer.keystore import new_mnemonic, new_private_key
 

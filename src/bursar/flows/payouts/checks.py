@@ -44,6 +44,7 @@ class PayoutCode(StrEnum):
     NATIVE_PRECISION = "NATIVE_PRECISION"
     PAYOUT_EXISTS = "PAYOUT_EXISTS"
     INVALID_STATE = "INVALID_STATE"
+    NO_WALLET = "NO_WALLET"  # of a quote: a payout would wait
 
 
 @dataclass(eq=False)
