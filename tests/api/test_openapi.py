@@ -47,7 +47,7 @@ OPERATIONS = [
     for method in methods
     for mode in GenerationMode
     # Nothing can be wrong about a request that has no token, no parameters and no body.
-    if method in ("get", "post") and (path.startswith("/api/") or mode is GenerationMode.POSITIVE)
+    if method in ("get", "post", "put") and (path.startswith("/api/") or mode is GenerationMode.POSITIVE)
 ]
 
 

@@ -64,7 +64,10 @@ def test_list_counts_each_flow_by_state_and_says_what_is_paused(run: Shell, ids:
     found = {one["flow"]: one for one in run.json("flow", "list")}
     assert sorted(found) == ["chains", "deposits", "payouts", "replacements", "sequence", "transfers"]
     assert {name: {s: f["records"] for s, f in one["states"].items()} for name, one in found.items()} == {
+        "chains": {},
         "deposits": {"ASKED": 1},
+        "payouts": {},
+        "replacements": {},
         "sequence": {WAITS: 1},
         "transfers": {},
     }

@@ -9,6 +9,7 @@ Not here: who may withdraw and how much (withdrawals), how a chain builds a tran
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -335,10 +336,18 @@ class Payouts:
         self, *, owner: str = "", states: Sequence[str] = (), before: int = NEWEST, limit: int = 100
     ) -> list[PayoutView]:
         """Payouts, newest first, without their attempts."""
+        found, _ = await self.page(owner=owner, states=states, before=before, limit=limit)
+        return found
+
+    async def page(
+        self, *, owner: str = "", states: Sequence[str] = (), before: int = NEWEST, limit: int = 100
+    ) -> tuple[builtins.list[PayoutView], int]:
+        """The same, and the number below which the next page begins; 0: there is none."""
         found = await self.ledger.store.read.records.list(
             MACHINE.name, owner=owner, states=tuple(states), before=before, limit=limit
         )
-        return [await self._view(record, attempts=False) for record in found]
+        views = [await self._view(record, attempts=False) for record in found]
+        return views, found[-1].number if len(found) == limit else 0
 
     async def _view(self, record: Record, *, attempts: bool) -> PayoutView:
         body = msgspec.json.decode(record.body, type=Payout)
