@@ -209,7 +209,8 @@ class Payouts:
         for name in self.chains:
             if await self.engine.get(CHAINS.name, name) is None:
                 with contextlib.suppress(RecordMoved, Conflict):  # another process has started it just now
-                    await self.engine.start(CHAINS.name, Watch(chain=name), id=name)
+                    started = await self.engine.start(CHAINS.name, Watch(chain=name), id=name)
+                    await self.engine.hand_over(started.record)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -236,6 +237,8 @@ class Payouts:
         except RowTaken as taken:
             why = f"{wanted.source} has a payout that has not failed (record {taken.record})"
             raise PayoutRefused(PayoutCode.PAYOUT_EXISTS, why) from taken
+        if not started.replayed:
+            await self.engine.hand_over(started.record)
         return await self.view(started.record.id)
 
     async def check(self, wanted: PayoutRequest, id_: str) -> tuple[Payment, str]:

@@ -107,7 +107,8 @@ class Reconciling:
             try:
                 whole = msgspec.structs.replace(body, booked_from=booked_from)
                 owner = request.payment.account
-                await self.engine.start(MACHINE.name, whole, id=request.payout, owner=owner, actor=ACTOR)
+                started = await self.engine.start(MACHINE.name, whole, id=request.payout, owner=owner, actor=ACTOR)
+                await self.engine.hand_over(started.record)
             except (RecordMoved, Conflict):
                 return  # another process has done it
             except Refusal as refusal:
@@ -136,6 +137,7 @@ class Reconciling:
         )
         id_ = replacement_id(request.payout, request.attempt)
         with contextlib.suppress(RecordMoved, Conflict):  # another process has done it
-            await self.engine.start(REPLACEMENTS.name, body, id=id_, owner=record.owner, actor=ACTOR)
+            started = await self.engine.start(REPLACEMENTS.name, body, id=id_, owner=record.owner, actor=ACTOR)
+            await self.engine.hand_over(started.record)
         evidence = {"attempt": request.attempt}
         await self.engine.signal(record, KNOWN, ACTOR, evidence, sender=f"known {request.attempt}")
