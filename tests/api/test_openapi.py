@@ -40,6 +40,10 @@ LIKELY: dict[str, list[Any]] = {
     "client_order_id": ["mine", "yours", None],
     "user_id": [ALICE],
     "reference": ["wire-1", "wire-2"],
+    "account": [f"user:{ALICE}:funding"],
+    "chain": ["sim", "nowhere"],
+    "key": ["mine", "yours"],
+    "base": [0, 1],
 }
 OPERATIONS = [
     (path, method, mode)

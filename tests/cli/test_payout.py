@@ -1,8 +1,9 @@
-"""`bursar payout`, `wallet` and `chain` as people use them: documents, a payout from request to confirmation, refusals."""
+"""`bursar payout`, `wallet` and `chain` as people use them: documents, a payout from request to the end, refusals."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from bursar.instance import Bursar
 from bursar.ports import SystemPorts
 from bursar.runtime import running
 from bursar.signer import approvals
+from bursar.signer.protocol import SignerUnavailable
 
 ACCOUNT = f"user:{ALICE}:funding"
 ANNA, BEN = (("--actor", name, "--reason", "ticket 17") for name in ("anna", "ben"))
@@ -124,7 +126,7 @@ def test_from_documents_to_a_confirmed_payout(counter: Counter, tmp_path: Path) 
     assert (wallet["balances"]["USDT"], wallet["unconfirmed"]) == ("9995.000000", 0)
     entries = counter.json("flow", "show", made["id"])["entries"]
     legs = [(leg["source"], leg["target"]) for entry in entries for leg in entry["movements"]]
-    assert (ACCOUNT, "held") in legs or any(source == ACCOUNT for source, _ in legs)
+    assert legs[0][0] == ACCOUNT
     assert ("expense:gas", "external:wallet:sim:hot") in legs
 
 
@@ -134,7 +136,7 @@ def test_approve_shows_what_is_paid_and_signs_with_the_approvers_key(counter: Co
     phrase.write_text("correct horse battery staple")
     phrase.chmod(0o600)
     ports = SystemPorts()
-    approvals.create_key(ports.files(), str(key), "ann", bytearray(phrase.read_bytes()), ports.token, scrypt_n=2)
+    approvals.create_key(ports.files(), str(key), "ann", bytearray(phrase.read_bytes()), ports.token)
     made = counter.json(*REQUEST, "--key", "k1")
     approve = ("payout", "approve", made["id"], "--key", str(key), "--passphrase-file", str(phrase))
     other = counter(*approve, "--yes", "--digest", "0" * 64)
@@ -158,7 +160,7 @@ def test_operators_hold_release_and_cancel_what_is_pending(counter: Counter, tmp
     assert counter.json("payout", "show", id_)["held"] == ""
     counter.ok("payout", "cancel", id_, *ANNA)
     counter.drive(id_, "failed")
-    assert counter.json("ledger", "balance", ACCOUNT)["USDT"]["amount"] == "100.000000"
+    assert "100.000000" in counter.ok("ledger", "balance", ACCOUNT)
     assert counter.town.has(SHOP, TOKEN) == 0
     late = counter("payout", "bump", id_, *ANNA)
     assert (late.code, late.err.startswith("error: INVALID_STATE: ")) == (1, True)
@@ -219,7 +221,30 @@ def test_without_a_signer_lists_work_and_a_request_says_what_is_missing(
     assert (ran.code, "CONFIG_REFUSED" in ran.err, "signer_name" in ran.err) == (1, True, True)
 
 
-def test_another_signer_is_bound_by_a_person_and_payouts_are_paused(counter: Counter, tmp_path: Path) -> None:
+def test_another_signer_is_bound_by_a_person_and_payouts_are_paused(
+    counter: Counter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is new has forgotten which nonces were used: it is not spoken to before (W33)."""
     counter.furnish(tmp_path)
-    known = counter("payout", "signer-rebind", *ANNA)
-    assert (known.code, "the one that is known" in known.err or "not met" in known.err) == (1, True)
+    counter.drive(counter.json(*REQUEST, "--key", "k1", "--mandate", "auto")["id"], "confirmed")
+    same = counter("payout", "signer-rebind", *ANNA)
+    assert (same.code, "the one that is known" in same.err) == (1, True)
+    (tmp_path / "new").mkdir()
+    with evm_town(tmp_path / "new") as other:
+        monkeypatch.setenv("BURSAR_SIGNER", other.settings["signer"])
+        held = counter.json(*REQUEST[:-1], "test:2", "--key", "k2", "--mandate", "auto")["id"]
+
+        async def refused() -> str:
+            config = dataclasses.replace(counter.config, signer=other.settings["signer"])
+            async with desk(tmp_path), running(config, SystemPorts(), "test") as runtime:
+                assert runtime.payouts is not None
+                with pytest.raises(SignerUnavailable) as why:
+                    await runtime.payouts.out.signer.status()
+                return str(why.value)
+
+        assert "its log has the identity" in asyncio.run(refused())
+        assert "payouts are paused until two people" in counter.ok("payout", "signer-rebind", *ANNA)
+        [pause] = counter.json("flow", "pauses")
+        assert (pause["kind"], pause["name"], pause["two_people"]) == ("flow", "payouts", True)
+        assert "Another person must run" in counter.ok("flow", "resume", "payouts", *ANNA)
+        assert counter.json("payout", "show", held)["status"] == "pending"

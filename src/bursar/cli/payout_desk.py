@@ -192,12 +192,13 @@ async def show_document(documents: Documents, out: Output, kind: DocumentKind[An
         made: Document | Proposal = waiting[0]
     else:
         made = await documents.get(kind, name)
-    facts = {"document": _facts(made), "proposals": [_facts(one) for one in waiting]}
+    document = _facts(made)
+    facts = {"document": document, "proposals": [_facts(one) for one in waiting]}
 
     def draw() -> Any:
         from rich.console import Group
 
-        rows = [(key, value) for key, value in flat(facts["document"]) if value not in ("", None)]
+        rows = [(key, value) for key, value in flat(document) if value not in ("", None)]
         parts: list[Any] = [table("field", "value", rows=rows, whole=("field",))]
         for one in waiting:
             parts += ["", f"proposed by {one.author} ({one.reason}): {one.hash.hex()}"]

@@ -56,7 +56,7 @@ priority_option = click.option(
 @click.option("--actor", metavar="NAME", default="", help="Who you are; it is written down.")
 @priority_option
 @on_desk
-async def request(desk: PayoutDesk, out: Output, /, key: str, actor: str, **wanted: str) -> None:
+async def request(desk: PayoutDesk, out: Output, /, key: str, actor: str, **wanted: Any) -> None:
     """Write a payout down, with its money set aside. The worker that runs carries it out."""
     from bursar.flows.payouts import PayoutRequest
     from bursar.model.actors import check_actor
@@ -73,7 +73,7 @@ async def request(desk: PayoutDesk, out: Output, /, key: str, actor: str, **want
 @click.option("--to", required=True, help="The address that would be paid.")
 @priority_option
 @on_desk
-async def quote(desk: PayoutDesk, out: Output, /, **wanted: str) -> None:
+async def quote(desk: PayoutDesk, out: Output, /, **wanted: Any) -> None:
     """The fee that a payout would offer now, after a dry run at the nodes. Nothing is reserved."""
     from bursar.cli.payout_desk import WITHIN_S
     from bursar.flows.payouts import PayoutRequest

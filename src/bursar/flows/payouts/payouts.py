@@ -29,6 +29,7 @@ from bursar.flows.payouts.machine import (
     CONFIRMED,
     CONFIRMING,
     DISPUTED,
+    FAILED,
     HOLD,
     KNOWN,
     MACHINE,
@@ -382,7 +383,7 @@ class Payouts:
             mandate=body.authorization.mandate,
             created_us=record.created_us,
             updated_us=record.updated_us,
-            attempts=await self.attempts(record.id, body) if attempts else (),
+            attempts=_ended(record.state, result, await self.attempts(record.id, body)) if attempts else (),
         )
 
     async def attempts(self, id_: str, body: Payout) -> tuple[Attempt, ...]:
@@ -400,6 +401,19 @@ class Payouts:
         if record is None:
             raise UnknownRecord(MACHINE.name, id_)
         return record
+
+
+def _ended(state: str, result: Result, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """Attempts of a payout that has ended, each with what became of it. Their rows are not written once more. Pure."""
+    if state not in (CONFIRMED, FAILED):
+        return attempts
+    others = "replaced" if state == CONFIRMED else "dead"
+    return tuple(
+        msgspec.structs.replace(one, outcome=one.outcome or ("final" if one.hash == result.hash else others))
+        if one.hash
+        else one
+        for one in attempts
+    )
 
 
 def _fingerprint(wanted: PayoutRequest, asset: Asset) -> str:
