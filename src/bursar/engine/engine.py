@@ -164,6 +164,14 @@ class Engine:
         """A record as it stands."""
         return await self.store.read.records.get(flow, id)
 
+    async def hand_over(self, record: Record) -> None:
+        """Let any worker go on with a record at once that was started here and is not driven here.
+
+        Otherwise it waits until the lease of this process is over, as it does if the database is away just now.
+        """
+        with contextlib.suppress(StoreError):
+            await self.store.single().records.look_again(record, 0)
+
     # --- driving -----------------------------------------------------------------------------------------------
 
     async def process_now(self, record: Record, timeout_s: float) -> Record:

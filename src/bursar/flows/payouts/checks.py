@@ -14,6 +14,7 @@ import msgspec
 
 from bursar.flows.payouts.documents import AssetDocument, ChainDocument
 from bursar.flows.payouts.payout import wallet_account
+from bursar.model.accounts import check_path
 from bursar.model.authorizations import Payment
 from bursar.model.errors import Refusal
 from bursar.model.money import MINOR_MAX, Asset
@@ -21,6 +22,7 @@ from bursar.model.records import Priority
 from bursar.rails.chain import Codec
 
 TEXT_LENGTH_MAX = 200  # of source and memo
+NAME_LENGTH_MAX = 128  # of mandate and wallet
 PRIORITIES = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
 
 
@@ -44,6 +46,7 @@ class PayoutCode(StrEnum):
     NATIVE_PRECISION = "NATIVE_PRECISION"
     PAYOUT_EXISTS = "PAYOUT_EXISTS"
     INVALID_STATE = "INVALID_STATE"
+    NO_WALLET = "NO_WALLET"  # of a quote: a payout would wait
 
 
 @dataclass(eq=False)
@@ -98,6 +101,10 @@ def check_request(
     for name, text in (("source", request.source), ("memo", request.memo)):
         if len(text) > TEXT_LENGTH_MAX or not text.isprintable() or (name == "source" and not text):
             raise PayoutRefused(PayoutCode.INVALID_REQUEST, f"{name} is 1 to {TEXT_LENGTH_MAX} printable characters")
+    for name, text in (("mandate", request.mandate), ("wallet", request.wallet)):
+        if len(text) > NAME_LENGTH_MAX or not (text.isascii() and text.isprintable()):
+            raise PayoutRefused(PayoutCode.INVALID_REQUEST, f"{name} is at most {NAME_LENGTH_MAX} ASCII characters")
+    check_path(request.account)
     amount, fee = asset.minor(request.amount), asset.minor(request.fee)
     if amount <= 0 or fee < 0:
         raise PayoutRefused(

@@ -9,8 +9,9 @@ Not here: who may withdraw and how much (withdrawals), how a chain builds a tran
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -28,6 +29,7 @@ from bursar.flows.payouts.machine import (
     CONFIRMED,
     CONFIRMING,
     DISPUTED,
+    FAILED,
     HOLD,
     KNOWN,
     MACHINE,
@@ -65,7 +67,7 @@ from bursar.flows.payouts.signing import Signing
 from bursar.flows.payouts.watching import Watch, Watching
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount, Policy, SystemAccount
-from bursar.model.authorizations import Approval, Authorization
+from bursar.model.authorizations import Approval, Authorization, Payment
 from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, Conflict, IdempotencyKeyReused, RecordMoved, UnknownRecord
 from bursar.model.flow_rows import RowTaken
@@ -124,16 +126,25 @@ class Payouts:
     """Payouts on one engine."""
 
     def __init__(
-        self, ledger: Ledger, documents: Documents, chains: Mapping[str, Chain], signer: Signer, *, engine: Engine
+        self,
+        ledger: Ledger,
+        documents: Documents,
+        chains: Mapping[str, Chain],
+        signer: Signer,
+        *,
+        engine: Engine,
+        names: Iterable[str] = (),
     ) -> None:
+        """`names`: of chains that may be added to `chains` while this runs. Their rails can be paused before that."""
         self.ledger = ledger
         self.documents = documents
         self.chains = chains
         self.engine = engine
+        self.rails = frozenset({"signer", *(f"chain {name}" for name in (*chains, *names))})
         self.out = Outside(ledger.store, documents, chains, signer, engine.alert)
         self.reconciling = Reconciling(self.out, engine)
         watching = Watching(self.out)
-        engine.register(self._flow()).register(self._replacements()).register(watching.flow(chains))
+        engine.register(self._flow()).register(self._replacements()).register(watching.flow(self.rails))
 
     def _flow(self) -> Flow[Payout]:
         assigning, signing, confirming = Assigning(self.out), Signing(self.out), Confirming(self.out)
@@ -159,7 +170,7 @@ class Payouts:
                 "send": lambda item: f"chain {item.body.payment.chain}",
                 "confirm": lambda item: f"chain {item.body.payment.chain}",
             },
-            rail_names=frozenset({f"chain {name}" for name in self.chains} | {"signer"}),
+            rail_names=self.rails,
             second_person=frozenset({PAID, NOT_PAID}),
             reserved_events={APPROVE: APPROVED_BY, KNOWN: "the comparison with the signer's log sends it"},
             row_kinds=ROW_KINDS,
@@ -179,7 +190,7 @@ class Payouts:
             body=Replacement,
             actions={"sign": signing.sign_replacement, "send": signing.send_replacement},
             rails={"sign": "signer", "send": lambda item: f"chain {item.body.payment.chain}"},
-            rail_names=frozenset({f"chain {name}" for name in self.chains} | {"signer"}),
+            rail_names=self.rails,
             row_kinds=REPLACEMENT_ROW_KINDS,
             retry=RETRY,
             alarms=(Alarm(reason="stuck", tries=10, seconds=900),),
@@ -199,7 +210,8 @@ class Payouts:
         for name in self.chains:
             if await self.engine.get(CHAINS.name, name) is None:
                 with contextlib.suppress(RecordMoved, Conflict):  # another process has started it just now
-                    await self.engine.start(CHAINS.name, Watch(chain=name), id=name)
+                    started = await self.engine.start(CHAINS.name, Watch(chain=name), id=name)
+                    await self.engine.hand_over(started.record)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -210,6 +222,28 @@ class Payouts:
         if (known := await self._known(operation)) is not None:  # first: a valid retry is never refused by a check
             return known
         id_ = await self.engine.new_id(MACHINE.name)
+        payment, native = await self.check(wanted, id_)
+        body = Payout(
+            payment=payment,
+            authorization=Authorization(mandate=wanted.mandate),
+            native=native,
+            priority=PRIORITIES[wanted.priority],
+            requested_wallet=wanted.wallet,
+        )
+        try:
+            started = await self.engine.start(
+                MACHINE.name, body, id=id_, owner=wanted.account, operation=operation, actor=actor
+            )
+        except RowTaken as taken:
+            why = f"{wanted.source} has a payout that has not failed (record {taken.record})"
+            raise PayoutRefused(PayoutCode.PAYOUT_EXISTS, why) from taken
+        if not started.replayed:
+            await self.engine.hand_over(started.record)
+        return await self.view(started.record.id)
+
+    async def check(self, wanted: PayoutRequest, id_: str) -> tuple[Payment, str]:
+        """The exact payment that is requested, and the coin of its chain; raises why it can't be. Writes nothing."""
+        asset = await self.ledger.asset(wanted.asset)
         chain = await self.documents.current(CHAIN, wanted.chain, fresh=True)
         on_chain = await self.documents.current(ASSET, asset_name(wanted.asset, wanted.chain), fresh=True)
         rail = self.chains.get(wanted.chain)
@@ -224,21 +258,7 @@ class Payouts:
         )
         assert chain is not None  # check_request has refused
         await self._check_native(chain.body.native, chain.body.decimals)
-        body = Payout(
-            payment=payment,
-            authorization=Authorization(mandate=wanted.mandate),
-            native=chain.body.native,
-            priority=PRIORITIES[wanted.priority],
-            requested_wallet=wanted.wallet,
-        )
-        try:
-            started = await self.engine.start(
-                MACHINE.name, body, id=id_, owner=wanted.account, operation=operation, actor=actor
-            )
-        except RowTaken as taken:
-            why = f"{wanted.source} has a payout that has not failed (record {taken.record})"
-            raise PayoutRefused(PayoutCode.PAYOUT_EXISTS, why) from taken
-        return await self.view(started.record.id)
+        return payment, chain.body.native
 
     async def _known(self, operation: Operation) -> PayoutView | None:
         """The payout that this request has made before; a refusal if the key stands for another request."""
@@ -311,14 +331,26 @@ class Payouts:
         """A payout with all its attempts."""
         return await self._view(await self._record(id_), attempts=True)
 
+    async def payment(self, id_: str) -> Payment:
+        """The exact payment, as approvers sign it."""
+        return msgspec.json.decode((await self._record(id_)).body, type=Payout).payment
+
     async def list(
         self, *, owner: str = "", states: Sequence[str] = (), before: int = NEWEST, limit: int = 100
     ) -> list[PayoutView]:
         """Payouts, newest first, without their attempts."""
+        found, _ = await self.page(owner=owner, states=states, before=before, limit=limit)
+        return found
+
+    async def page(
+        self, *, owner: str = "", states: Sequence[str] = (), before: int = NEWEST, limit: int = 100
+    ) -> tuple[builtins.list[PayoutView], int]:
+        """The same, and the number below which the next page begins; 0: there is none."""
         found = await self.ledger.store.read.records.list(
             MACHINE.name, owner=owner, states=tuple(states), before=before, limit=limit
         )
-        return [await self._view(record, attempts=False) for record in found]
+        views = [await self._view(record, attempts=False) for record in found]
+        return views, found[-1].number if len(found) == limit else 0
 
     async def _view(self, record: Record, *, attempts: bool) -> PayoutView:
         body = msgspec.json.decode(record.body, type=Payout)
@@ -350,7 +382,7 @@ class Payouts:
             mandate=body.authorization.mandate,
             created_us=record.created_us,
             updated_us=record.updated_us,
-            attempts=await self.attempts(record.id, body) if attempts else (),
+            attempts=_ended(record.state, result, await self.attempts(record.id, body)) if attempts else (),
         )
 
     async def attempts(self, id_: str, body: Payout) -> tuple[Attempt, ...]:
@@ -368,6 +400,19 @@ class Payouts:
         if record is None:
             raise UnknownRecord(MACHINE.name, id_)
         return record
+
+
+def _ended(state: str, result: Result, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """Attempts of a payout that has ended, each with what became of it. Their rows are not written once more. Pure."""
+    if state not in (CONFIRMED, FAILED):
+        return attempts
+    others = "replaced" if state == CONFIRMED else "dead"
+    return tuple(
+        msgspec.structs.replace(one, outcome=one.outcome or ("final" if one.hash == result.hash else others))
+        if one.hash
+        else one
+        for one in attempts
+    )
 
 
 def _fingerprint(wanted: PayoutRequest, asset: Asset) -> str:

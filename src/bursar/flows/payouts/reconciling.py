@@ -106,7 +106,8 @@ class Reconciling:
         for _ in range(3):
             try:
                 owner = request.payment.account
-                await self.engine.start(MACHINE.name, body, id=request.payout, owner=owner, actor=ACTOR)
+                started = await self.engine.start(MACHINE.name, body, id=request.payout, owner=owner, actor=ACTOR)
+                await self.engine.hand_over(started.record)
                 return
             except RowTaken as taken:  # requested again since the restore: it must not be paid a second time
                 await self._hold(taken.record, request.payout)
@@ -148,7 +149,8 @@ class Reconciling:
         )
         id_ = replacement_id(request.payout, request.attempt)
         with contextlib.suppress(RecordMoved, Conflict):  # another process has done it
-            await self.engine.start(REPLACEMENTS.name, body, id=id_, owner=record.owner, actor=ACTOR)
+            started = await self.engine.start(REPLACEMENTS.name, body, id=id_, owner=record.owner, actor=ACTOR)
+            await self.engine.hand_over(started.record)
         evidence = {"attempt": request.attempt}
         await self.engine.signal(record, KNOWN, ACTOR, evidence, sender=f"known {request.attempt}")
 

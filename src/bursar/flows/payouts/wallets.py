@@ -40,6 +40,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return (self.tokens.get(contract, 0) if contract else self.coin) - self.reserved.get(asset, 0)
 
 
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a wallet is in use. Reserved amounts are in the chain's smallest units."""
+
+    last_used_us: int  # 0: never
+    unconfirmed: int
+    reserved: dict[str, int]  # by asset
+
+
 class Look(msgspec.Struct):
     """All wallets of a chain at a moment, with what was chosen here since."""
 
@@ -113,24 +121,33 @@ class Wallets:
     async def _candidate(
         self, chain: Chain, wallet: str, document: WalletDocument, asset: str, contract: str
     ) -> Candidate:
-        rows, flow, reserved = self._store.read.flow_rows, MACHINE.name, {}
-        for code in (asset, chain.network.native):
-            row = await rows.get(flow, RESERVED.name, f"{wallet}/{code}")
-            reserved[code] = 0 if row is None else row.amount
-        unconfirmed = await rows.get(flow, UNCONFIRMED.name, wallet)
-        key = nonce_key(chain.network.name, document.address)
-        counter = await rows.get(flow, NONCE.name, key)
-        last = None if counter is None else await rows.get(flow, NONCE.name, numbered(key, counter.amount - 1))
+        used = await self.use(chain.network.name, wallet, document.address, (asset, chain.network.native))
         balances = await chain.balances(document.address, (contract,) if contract else ())
         return Candidate(
             name=wallet,
             address=document.address,
             role=document.role,
+            last_used_us=used.last_used_us,
+            unconfirmed=used.unconfirmed,
+            reserved=used.reserved,
+            coin=balances.coin,
+            tokens=balances.tokens,
+        )
+
+    async def use(self, chain: str, wallet: str, address: str, assets: Iterable[str]) -> Use:
+        """How far a wallet is in use, as the flow's rows have it. No node is asked."""
+        rows, flow, reserved = self._store.read.flow_rows, MACHINE.name, {}
+        for code in assets:
+            row = await rows.get(flow, RESERVED.name, f"{wallet}/{code}")
+            reserved[code] = 0 if row is None else row.amount
+        unconfirmed = await rows.get(flow, UNCONFIRMED.name, wallet)
+        key = nonce_key(chain, address)
+        counter = await rows.get(flow, NONCE.name, key)
+        last = None if counter is None else await rows.get(flow, NONCE.name, numbered(key, counter.amount - 1))
+        return Use(
             last_used_us=0 if last is None else int(msgspec.json.decode(last.body).get("at_us", 0)),
             unconfirmed=0 if unconfirmed is None else unconfirmed.amount,
             reserved=reserved,
-            coin=balances.coin,
-            tokens=balances.tokens,
         )
 
     def chosen(self, chain: str, wallet: str, needs: dict[str, int]) -> int:

@@ -13,7 +13,6 @@ harmless, and a row of history for every block would not be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -49,14 +48,14 @@ class Watching:
         self.out = out
         self._cursors: dict[str, Watch] = {}  # newer than those in the records
 
-    def flow(self, chains: Mapping[str, Chain]) -> Flow[Watch]:
+    def flow(self, rails: frozenset[str]) -> Flow[Watch]:
         """The flow of all chains."""
         return Flow(
             machine=CHAINS,
             body=Watch,
             actions={"watch": self.watch},
             rails={"watch": lambda item: f"chain {item.body.chain}"},
-            rail_names=frozenset(f"chain {name}" for name in chains),
+            rail_names=rails,
             row_kinds=(SPENT,),
             inbox_events=frozenset({REBASE}),
             on_signal=_rebased,
