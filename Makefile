@@ -40,6 +40,7 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 	@touch $@
 
 demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: ends by itself after that time)
+	@$(BIN)/bursar demo-payouts
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 # By file: a file's tests share one worker, and each worker starts one PostgreSQL. As many workers as a small machine has
