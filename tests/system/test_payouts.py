@@ -25,7 +25,8 @@ GWEI = 10**9
 SHOP = EvmCodec().check_address("", "0x" + "a1" * 20)
 ACCOUNT = "user:1001:funding"
 ANNA, BEN = (("--actor", name, "--reason", "set up") for name in ("anna", "ben"))
-FIRST, SECOND = {"chain": "one", "id": 31_337, "coin": "ONE"}, {"chain": "two", "id": 31_338, "coin": "TWO"}
+FIRST: dict[str, Any] = {"chain": "one", "id": 31_337, "coin": "ONE"}
+SECOND: dict[str, Any] = {"chain": "two", "id": 31_338, "coin": "TWO"}
 
 
 def secret_file(path: Path, content: str) -> Path:

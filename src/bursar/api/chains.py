@@ -289,8 +289,8 @@ def _overview(request: Asked) -> Overview:
 
 
 async def _show(request: Asked, kind: DocumentKind[Any], name: str) -> DocumentPage:
-    documents = runtime_of(request).documents
-    waiting = [one for one in await documents.proposals(kind) if one.name == check_name(name)]
+    documents, name = runtime_of(request).documents, check_name(name)
+    waiting = [one for one in await documents.proposals(kind) if one.name == name]
     proposal = _proposal(waiting[0]) if waiting else None
     known = await runtime_of(request).bursar.store.read.documents.head(kind.name, name)
     if known is None and proposal is not None:

@@ -47,7 +47,7 @@ Examples:
 def signer() -> None:
     """Run a signer, and what belongs to it. It holds keys, signs what its own policy allows, and never broadcasts.
 
-    Run it as a user of its own, on a host of its own: docs/how-to/run-a-signer.md.
+    Run it as a user of its own, on a host of its own: docs/how-to/pay-out.md.
     """
 
 
