@@ -76,7 +76,7 @@ CHAINS: Final = Machine(
     ),
     arrows=(
         Arrow(WATCHING, Outcome.SUCCESS, WATCHING),
-        Arrow(WATCHING, Outcome.EXPLICIT_FAIL, RETIRED),  # its document is retired
+        Arrow(WATCHING, Outcome.EXPLICIT_FAIL, RETIRED),  # two operators force it: nothing of ours is there any more
     ),
 )
 
