@@ -32,7 +32,16 @@ from bursar.engine.others import gather
 from bursar.engine.pauses import Pauses
 from bursar.engine.proofs import check_proof, with_starts
 from bursar.model.entries import check_key
-from bursar.model.errors import AlreadyExists, BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
+from bursar.model.errors import (
+    AlreadyExists,
+    BursarError,
+    Conflict,
+    RecordMoved,
+    Refusal,
+    StoreError,
+    UnknownFlow,
+    UnknownRecord,
+)
 from bursar.model.machine import Kind, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult, Record
@@ -159,6 +168,14 @@ class Engine:
     async def get(self, flow: str, id: str) -> Record | None:
         """A record as it stands."""
         return await self.store.read.records.get(flow, id)
+
+    async def record(self, flow: str, id: str) -> Record:
+        """The same; a refusal if there is none, which names the flows that there are if that is no flow of ours."""
+        found = await self.get(flow, id)
+        if found is None:
+            self.require(flow)
+            raise UnknownRecord(flow, id)
+        return found
 
     # --- driving -----------------------------------------------------------------------------------------------
 

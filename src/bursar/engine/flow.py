@@ -38,7 +38,6 @@ PREFIX_LENGTH_MAX = 80
 _evidence = msgspec.json.Encoder(enc_hook=repr)
 
 
-@dataclass(eq=False)
 class FlowRefused(MachineError):
     """The flow's actions don't fit its machine."""
 

@@ -19,7 +19,7 @@ from bursar.engine.moves import staying_move
 from bursar.engine.pauses import ALL_SIGNING, HALT, Lift, lift_pause, set_pause
 from bursar.model import proof
 from bursar.model.actors import check_actor, check_reason, same_person
-from bursar.model.errors import Conflict, InvalidName, InvalidState, UnknownRecord
+from bursar.model.errors import Conflict, InvalidName, InvalidState
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record, Signal
@@ -111,7 +111,8 @@ class Operators:
         dead: it is given back on their word, and stays watched (S44).
         """
         actor = check_actor(actor)
-        record = await self._known(flow, id, reason)
+        check_reason(reason)
+        record = await self._engine.record(flow, id)
         driven, evidence = self._engine.require(flow), {"reason": reason}
         if sender and signals.find(await self._sent(record), sender, event, evidence) is not None:
             return record
@@ -206,16 +207,9 @@ class Operators:
                 return transition.actor if same else ""
         return ""
 
-    async def _known(self, flow: str, id: str, reason: str) -> Record:
-        check_reason(reason)
-        self._engine.require(flow)
-        record = await self._engine.get(flow, id)
-        if record is None:
-            raise UnknownRecord(flow, id)
-        return record
-
     async def _open(self, flow: str, id: str, reason: str) -> Record:
-        record = await self._known(flow, id, reason)
+        check_reason(reason)
+        record = await self._engine.record(flow, id)
         machine = self._engine.require(flow).machine
         if machine.state(record.state).kind is Kind.TERMINAL:
             raise InvalidState(flow, id, record.state, "it has ended")
@@ -236,9 +230,7 @@ class Operators:
         text, worker = msgspec.json.encode(evidence).decode(), "" if delay_us >= 0 else record.worker
         move = staying_move(record, event, text, actor=actor, delay_us=delay_us, worker=worker)
         await self._engine.writer.apply(Change(moves=(move,)))
-        found = await self._engine.get(record.flow, record.id)
-        assert found is not None  # records are never deleted
-        return found
+        return await self._engine.record(record.flow, record.id)
 
 
 def _halt(kind: str, name: str) -> tuple[str, str]:

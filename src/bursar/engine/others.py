@@ -14,7 +14,6 @@ from bursar.engine.flow import Booking, FlowRefused
 from bursar.engine.proofs import with_starts
 from bursar.engine.signals import arrive
 from bursar.model.entries import Intent, check_key
-from bursar.model.errors import UnknownRecord
 from bursar.model.records import Record
 from bursar.writer import Move
 
@@ -50,9 +49,7 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
             move = with_starts(_for_any_worker(move, actor), theirs.starts)
             bookings.append(_add(own, others, record, theirs, move))
         for signal in booking.signals:
-            found = await engine.get(signal.flow, signal.id)
-            if found is None:
-                raise UnknownRecord(signal.flow, signal.id)
+            found = await engine.record(signal.flow, signal.id)
             sent = await engine.store.read.records.signals(found.number) if found.inbox else ()
             sender = f"{own.flow}/{own.id}/{own.version}"  # once, as the move of the sender is
             evidence = signal.evidence | {"from": source}

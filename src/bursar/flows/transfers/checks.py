@@ -21,7 +21,6 @@ after, in the transaction that writes the record (T37, `Limits`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -73,7 +72,6 @@ class Code(StrEnum):
     SYSTEM_ERROR = "SYSTEM_ERROR"
 
 
-@dataclass(eq=False)
 class TransferRefused(Refusal):
     """A transfer is refused before anything is written. `reason` is the specification's code."""
 
@@ -83,7 +81,6 @@ class TransferRefused(Refusal):
     text = "{reason}: {why}"
 
 
-@dataclass(eq=False)
 class CommitUnknown(StoreError):
     """The deadline came, or the database went away, while a transfer was written: it may be there, or not."""
 

@@ -3,7 +3,7 @@
 To a frozen account it is booked all the same; what has arrived for a closed one is booked in `suspense:deposits`, and
 an alert says so. A reference is one deposit, whichever way it came: the first request under it is remembered with who
 made it, and an unlike second one is refused. Keys live in a scope of their own, which no entry from outside can reach
-(L19); what was booked before that is found under its old key.
+(L19).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bursar.flows.transfers.checks import Code, TransferRefused
 from bursar.flows.transfers.request import EXTERNAL, SUSPENSE_DEPOSITS, funding_account
 from bursar.ledger import Ledger
 from bursar.model.accounts import NoOverdraft, SystemAccount
-from bursar.model.entries import USER_SCOPE, Intent, Leg, encode_metadata
+from bursar.model.entries import Intent, Leg, encode_metadata
 from bursar.model.errors import AccountClosed, Conflict, IdempotencyKeyReused, UnknownAccount
 from bursar.model.records import OperationResult, Record
 from bursar.writer import Change, Operation
@@ -60,7 +60,7 @@ class Deposit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of the first request."""
 
-    asked_by: str = ""
+    asked_by: str
     account: str = ""  # where it is booked
     record: str = ""  # if it waits, or waited, for a second person
 
@@ -71,8 +71,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 async def book(engine: Engine, ledger: Ledger, deposit: Deposit) -> Deposit:
     """Book it now, unless that was done before."""
-    if (old := await booked_before(ledger, deposit)) is not None:
-        return old
     account = funding_account(deposit.user)
     while True:
         asked = deposit.operation(account=account, record="")
@@ -91,22 +89,6 @@ async def book(engine: Engine, ledger: Ledger, deposit: Deposit) -> Deposit:
             if first.record:
                 raise Conflict(f"deposit {deposit.reference} waits for a second person", 1)
             return first.of(deposit)
-
-
-async def booked_before(ledger: Ledger, deposit: Deposit) -> Deposit | None:
-    """A deposit under this reference from before keys had a scope of their own; a refusal if it was another one."""
-    key = (USER_SCOPE, f"deposit:{deposit.reference}")
-    taken = (await ledger.store.read.envelopes.existing([key])).get(key)
-    if taken is None:
-        return None
-    view = await ledger.envelope(taken.seq)
-    if [movement.source for movement in view.movements] != [EXTERNAL]:
-        return None  # an entry of another program, under a key that it chose
-    (found,) = view.movements
-    same = (found.target, found.amount.asset, found.amount.minor)
-    if same != (funding_account(deposit.user), deposit.asset, int(deposit.amount)):
-        raise used_before(deposit.reference)
-    return Asked(account=found.target, asked_by=str(view.metadata.get("actor", ""))).of(deposit)
 
 
 def used_before(reference: str) -> TransferRefused:

@@ -50,37 +50,29 @@ class Rail(Protocol):
 
     def look(self, transfer: Transfer) -> Look:
         """How a user's account stands: asked at once, together with all who ask now. Never a promise."""
-        ...
 
     async def withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         """Take it from the user."""
-        ...
 
     async def deposit(self, item: FlowRecord[Transfer]) -> Answer:
         """Give it to the user."""
-        ...
 
     async def refund(self, item: FlowRecord[Transfer]) -> Answer:
         """Give back what was taken."""
-        ...
 
     def inline_call(self, item: FlowRecord[Transfer], op: str, booking: Booking) -> InlineCall | None:
         """The operation as rows of this database, in place of a call; None if it has to be called."""
-        ...
 
     async def cancel(self, item: FlowRecord[Transfer], op: str) -> Answer:
         """Make sure that an operation never happens: `EXPLICIT_FAIL`; or `SUCCESS`: it has happened (T34)."""
-        ...
 
     async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
         """What is on record of an operation, without making it happen; nothing on record is an unknown (T24)."""
-        ...
 
     async def gave_back(self, item: FlowRecord[Transfer], *states: str) -> bool | None:
         """Whether it has given back what this transfer took, though the record is in one of these states (in the one
         of the item, if none is named), in which no refund was asked for: then the database was restored, and what the
         other end gets would be there twice. None if it does not say."""
-        ...
 
 
 class AccountLookup:

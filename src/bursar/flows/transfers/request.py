@@ -64,17 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fingerprint(self) -> str:
         """Two requests with one `client_order_id` are the same if these are (T11): amounts count as values (T43)."""
-        return _fingerprint([self.source, self.target, self.asset, self.amount])
-
-
-def same_request(stored: str, fingerprint: str) -> bool:
-    """Whether a stored fingerprint stands for the same request; older ones hold the amount as it was written."""
-    return stored == fingerprint or _fingerprint(msgspec.json.decode(stored, type=list[str])) == fingerprint
-
-
-def _fingerprint(parts: list[str]) -> str:
-    *rest, amount = parts
-    return msgspec.json.encode([*rest, _value(amount)]).decode()
+        return msgspec.json.encode([self.source, self.target, self.asset, _value(self.amount)]).decode()
 
 
 def _value(amount: str) -> str:

@@ -54,7 +54,6 @@ from bursar.flows.transfers.request import (
     Transfer,
     View,
     core_account,
-    same_request,
     view_of,
 )
 from bursar.ledger import Ledger
@@ -371,7 +370,7 @@ class Transfers:
         answer = await self.ledger.store.read.operations.get(_orders(request.user), request.client_order_id, CREATE)
         if answer is None:
             return None
-        if not same_request(answer.fingerprint, request.fingerprint):
+        if answer.fingerprint != request.fingerprint:
             raise _other(request)
         return await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
 
