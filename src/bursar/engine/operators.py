@@ -6,7 +6,6 @@ forced *back* by making sure at the rail that it never went (T34): the rail's ow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.errors import Conflict, InvalidName, InvalidState
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
-from bursar.model.records import Record, Signal
+from bursar.model.records import Record
 from bursar.writer import KEEP_DUE, Change
 
 RETRY_ASKED = "RETRY ASKED"
@@ -114,8 +113,10 @@ class Operators:
         check_reason(reason)
         record = await self._engine.record(flow, id)
         driven, evidence = self._engine.require(flow), {"reason": reason}
-        if sender and signals.find(await self._sent(record), sender, event, evidence) is not None:
-            return record
+        if sender:
+            sent = await self._engine.store.read.records.signals(record.number)
+            if signals.find(sent, sender, event, evidence) is not None:
+                return record
         signals.check_possible(driven, record, event)
         if event in driven.reserved_events:
             raise InvalidState(flow, id, record.state, driven.reserved_events[event])
@@ -133,9 +134,6 @@ class Operators:
             if declared_dead:
                 raise
             return await self._engine.signal(record, event, actor, told | proof.never_issued(), sender=sender)
-
-    async def _sent(self, record: Record) -> Sequence[Signal]:
-        return await self._engine.store.read.records.signals(record.number)
 
     async def force(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
         """Say how a call ended. The first person asks, another who says the same decides.

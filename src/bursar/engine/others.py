@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bursar.engine.flow import Booking, FlowRefused
+from bursar.engine.moves import for_any_worker
 from bursar.engine.proofs import with_starts
 from bursar.engine.signals import arrive
 from bursar.model.entries import Intent, check_key
@@ -46,7 +47,7 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
             _, theirs, steps = engine.moves.begin(flow, record, new.body)
             move = engine.moves.move(record, steps, actor, theirs, body=record.body)
             others.active += flow.active(new.body)
-            move = with_starts(_for_any_worker(move, actor), theirs.starts)
+            move = with_starts(for_any_worker(move, actor), theirs.starts)
             bookings.append(_add(own, others, record, theirs, move))
         for signal in booking.signals:
             found = await engine.record(signal.flow, signal.id)
@@ -56,11 +57,6 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
             theirs, move = arrive(engine, found, sent, signal.event, evidence, sender=sender, actor=actor)
             bookings.append(_add(own, others, found, theirs, with_starts(move, theirs.starts)))
     return others
-
-
-def _for_any_worker(move: Move, actor: str) -> Move:
-    """A person's process may be gone in a moment: what a person's word starts is due at once, for any worker."""
-    return msgspec.structs.replace(move, delay_us=0, worker="") if actor and move.delay_us is not None else move
 
 
 def _add(own: Record, others: Others, record: Record, booking: Booking, move: Move) -> Booking:

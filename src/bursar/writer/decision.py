@@ -7,6 +7,7 @@ trace.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -258,7 +259,7 @@ class Decision:
             if hold is not None:
                 holds[hold.id] = hold
         writes.postings = [(p, p.id in made) for p in created]
-        writes.envelopes.sort(key=_scope_key)  # lock order: two batches with the same keys must not deadlock
+        writes.envelopes.sort(key=itemgetter(2, 3))  # lock order: two batches with the same keys must not deadlock
         writes.spends.sort()
         writes.spent_live.sort()
         writes.guarded = [(*k, self.loaded.guarded.get(k, (0, 0))[1], self.state.balances[k]) for k in sorted(touched)]
@@ -294,10 +295,6 @@ def accounts_of(intent: Intent) -> set[str]:
     if intent.hold is not None:
         found.add(intent.hold.account)
     return found
-
-
-def _scope_key(row: tuple[Any, ...]) -> tuple[str, str]:
-    return row[2], row[3]
 
 
 def replay(intent: Intent, existing: ExistingEntry, state: LedgerState) -> Receipt:

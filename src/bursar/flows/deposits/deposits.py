@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 
@@ -22,16 +22,14 @@ from bursar.flows.transfers.incoming import (
     CREATE,
     DEPOSITS,
     Deposit,
-    alert_closed,
     asked_of,
     book,
-    open_account,
+    book_somewhere,
     used_before,
 )
-from bursar.flows.transfers.request import SUSPENSE_DEPOSITS, funding_account
+from bursar.flows.transfers.request import funding_account
 from bursar.model.actors import check_actor, same_person
 from bursar.model.errors import (
-    AccountClosed,
     AssetSuspended,
     Conflict,
     IdempotencyKeyReused,
@@ -39,7 +37,6 @@ from bursar.model.errors import (
     InvalidName,
     InvalidState,
     RecordMoved,
-    UnknownAccount,
     UnknownAsset,
 )
 from bursar.model.machine import Arrow, Kind, Machine, State
@@ -135,7 +132,7 @@ class Deposits:
         return self.flow.item(started.record).body, started.record.state
 
     async def confirm(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
-        """The second person says what is to be booked, and it is."""
+        """The second person says what is to be booked, and it is, in one transaction with this."""
         actor = check_actor(actor)
         kind, wanted = await self._checked(user, asset, amount, reference, actor)
         record, body = await self._found(wanted)
@@ -143,21 +140,12 @@ class Deposits:
             return _view(body, BOOKED, kind)
         if same_person(actor, body.asked_by):
             raise InvalidState("deposits", reference, record.state, "the person who asked for it can't confirm it")
-        after = await self._booked(record, body, actor)
-        return _view(self.flow.item(after).body, after.state, kind)
 
-    async def _booked(self, record: Record, body: Deposit, actor: str) -> Record:
-        """Confirmed and booked, in one transaction: for the user, or in suspense if the account is closed by now
-        (T44)."""
-        account = funding_account(body.user)
-        while True:
-            try:
-                return await self._signal(record, CONFIRM, actor, {"account": account})
-            except UnknownAccount as unknown:
-                await open_account(self.ledger, unknown)
-            except AccountClosed:
-                await alert_closed(self.engine, body, record)
-                account = SUSPENSE_DEPOSITS
+        def write(account: str) -> Awaitable[Record]:
+            return self._signal(record, CONFIRM, actor, {"account": account})
+
+        after = await book_somewhere(self.engine, self.ledger, body, record, write)
+        return _view(self.flow.item(after).body, after.state, kind)
 
     async def reject(self, reference: str, *, actor: str) -> DepositView:
         """It is not booked, and never will be under this reference by this way."""

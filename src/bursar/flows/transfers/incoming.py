@@ -8,6 +8,9 @@ made it, and an unlike second one is refused. Keys live in a scope of their own,
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import msgspec
 
 from bursar.engine import Engine
@@ -18,7 +21,9 @@ from bursar.model.accounts import NoOverdraft, SystemAccount
 from bursar.model.entries import Intent, Leg, encode_metadata
 from bursar.model.errors import AccountClosed, Conflict, IdempotencyKeyReused, UnknownAccount
 from bursar.model.records import OperationResult, Record
-from bursar.writer import Change, Operation
+from bursar.writer import Change, ChangeResult, Operation
+
+T = TypeVar("T")
 
 DEPOSITS = "deposits"  # the scope of keys and remembered requests
 CREATE = "create"
@@ -71,24 +76,38 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 async def book(engine: Engine, ledger: Ledger, deposit: Deposit) -> Deposit:
     """Book it now, unless that was done before."""
+
+    def write(account: str) -> Awaitable[ChangeResult]:
+        asked = deposit.operation(account=account, record="")
+        return ledger.writer.apply(Change((deposit.intent(account),), operation=asked))
+
+    try:
+        done = await book_somewhere(engine, ledger, deposit, None, write)
+    except IdempotencyKeyReused:
+        raise used_before(deposit.reference) from None
+    assert done.operation is not None
+    first = asked_of(done.operation)
+    if first.record:
+        raise Conflict(f"deposit {deposit.reference} waits for a second person", 1)
+    return first.of(deposit)
+
+
+async def book_somewhere(
+    engine: Engine, ledger: Ledger, deposit: Deposit, record: Record | None, write: Callable[[str], Awaitable[T]]
+) -> T:
+    """Book it with `write`: in the user's account, which the first deposit makes; or in suspense if that is closed."""
     account = funding_account(deposit.user)
     while True:
-        asked = deposit.operation(account=account, record="")
         try:
-            done = await ledger.writer.apply(Change((deposit.intent(account),), operation=asked))
+            return await write(account)
         except UnknownAccount as unknown:
-            await open_account(ledger, unknown)
+            if unknown.account == EXTERNAL:  # `prepare` makes it
+                raise
+            policy = SystemAccount() if unknown.account == SUSPENSE_DEPOSITS else NoOverdraft()
+            await ledger.create_account(unknown.account, policy=policy)
         except AccountClosed:
-            await alert_closed(engine, deposit, None)
+            await _alert_closed(engine, deposit, record)
             account = SUSPENSE_DEPOSITS
-        except IdempotencyKeyReused:
-            raise used_before(deposit.reference) from None
-        else:
-            assert done.operation is not None
-            first = asked_of(done.operation)
-            if first.record:
-                raise Conflict(f"deposit {deposit.reference} waits for a second person", 1)
-            return first.of(deposit)
 
 
 def used_before(reference: str) -> TransferRefused:
@@ -102,15 +121,7 @@ def asked_of(remembered: OperationResult) -> Asked:
     return msgspec.json.decode(remembered.detail, type=Asked)
 
 
-async def open_account(ledger: Ledger, unknown: UnknownAccount) -> None:
-    """Make the account that a deposit turned out to need: nothing but a booking makes one."""
-    path = unknown.account
-    if path == EXTERNAL:  # `prepare` makes it
-        raise unknown
-    await ledger.create_account(path, policy=SystemAccount() if path == SUSPENSE_DEPOSITS else NoOverdraft())
-
-
-async def alert_closed(engine: Engine, deposit: Deposit, record: Record | None) -> None:
+async def _alert_closed(engine: Engine, deposit: Deposit, record: Record | None) -> None:
     """Say that a deposit goes to suspense, before it does: it must not be booked there without a word."""
     message = (
         f"deposit {deposit.reference} of {deposit.amount} smallest units of {deposit.asset} is for user "

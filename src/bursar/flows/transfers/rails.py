@@ -258,13 +258,7 @@ class TradingRail:
         said = self._told(reply)
         if reply.outcome is not Outcome.SUCCESS or self._is_new(item, reply, heard):
             return said
-        match await self.gave_back(item):
-            case True:
-                return msgspec.structs.replace(said, outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
-            case None:
-                return msgspec.structs.replace(said, outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
-            case _:
-                return said
+        return await unless_given_back(self, item, said)
 
     def _is_new(self, item: FlowRecord[Transfer], reply: Reply, heard: int | None) -> bool:
         """Whether the core has done it for this call: not before what we had heard of it, of which there is nothing
@@ -312,6 +306,17 @@ class TradingRail:
         evidence = {"rail": self._name, "sequence": reply.sequence}
         known = ((self._name, reply.sequence),) if reply.sequence else ()
         return Answer(outcome=reply.outcome, code=reply.code, message=reply.detail, evidence=evidence, high_water=known)
+
+
+async def unless_given_back(source: Rail, item: FlowRecord[Transfer], answer: Answer, *states: str) -> Answer:
+    """That the source has taken it; or, if it has given it back since, that it has not."""
+    match await source.gave_back(item, *states):
+        case True:
+            return msgspec.structs.replace(answer, outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
+        case None:
+            return msgspec.structs.replace(answer, outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
+        case _:
+            return answer
 
 
 def _snapshot(status: AccountStatus, policy: Policy, available: int) -> AccountSnapshot:

@@ -304,7 +304,8 @@ class Transfers:
         record = await self.engine.get(self.flow.name, req_id)
         if record is None or (user is not None and record.owner != str(user)):
             raise TransferRefused(Code.TRANSFER_NOT_FOUND, f"you have no transfer {req_id[:64]}")
-        return await self._view(record)
+        transfer = self.flow.item(record).body
+        return view_of(record, transfer, await self.ledger.known_assets(transfer.asset))
 
     async def list(self, user: int | None, *, state: str = "", before: int = NEWEST, limit: int = 50) -> Sequence[View]:
         """A user's transfers, newest first. Without a user, those of all users."""
@@ -407,7 +408,6 @@ class Transfers:
                     id=request.client_order_id,
                     op=CREATE,
                     fingerprint=request.fingerprint,
-                    detail=msgspec.json.encode({"record": req_id}).decode(),
                 )
             stage.req_id = req_id  # from here on it may be written, heard of or not
             try:
@@ -441,11 +441,11 @@ class Transfers:
         """The refusal of a first state in the specification's words, and without our inside."""
         match refusal:
             case LimitExceeded(name=name):
-                amount_max = self.limits.amount_per_day.get(transfer.asset, 0)
+                most = self._assets[transfer.asset].of_minor(self.limits.amount_per_day.get(transfer.asset, 0))
                 why = {
                     Code.RATE_LIMIT_EXCEEDED: f"at most {self.limits.per_second} in a second",
                     Code.DAILY_LIMIT_EXCEEDED: f"at most {self.limits.per_day} transfers in a day",
-                    Code.DAILY_AMOUNT_EXCEEDED: f"at most {self._shown(amount_max, transfer.asset)} in a day",
+                    Code.DAILY_AMOUNT_EXCEEDED: f"at most {most} {transfer.asset} in a day",
                 }
                 return TransferRefused(Code(name), why[Code(name)])
             case AccountFrozen():
@@ -454,13 +454,6 @@ class Transfers:
                 return TransferRefused(Code.ACCOUNT_DISABLED, f"an account of user {transfer.user} is disabled")
             case _:
                 return refusal
-
-    def _shown(self, minor: int, asset: str) -> str:
-        return f"{self._assets[asset].of_minor(minor)} {asset}"
-
-    async def _view(self, record: Record, *, replayed: bool = False) -> View:
-        transfer = self.flow.item(record).body
-        return view_of(record, transfer, await self.ledger.known_assets(transfer.asset), replayed)
 
     async def _views(self, records: Sequence[Record]) -> Sequence[View]:
         """All at once. A body that can't be read is left out: it must not hide the others."""
@@ -474,12 +467,11 @@ class Transfers:
         return [view_of(record, transfer, assets) for record, transfer in readable]
 
 
-class _Stage:
+class _Stage(msgspec.Struct):
     """How far a request has come: what it waits for, and the id of the transfer that is being written."""
 
-    def __init__(self) -> None:
-        self.asked: AccountType | None = None
-        self.req_id = ""
+    asked: AccountType | None = None
+    req_id: str = ""
 
     def asks(self, kind: AccountType | None) -> None:
         """An end is asked, or none any more."""
