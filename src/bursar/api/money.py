@@ -40,18 +40,6 @@ class AssetAnswer(Out, frozen=True):
     max_transfer: str
 
 
-def asset_of(asset: Asset) -> AssetAnswer:
-    """An asset."""
-    return AssetAnswer(
-        asset=asset.code,
-        precision=asset.precision,
-        status=asset.status.name,
-        internal_transfer_enabled=asset.internal_transfer_enabled,
-        min_transfer=format_minor(asset.min_transfer, asset.precision),
-        max_transfer=format_minor(asset.max_transfer, asset.precision),
-    )
-
-
 class AssetBalance(Out, frozen=True):
     """One asset in one account."""
 
@@ -119,7 +107,17 @@ class DepositAnswer(Out, frozen=True):
 async def list_assets(request: Asked) -> list[AssetAnswer]:
     """In alphabetical order."""
     assets = await runtime_of(request).bursar.ledger.assets()
-    return [asset_of(assets[code]) for code in sorted(assets)]
+    return [
+        AssetAnswer(
+            asset=code,
+            precision=asset.precision,
+            status=asset.status.name,
+            internal_transfer_enabled=asset.internal_transfer_enabled,
+            min_transfer=format_minor(asset.min_transfer, asset.precision),
+            max_transfer=format_minor(asset.max_transfer, asset.precision),
+        )
+        for code, asset in sorted(assets.items())
+    ]
 
 
 @get(

@@ -187,16 +187,11 @@ class Decision:
 
         For an operation that may be so: the entry was made long ago, and so was the operation's row.
         """
-        if not path:
-            return 0
         account = self.state.accounts.get(path)
-        made = (
-            p.id
-            for step in self.steps[mark:]
-            for p in step.plan.envelope.creates
-            if account and p.account == account.id
-        )
-        return next(made, 0)
+        if account is None:
+            return 0
+        created = (p for step in self.steps[mark:] for p in step.plan.envelope.creates)
+        return next((p.id for p in created if p.account == account.id), 0)
 
     def intent(self, intent: Intent, moves: Sequence[Move] = ()) -> Receipt:
         """One intent: replayed, or resolved, validated and applied to the state."""
@@ -288,8 +283,7 @@ def accounts_of(intent: Intent) -> set[str]:
     """Every account that it names."""
     found = {path for path, _ in intent.pins}
     for leg in intent.legs:
-        found.add(leg.source)
-        found.add(leg.target)
+        found.update((leg.source, leg.target))
     if intent.merge:
         found.add(intent.merge)
     if intent.hold is not None:

@@ -94,7 +94,6 @@ class Deposits:
         """`engine`: the one of the process, which drives other flows too; without it deposits get one of their own."""
         self.ledger = transfers.ledger
         self.confirm_above = confirm_above  # asset → smallest units
-        alarm = Alarm(reason="waiting", state=ASKED, seconds=waits_s)
         self.flow: Flow[Deposit] = Flow(
             machine=MACHINE,
             body=Deposit,
@@ -102,7 +101,7 @@ class Deposits:
             book=_book,
             next_body=_next_body,
             reserved_events={CONFIRM: CONFIRMED_BY},
-            alarms=(alarm,),
+            alarms=(Alarm(reason="waiting", state=ASKED, seconds=waits_s),),
         )
         store, writer = self.ledger.store, self.ledger.writer
         self.engine = (engine or Engine(store, writer, (), worker=transfers.engine.worker)).register(self.flow)

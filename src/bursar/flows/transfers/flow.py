@@ -48,6 +48,7 @@ from bursar.flows.transfers.request import (
 )
 from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.outcome import Outcome
+from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
 from bursar.rails.trading.rules import PREFIX, REFUSALS, Code
 
@@ -55,7 +56,7 @@ ARRIVED = "ARRIVED"  # the source refuses it now, and the target has it: the dat
 ARRIVAL_UNKNOWN = "ARRIVAL_UNKNOWN"  # or that can't be said just now
 PAID_FROM_SUSPENSE = "paid from suspense"
 
-Alert = Callable[[FlowRecord[Transfer], str, str], Awaitable[None]]  # raises a critical one: record, reason, message
+Alert = Callable[[Record, str, str, str], Awaitable[None]]  # raises one: record, reason, severity, message
 
 ALARMS = (
     *(replace(alarm, whole_life=True) for alarm in USUAL_ALARMS),  # 001 §9.5: from creation
@@ -207,7 +208,7 @@ class Calls:
                 message += f" source refuses it now ({answer.error}): the database was restored. {SUSPENSE} pays"
                 message += f" {item.body.minor} {item.body.asset}; settle that by hand"
                 # Before it is written, or a crash in between would leave it untold.
-                await self._alert(item, PAID_FROM_SUSPENSE, message)
+                await self._alert(item.record, PAID_FROM_SUSPENSE, "critical", message)
                 evidence = promised.evidence | {"refused": answer.error}
                 return msgspec.structs.replace(promised, code=ARRIVED, message=message, evidence=evidence)
             case _ if is_forced and promised.code == Code.PRUNED.name:

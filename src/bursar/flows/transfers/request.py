@@ -45,11 +45,6 @@ class AccountType(StrEnum):
     FUTURE = "FUTURE"
     MARGIN = "MARGIN"
 
-    @property
-    def number(self) -> int:
-        """As `source_type` and `target_type` of `transfers_tb` have it: 1 = funding, 2 = trading, and so on."""
-        return list(AccountType).index(self) + 1
-
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a user asks for, as it came in: nothing of it is checked yet."""
@@ -200,8 +195,7 @@ def core_account(kind: AccountType) -> str:
 SCOPE = "transfers"  # of keys and remembered requests
 NEW_TRANSFERS = ("flow", "new transfers")  # as a pause: none are started, those under way go on
 TRANSIT = "transit:transfers"  # money that has left one side and not arrived at the other
-SUSPENSE = (
-    "suspense:transfers"  # what a core did without a decision here: below zero, users have it twice; above, we owe it
-)
+# What a core did without a decision here: below zero, users have it twice; above, we owe it.
+SUSPENSE = "suspense:transfers"
 SUSPENSE_DEPOSITS = "suspense:deposits"  # what has arrived for an account that is closed (T44)
 EXTERNAL = "external:deposits"  # where deposits come from

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from bursar.deadlines import Deadline, Deadlines
-from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, set_pause
+from bursar.engine import DatabaseClock, Engine, Flow, Lift, Snowflakes, lift_pause, set_pause
 from bursar.engine.clock import first_id_at
 from bursar.flows.transfers.checks import (
     SECOND_US,
@@ -116,10 +116,11 @@ class Transfers:
         funding = FundingRail(ledger.store, ledger.writer, inline=inline, safety_factor=safety_factor)
         self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: funding}
         self.rails |= {kind: TradingRail(client, rail_name(kind), ledger.store) for kind, client in cores.items()}
+        self.engine = engine or Engine(ledger.store, ledger.writer, (), worker=worker)
         self.flow: Flow[Transfer] = transfers_flow(
-            self.rails, admit=self._admit, alert=self._alert, retry=retry, alarms=alarms
+            self.rails, admit=self._admit, alert=self.engine.alert, retry=retry, alarms=alarms
         )
-        self.engine = (engine or Engine(ledger.store, ledger.writer, (), worker=worker)).register(self.flow)
+        self.engine.register(self.flow)
         self._ids = Snowflakes(ledger.store)
         self._clock = DatabaseClock(ledger.store)
         self._assets: Mapping[str, Asset] = {}
@@ -332,9 +333,6 @@ class Transfers:
         assets = await self._assets_with(transfer.asset)
         check_id(req_id, self._clock.now_us(), self._forgotten, self.horizons)
         check_transfer(transfer, assets, self.rails.keys(), self.safety_factor)
-
-    async def _alert(self, item: FlowRecord[Transfer], reason: str, message: str) -> None:
-        await self.engine.alert(item.record, reason, "critical", message)
 
     async def _assets_with(self, code: str) -> Mapping[str, Asset]:
         """All assets, at most a moment old; read again if one is not among them, for it may be new."""
