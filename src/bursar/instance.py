@@ -18,7 +18,7 @@ from bursar.engine.background import finish, running, usual_jobs
 from bursar.engine.blocking import Threads, in_threads
 from bursar.engine.flow import by_name
 from bursar.ledger import Ledger, keep_expiring_holds
-from bursar.model.errors import Refusal, UnknownRecord
+from bursar.model.errors import Refusal
 from bursar.model.machine import Kind
 from bursar.model.records import Transition
 from bursar.ports import Ports, SystemPorts
@@ -138,10 +138,7 @@ class Bursar:
 
     async def get(self, flow: Flow[B], id: str) -> FlowRecord[B]:
         """A record as it stands."""
-        found = await self._engine_of(flow).get(flow.name, id)
-        if found is None:
-            raise UnknownRecord(flow.name, id)
-        return flow.item(found)
+        return flow.item(await self._engine_of(flow).record(flow.name, id))
 
     async def history(self, record: FlowRecord[Any]) -> Sequence[Transition]:
         """Every transition of a record and every call without an answer, with its evidence, oldest first."""

@@ -168,10 +168,10 @@ async def test_an_id_that_another_record_has_is_not_taken_for_ours(place: Place,
     orders = Shop().flow()
     async with opened(place, orders) as b:
 
-        async def same(_prefix: str) -> str:
-            return "orders-17"
+        async def same() -> int:
+            return 17
 
-        monkeypatch.setattr(b.engine._ids, "new", same)
+        monkeypatch.setattr(b.engine._ids, "next", same)
         first = (await b.engine.start("orders", Order("Dune"))).record
         assert (await b.engine.start("orders", Order("Dune"))).record.number == first.number
         with pytest.raises(Conflict, match="orders-17 is taken"):

@@ -20,7 +20,6 @@ from bursar.model.errors import AccountFrozen
 from bursar.model.money import AssetStatus
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
-from bursar.writer import Change, Operation
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -197,24 +196,6 @@ async def test_the_same_amount_written_otherwise_is_the_same_request(
         for other in ("20.01", "2", "200", "5"):
             assert await here.refused(FUNDING, SPOT, other, client_order_id="mine") is Code.DUPLICATE_REQUEST
         assert (await here.standing())[1] == int(float(one) * 1e6)
-
-
-@scenario
-async def test_a_request_remembered_by_an_older_version_is_found(place: Place, tmp_path: Path) -> None:
-    """Which stored the amount as it was written."""
-    async with exchange(place, tmp_path) as here:
-        first = await here.move(FUNDING, SPOT, "20", client_order_id="new")
-        remember = Operation(
-            scope=f"transfers:{ALICE}",
-            id="old",
-            op="create",
-            fingerprint='["FUNDING","SPOT","USDT","20.00"]',
-            detail=msgspec.json.encode({"record": first.req_id}).decode(),
-        )
-        await here.bursar.ledger.writer.apply(Change(operation=remember))
-        for amount in ("20", "20.00", "20.0"):
-            assert (await here.move(FUNDING, SPOT, amount, client_order_id="old")).req_id == first.req_id
-        assert await here.refused(FUNDING, SPOT, "21", client_order_id="old") is Code.DUPLICATE_REQUEST
 
 
 @scenario

@@ -30,7 +30,7 @@ from bursar.api.problems import (
 )
 from bursar.flows.payouts import PayoutRefused
 from bursar.flows.transfers import Code, CommitUnknown, TransferRefused
-from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, Refusal, StoreError
+from bursar.model.errors import Conflict, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
 from bursar.rails.chain import FeeTooHigh, NodesUnavailable
 
@@ -160,7 +160,6 @@ def _said(part: dict[str, Any]) -> str:
 
 def _unexpected(error: Exception, ports: Ports) -> Problem:
     id_ = ports.token()
-    surprise = error if not isinstance(error, BursarError) else None
-    log.error("unexpected, %s: %s", id_, error, exc_info=surprise or error)
+    log.error("unexpected, %s: %s", id_, error, exc_info=error)
     detail = f"something unexpected happened; ask with this id: {id_}. Repeat it with the same client_order_id"
     return Problem(Code.SYSTEM_ERROR, detail, id=id_)

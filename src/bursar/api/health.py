@@ -45,18 +45,15 @@ async def healthz() -> Health:
 async def readyz(request: Asked) -> Response[Readiness]:
     """503 while something is missing. The database has to commit a small write, not only to answer; one that was made
     in the last two seconds counts."""
-    found = await _readiness(request.app.state["runtime"])
-    return Response(found, status_code=200 if found.ready else 503)
-
-
-async def _readiness(runtime: Runtime) -> Readiness:
+    runtime: Runtime = request.app.state["runtime"]
     database = await runtime.probe.look(LOOK_S)
     cores = {
         kind.value: "ok" if client.is_connected else client.trouble or "no connection yet"
         for kind, client in runtime.cores.items()
     }
     ready = database == OK and set(cores.values()) <= {"ok"}
-    return Readiness(ready=ready, database=database, cores=cores)
+    found = Readiness(ready=ready, database=database, cores=cores)
+    return Response(found, status_code=200 if ready else 503)
 
 
 @get("/metrics", summary="Prometheus' text format", media_type=CONTENT_TYPE, security=[{}], tags=["health"])

@@ -12,11 +12,9 @@ from msgspec import Meta
 
 from bursar.api.answers import BODY, also, problems
 from bursar.api.gate import allow
-from bursar.api.problems import Problem
 from bursar.api.tokens import ALL_ROLES, STAFF, Role
-from bursar.api.transfers import AmountText, Asked, In, Out, answered, runtime_of
-from bursar.flows.deposits import DepositView
-from bursar.flows.transfers import MACHINE, AccountType, Code
+from bursar.api.transfers import AmountText, Asked, In, Out, answered, check_user, runtime_of
+from bursar.flows.transfers import MACHINE, AccountType
 from bursar.flows.transfers.checks import USER_MAX
 from bursar.flows.transfers.rails import STATUSES
 from bursar.flows.transfers.request import funding_account
@@ -40,18 +38,6 @@ class AssetAnswer(Out, frozen=True):
     internal_transfer_enabled: bool
     min_transfer: str
     max_transfer: str
-
-
-def asset_of(asset: Asset) -> AssetAnswer:
-    """An asset."""
-    return AssetAnswer(
-        asset=asset.code,
-        precision=asset.precision,
-        status=asset.status.name,
-        internal_transfer_enabled=asset.internal_transfer_enabled,
-        min_transfer=format_minor(asset.min_transfer, asset.precision),
-        max_transfer=format_minor(asset.max_transfer, asset.precision),
-    )
 
 
 class AssetBalance(Out, frozen=True):
@@ -121,7 +107,17 @@ class DepositAnswer(Out, frozen=True):
 async def list_assets(request: Asked) -> list[AssetAnswer]:
     """In alphabetical order."""
     assets = await runtime_of(request).bursar.ledger.assets()
-    return [asset_of(assets[code]) for code in sorted(assets)]
+    return [
+        AssetAnswer(
+            asset=code,
+            precision=asset.precision,
+            status=asset.status.name,
+            internal_transfer_enabled=asset.internal_transfer_enabled,
+            min_transfer=format_minor(asset.min_transfer, asset.precision),
+            max_transfer=format_minor(asset.max_transfer, asset.precision),
+        )
+        for code, asset in sorted(assets.items())
+    ]
 
 
 @get(
@@ -136,13 +132,7 @@ async def show_balances(
     user_id: Annotated[int | None, QueryParameter(ge=1, le=USER_MAX, description="Whose; staff only.")] = None,
 ) -> BalancesAnswer:
     """Available, frozen (held, or locked by orders), and on the way out. Accounts never used are left out."""
-    who = request.user
-    if user_id is None or not who.is_staff:
-        user = who.user
-        if user_id not in (None, user):
-            raise Problem(Code.FORBIDDEN, "user_id is not the token's user")
-    else:
-        user = user_id
+    user = user_id if user_id is not None and request.user.is_staff else check_user(request, user_id)
     runtime = runtime_of(request)
     assets = await runtime.bursar.ledger.assets()
     flying = await _in_flight(runtime, user)
@@ -193,7 +183,7 @@ async def confirm_deposit(request: Asked, reference: FromPath[str], data: JSONBo
 )
 async def reject_deposit(request: Asked, reference: FromPath[str]) -> DepositAnswer:
     """It is not booked."""
-    view: DepositView = await runtime_of(request).deposits.reject(reference, actor=request.user.subject)
+    view = await runtime_of(request).deposits.reject(reference, actor=request.user.subject)
     return answered(view, DepositAnswer)
 
 

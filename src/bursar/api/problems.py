@@ -105,17 +105,6 @@ class Problem(Exception):
         """Its HTTP status."""
         return STATUSES.get(self.code, REFUSED)
 
-    def body(self) -> ProblemDetails:
-        """What is sent."""
-        return ProblemDetails(
-            title=self.code.replace("_", " ").capitalize(),
-            status=self.status,
-            code=self.code,
-            detail=self.detail[:DETAIL_LENGTH_MAX],
-            id=self.id,
-            req_id=self.req_id,
-        )
-
     def encoded(self) -> tuple[dict[str, str], bytes]:
         """Headers and body, as they are sent: with the headers that its status asks for, too."""
         found = dict(self.headers)
@@ -123,7 +112,15 @@ class Problem(Exception):
             found.setdefault("WWW-Authenticate", "Bearer")
         if self.status in (429, 503):
             found.setdefault("Retry-After", str(RETRY_S))
-        body = msgspec.json.encode(self.body())
+        details = ProblemDetails(
+            title=self.code.replace("_", " ").capitalize(),
+            status=self.status,
+            code=self.code,
+            detail=self.detail[:DETAIL_LENGTH_MAX],
+            id=self.id,
+            req_id=self.req_id,
+        )
+        body = msgspec.json.encode(details)
         return found | {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body))}, body
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -24,12 +24,11 @@ from bursar.flows.transfers import MACHINE, AccountType, Code, Filter, TransferR
 from bursar.flows.transfers import Request as TransferRequest
 from bursar.flows.transfers.checks import USER_MAX
 from bursar.flows.transfers.request import NEWEST
+from bursar.model.views import microseconds
 from bursar.runtime import Runtime
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PAGE_MAX = 200
 PAGE = 50
-MICROSECOND = timedelta(microseconds=1)
 ACCOUNT_TYPES_1 = {"funding": "FUNDING", "trading": "SPOT"}
 STATES = ("PENDING", *(state.name for state in MACHINE.states))
 _REQ_ID = re.compile(r"sr-[0-9]{1,19}")
@@ -158,10 +157,7 @@ async def list_transfers(
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
 ) -> TransferPage:
     """A page may be shorter than `limit`, even empty, and still have a `next_cursor`: go on until there is none."""
-    who = request.user
-    user = user_id if who.is_staff else who.user
-    if not who.is_staff and user_id not in (None, user):
-        raise Problem(Code.FORBIDDEN, "user_id is not the token's user")
+    user = user_id if request.user.is_staff else check_user(request, user_id)
     runtime = runtime_of(request)
     wanted = Filter(
         state=_state(in_state),
@@ -224,12 +220,14 @@ async def create_transfer_1(
     """`funding` and `trading` are FUNDING and SPOT."""
     kinds = [ACCOUNT_TYPES_1.get(name) for name in (data.source, data.target)]
     if None in kinds:
-        _check_user(request, data.user_id)
+        check_user(request, data.user_id)
         raise TransferRefused(Code.INVALID_ACCOUNT_TYPE, "from and to are `funding` or `trading`")
     if key == "":
         raise Problem(Code.INVALID_REQUEST, "Idempotency-Key is empty")
     view = await _create(request, data, str(kinds[0]), str(kinds[1]), key or "")
-    return Response(_answer1(view), status_code=_status(view))
+    status = {"COMMITTED": "committed", "PENDING": "pending"}.get(view.state, "failed")
+    shown = TransferAnswer1(req_id=view.req_id, status=status, message=view.message)
+    return Response(shown, status_code=_status(view))
 
 
 @get(
@@ -245,18 +243,14 @@ async def show_transfer_1(request: Asked, req_id: FromPath[str]) -> TransferDeta
     return TransferDetails1(req_id=view.req_id, state=view.fsm_state.lower(), created_at=view.created_us // 1000)
 
 
-def _answer1(view: View) -> TransferAnswer1:
-    status = {"COMMITTED": "committed", "PENDING": "pending"}.get(view.state, "failed")
-    return TransferAnswer1(req_id=view.req_id, status=status, message=view.message)
-
-
 def runtime_of(request: Asked) -> Runtime:
     """What is behind the API."""
     runtime: Runtime = request.app.state["runtime"]
     return runtime
 
 
-def _check_user(request: Asked, claimed: int | None) -> int:
+def check_user(request: Asked, claimed: int | None) -> int:
+    """The token's user, who may be named in a request, too."""
     user = request.user.user
     if claimed not in (None, user):
         raise Problem(Code.FORBIDDEN, "user_id is not the token's user")
@@ -264,7 +258,7 @@ def _check_user(request: Asked, claimed: int | None) -> int:
 
 
 async def _create(request: Asked, data: CreateTransfer | CreateTransfer1, source: str, target: str, order: str) -> View:
-    user = _check_user(request, data.user_id)
+    user = check_user(request, data.user_id)
     runtime = runtime_of(request)
     transfers: Transfers = runtime.transfers
     asked = TransferRequest(
@@ -324,6 +318,6 @@ def _moment(name: str, text: str | None, otherwise: int) -> int:
         return otherwise
     try:
         found: datetime = msgspec.convert(text, Annotated[datetime, Meta(tz=True)])
-        return (found - EPOCH) // MICROSECOND
+        return microseconds(found)
     except (msgspec.ValidationError, OverflowError):
         raise Problem(Code.INVALID_REQUEST, f"{name}: RFC 3339 with a zone is needed: 2026-01-31T12:00:00Z") from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
@@ -19,6 +19,7 @@ from bursar.engine.flow import ERROR_LENGTH_MAX, storable
 from bursar.model.errors import BursarError
 from bursar.model.records import Alert
 from bursar.model.retry import Retry
+from bursar.model.views import moment
 from bursar.store import Store
 
 POLL_S = 0.5  # between two polls for alerts that a sink has not received
@@ -27,7 +28,6 @@ LEASE_S = 120.0  # longer than any attempt may take; if its process dies, others
 FAILURES_MAX = 3  # in a row, and the sink is left alone until the next poll
 SHARE_MAX = 0.05  # of the time is spent on polling, however many alerts are not acknowledged
 BACK_OFF = Retry(first_s=1.0, cap_s=60.0)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 log = logging.getLogger("bursar.alerts")
 
@@ -131,7 +131,7 @@ class AlertDispatcher:
             reason=alert.reason,
             severity=alert.severity,
             message=alert.message,
-            raised_at=EPOCH + timedelta(microseconds=alert.raised_us),
+            raised_at=moment(alert.raised_us),
             attempt=attempt,
             record=alert.record,
             flow="" if record is None else record.flow,

@@ -95,19 +95,3 @@ class Snowflakes:
             self._node, since_us = found
             self._last = max(self._last, (max(0, since_us - EPOCH_US) // 1000 + 1) << COUNT_BITS)
         self._renewed = asked
-
-
-class RecordIds:
-    """Ids of new records, for flows that leave the choice to the engine."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._snowflakes: Snowflakes | None = None  # once it is needed: its node number is a row
-
-    async def new(self, prefix: str) -> str:
-        """An id that no record has: the flow's prefix and a Snowflake, or random digits if it has no prefix."""
-        if not prefix:
-            return self._store.ports.token()
-        if self._snowflakes is None:
-            self._snowflakes = Snowflakes(self._store)
-        return f"{prefix}{await self._snowflakes.next()}"

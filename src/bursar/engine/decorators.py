@@ -91,25 +91,6 @@ class CallState(Generic[B, R]):
         return self.function(item)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    """What `@call(…)` returns: it takes the function."""
-
-    name: str
-    then: str
-    refused: str
-    fields: dict[str, Any]
-    rail: str | Callable[[FlowRecord[Any]], str]
-    cancel: Function | None
-    query: Function | None
-
-    def __call__(self, function: Callable[[FlowRecord[B]], R]) -> CallState[B, R]:
-        action = (getattr(function, "__name__", "") or type(function).__name__).strip("_")
-        arrows = (Arrow(self.name, Outcome.SUCCESS, self.then), Arrow(self.name, Outcome.EXPLICIT_FAIL, self.refused))
-        state = State(self.name, Kind.CALL, action=action, **self.fields)
-        return CallState(state, arrows, function, self.rail, self.cancel, self.query)
-
-
 def call(
     state: str,
     *,
@@ -122,7 +103,7 @@ def call(
     cancel: Function | None = None,
     query: Function | None = None,
     **more: Any,
-) -> _Call:
+) -> Callable[[Callable[[FlowRecord[B]], R]], CallState[B, R]]:
     """Decorate the action of a call state.
 
     `then` and `refused` name the states after a success and after an explicit refusal; naming the state itself, it
@@ -131,7 +112,13 @@ def call(
     used when operators force the call's end. `more` are further fields of `State`.
     """
     fields = {"in_flight": in_flight, "compensating": compensating, "poll_s": poll_s, **more}
-    return _Call(name=state, then=then, refused=refused, fields=fields, rail=rail, cancel=cancel, query=query)
+    arrows = (Arrow(state, Outcome.SUCCESS, then), Arrow(state, Outcome.EXPLICIT_FAIL, refused))
+
+    def decorate(function: Callable[[FlowRecord[B]], R]) -> CallState[B, R]:
+        action = (getattr(function, "__name__", "") or type(function).__name__).strip("_")
+        return CallState(State(state, Kind.CALL, action=action, **fields), arrows, function, rail, cancel, query)
+
+    return decorate
 
 
 def wait(state: str, *, awaits: str, on: Mapping[str, str], **more: Any) -> StateWithArrows:

@@ -18,21 +18,30 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import msgspec
 
 from bursar.deadlines import Deadlines
 from bursar.engine import late, signals, staying
-from bursar.engine.clock import RecordIds
+from bursar.engine.clock import Snowflakes
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
 from bursar.engine.moves import Moves, automatic, inline
 from bursar.engine.others import gather
 from bursar.engine.pauses import Pauses
 from bursar.engine.proofs import check_proof, with_starts
 from bursar.model.entries import check_key
-from bursar.model.errors import AlreadyExists, BursarError, Conflict, RecordMoved, Refusal, StoreError, UnknownFlow
+from bursar.model.errors import (
+    AlreadyExists,
+    BursarError,
+    Conflict,
+    RecordMoved,
+    Refusal,
+    StoreError,
+    UnknownFlow,
+    UnknownRecord,
+)
 from bursar.model.machine import Kind, State
 from bursar.model.outcome import Outcome
 from bursar.model.records import OperationResult, Record
@@ -80,7 +89,6 @@ class Engine:
         self._places: Counter[str] = Counter()  # of those, by flow
         self._newest: dict[int, Record] = {}  # of those: as they were seen last
         self._deadlines = Deadlines()
-        self._ids = RecordIds(store)
 
     def register(self, flow: Flow[Any]) -> Self:
         """Drive one more flow: one engine, one worker and one cache of pauses for all flows of a process.
@@ -113,7 +121,7 @@ class Engine:
         only if its first call can be part of the transaction. If not, a refusal says why.
         """
         driven = self.require(flow)
-        name = await self._ids.new(driven.prefix) if id is None else check_key(id)
+        name = await self.new_id(flow) if id is None else check_key(id)
         await driven.admit(body, name)
         if operation is not None:
             check_key(operation.id)
@@ -143,6 +151,15 @@ class Engine:
                 raise Conflict(f"the id {name} is taken", 1) from None  # two processes had one node number (L6)
             return Started(found)
 
+    async def new_id(self, flow: str) -> str:
+        """An id that no record has: the flow's prefix and a Snowflake, or random digits if it has no prefix."""
+        prefix = self.require(flow).prefix
+        return f"{prefix}{await self._ids.next()}" if prefix else self.ports.token()
+
+    @cached_property
+    def _ids(self) -> Snowflakes:
+        return Snowflakes(self.store)
+
     async def _started(self, record: Record, move: Move, booking: Booking, **more: Any) -> Started:
         done = await self.commit(record, move, booking, **more)
         if isinstance(done, OperationResult):
@@ -156,13 +173,17 @@ class Engine:
             raise Conflict("the record of that request can't be read yet", 1)
         return found
 
-    async def new_id(self, flow: str) -> str:
-        """An id for a record whose body must name it before it is started."""
-        return await self._ids.new(self.require(flow).prefix)
-
     async def get(self, flow: str, id: str) -> Record | None:
         """A record as it stands."""
         return await self.store.read.records.get(flow, id)
+
+    async def record(self, flow: str, id: str) -> Record:
+        """The same; a refusal if there is none, which names the flows that there are if that is no flow of ours."""
+        found = await self.get(flow, id)
+        if found is None:
+            self.require(flow)
+            raise UnknownRecord(flow, id)
+        return found
 
     async def hand_over(self, record: Record) -> None:
         """Let any worker go on with a record at once that was started here and is not driven here.
@@ -391,28 +412,14 @@ class Engine:
         assert isinstance(done, Record)  # no operation of a caller's goes with it
         return done
 
-    async def commit(self, record: Record, move: Move, booking: Booking, **more: Any) -> Record | OperationResult:
-        """Write a move with all that its booking names, in one transaction. The answer to an operation, if it has one.
+    async def commit(
+        self, record: Record, move: Move, booking: Booking, *, active: tuple[str, ...] = (), **more: Any
+    ) -> Record | OperationResult:
+        """Write a move with all that its booking names, in one transaction, and with the moves of all records that it
+        starts or signals. The answer to an operation, if it has one.
 
         Raises `RecordMoved` for this record only: another one that has moved meanwhile is read again.
         """
-        if booking.starts or booking.signals:
-            return await self._commit_with_others(record, move, booking, **more)
-        if self.flows[record.flow].turns_back(record, move.transitions):
-            try:
-                await check_proof(self, record, move)
-            except Refusal as refusal:
-                return await self._written_before(record, more.get("operation"), refusal)
-        done = await self.writer.apply(Change(booking.intents, (move,), **more))
-        if not done.records:
-            assert done.operation is not None  # the only other way for a change to end
-            return done.operation
-        return self._moved(record, move, done.records[0], done.postings[0])
-
-    async def _commit_with_others(
-        self, record: Record, move: Move, booking: Booking, *, active: tuple[str, ...] = (), **more: Any
-    ) -> Record | OperationResult:
-        """The same, with the moves of all records that the booking starts or signals."""
         move = with_starts(move, booking.starts)
         for _ in range(TRIES):
             try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from bursar.model.machine import NAME, Arrow, ImpossibleEvent, Kind, Machine, Ma
 from bursar.model.outcome import Outcome
 from bursar.model.records import Priority, Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry, until_alarm_us
+from bursar.model.views import microseconds
 from bursar.writer import NO_TIMER, NewTransition, Operation
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -31,14 +32,12 @@ CALL_TIMEOUT_S = 10.0
 LOOK_S_MAX = 300.0  # until a worker looks again: due much later would count as a clock that jumped (L24)
 EVIDENCE_LENGTH_MAX = 16_384
 ERROR_LENGTH_MAX = 500
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*-", re.ASCII)  # of a flow's ids; digits follow
 PREFIX_LENGTH_MAX = 80
 
 _evidence = msgspec.json.Encoder(enc_hook=repr)
 
 
-@dataclass(eq=False)
 class FlowRefused(MachineError):
     """The flow's actions don't fit its machine."""
 
@@ -163,18 +162,6 @@ NOTHING = Booking()
 Action = Callable[[FlowRecord[Any]], Awaitable[Answer]]
 
 
-def _no_inline_call(_item: FlowRecord[Any], _booking: Booking) -> InlineCall | None:
-    return None
-
-
-def _starts_with_nothing(_item: FlowRecord[Any]) -> Booking:
-    return NOTHING
-
-
-def _books_nothing(_item: FlowRecord[Any], _event: str, _answer: Answer) -> Booking:
-    return NOTHING
-
-
 class Dispute(msgspec.Struct, frozen=True):
     """What accompanies a contradiction: entries that put the books right, and the body from then on."""
 
@@ -185,28 +172,8 @@ class Dispute(msgspec.Struct, frozen=True):
 UNDISPUTED = Dispute()
 
 
-def _disputes_nothing(_called: FlowRecord[Any], _now: FlowRecord[Any], _answer: Answer) -> Dispute:
-    return UNDISPUTED
-
-
 async def _admits_all(_body: Any, _id: str) -> None:
     return None
-
-
-def _needs_none(_body: Any) -> tuple[str, ...]:
-    return ()
-
-
-def _changes_nothing(_item: FlowRecord[Any], _event: str, _answer: Answer) -> None:
-    return None
-
-
-def _keeps_body(_item: FlowRecord[Any], _event: str, _evidence: dict[str, Any]) -> None:
-    return None
-
-
-def _normal(_body: Any) -> Priority:
-    return Priority.NORMAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,18 +185,17 @@ class Flow(Generic[B]):
     actions: Mapping[str, Action]  # by the name in the machine's call states
     # What a record is checked for before any caller starts it: raises the refusal.
     admit: Callable[[Any, str], Awaitable[None]] = _admits_all
-    active: Callable[[Any], tuple[str, ...]] = _needs_none  # pure: accounts that must be active when it is started
-    book: Callable[[FlowRecord[Any], str, Answer], Booking] = _books_nothing  # pure
+    active: Callable[[Any], tuple[str, ...]] = lambda _body: ()  # pure: accounts that must be active when it starts
+    book: Callable[[FlowRecord[Any], str, Answer], Booking] = lambda *_: NOTHING  # pure
     # What accompanies the start of a record, in its transaction: if it is refused, nothing was started. Pure.
-    book_start: Callable[[FlowRecord[Any]], Booking] = _starts_with_nothing
+    book_start: Callable[[FlowRecord[Any]], Booking] = lambda _item: NOTHING
     # The body from an arrow on, whatever led along it; None: as it was. Not asked if the answer brings one; pure.
-    next_body: Callable[[FlowRecord[Any], str, Answer], msgspec.Struct | None] = _changes_nothing
-    inline_call: Callable[[FlowRecord[Any], Booking], InlineCall | None] = (
-        _no_inline_call  # pure: a call that can be part of the transaction
-    )
+    next_body: Callable[[FlowRecord[Any], str, Answer], msgspec.Struct | None] = lambda *_: None
+    # A call that can be part of the transaction; None: it is made by itself. Pure.
+    inline_call: Callable[[FlowRecord[Any], Booking], InlineCall | None] = lambda *_: None
     # An answer (the third) to the call that the first was making contradicts what was decided; the second is how the
     # record stands by now. The disputed amount goes to `suspense:{flow}`, so that the books show it (T34); pure.
-    dispute: Callable[[FlowRecord[Any], FlowRecord[Any], Answer], Dispute] = _disputes_nothing
+    dispute: Callable[[FlowRecord[Any], FlowRecord[Any], Answer], Dispute] = lambda *_: UNDISPUTED
     choose: Callable[[FlowRecord[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
     cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
     # Per action: what the rail has on record of it, without making it happen: asked after its end was forced (T34).
@@ -251,8 +217,8 @@ class Flow(Generic[B]):
     # for, which only change the body. Any other event is refused unless the record waits for it.
     inbox_events: frozenset[str] = frozenset()
     # The body once a signal stays in the inbox, from its event and evidence; None: as it was. Pure.
-    on_signal: Callable[[FlowRecord[Any], str, dict[str, Any]], msgspec.Struct | None] = _keeps_body
-    priority: Callable[[Any], Priority] = _normal  # of a record, by the body that it starts with; pure
+    on_signal: Callable[[FlowRecord[Any], str, dict[str, Any]], msgspec.Struct | None] = lambda *_: None
+    priority: Callable[[Any], Priority] = lambda _body: Priority.NORMAL  # by the body that it starts with; pure
     share: float = 1.0  # the largest part of a worker's places and queue that records of this flow may take
     retry: Retry = USUAL_RETRY
     alarms: tuple[Alarm, ...] = USUAL_ALARMS
@@ -315,7 +281,7 @@ class Flow(Generic[B]):
         at = None if self.timer is None else self.timer(self.item(msgspec.structs.replace(record, state=state.name)))
         if at is not None and at.tzinfo is None:
             raise FlowRefused(self.name, f"the timer of {record.id} has no time zone")
-        return NO_TIMER if at is None else max(1, (at - EPOCH) // timedelta(microseconds=1))
+        return NO_TIMER if at is None else max(1, microseconds(at))
 
     @property
     def name(self) -> str:

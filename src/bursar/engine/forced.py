@@ -62,9 +62,7 @@ async def ask_due(engine: Engine) -> int:
     for call in await engine.store.single().forced_calls.claim(PAGE, int(LEASE_S * 1e6), cap_us):
         try:
             definite += await _ask(engine, call)
-        except (
-            Exception
-        ) as error:  # one that can't be read or asked must not stop the others; due again after its lease
+        except Exception as error:  # it must not stop the others, and is due again when its lease is over
             surprise = not isinstance(error, BursarError)
             log.error("the rail of forced record %s could not be asked: %s", call.record, error, exc_info=surprise)
     return definite

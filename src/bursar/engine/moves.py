@@ -128,9 +128,7 @@ class Moves:
             error="" if answer is None else answer.error,
             **more,
         )
-        if actor and move.delay_us is not None:  # a person's process may be gone in a moment: a worker goes on at once
-            return msgspec.structs.replace(move, delay_us=0, worker="")
-        return move
+        return for_any_worker(move, actor)
 
     def move(
         self,
@@ -196,6 +194,11 @@ class Moves:
             timer_us=record.timer_us if timer is None else now_us - timer if timer < 0 else timer or None,
             inbox=record.inbox + move.inbox,
         )
+
+
+def for_any_worker(move: Move, actor: str) -> Move:
+    """A person's process may be gone in a moment: what a person's word moves is due at once, for any worker."""
+    return msgspec.structs.replace(move, delay_us=0, worker="") if actor and move.delay_us is not None else move
 
 
 def staying_move(record: Record, event: str, evidence: str, *, actor: str, **changes: Any) -> Move:

@@ -6,7 +6,6 @@ forced *back* by making sure at the rail that it never went (T34): the rail's ow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,10 +18,10 @@ from bursar.engine.moves import staying_move
 from bursar.engine.pauses import ALL_SIGNING, HALT, Lift, lift_pause, set_pause
 from bursar.model import proof
 from bursar.model.actors import check_actor, check_reason, same_person
-from bursar.model.errors import Conflict, InvalidName, InvalidState, UnknownRecord
+from bursar.model.errors import Conflict, InvalidName, InvalidState
 from bursar.model.machine import ImpossibleEvent, Kind
 from bursar.model.outcome import Outcome
-from bursar.model.records import Record, Signal
+from bursar.model.records import Record
 from bursar.writer import KEEP_DUE, Change
 
 RETRY_ASKED = "RETRY ASKED"
@@ -111,10 +110,13 @@ class Operators:
         dead: it is given back on their word, and stays watched (S44).
         """
         actor = check_actor(actor)
-        record = await self._known(flow, id, reason)
+        check_reason(reason)
+        record = await self._engine.record(flow, id)
         driven, evidence = self._engine.require(flow), {"reason": reason}
-        if sender and signals.find(await self._sent(record), sender, event, evidence) is not None:
-            return record
+        if sender:
+            sent = await self._engine.store.read.records.signals(record.number)
+            if signals.find(sent, sender, event, evidence) is not None:
+                return record
         signals.check_possible(driven, record, event)
         if event in driven.reserved_events:
             raise InvalidState(flow, id, record.state, driven.reserved_events[event])
@@ -132,9 +134,6 @@ class Operators:
             if declared_dead:
                 raise
             return await self._engine.signal(record, event, actor, told | proof.never_issued(), sender=sender)
-
-    async def _sent(self, record: Record) -> Sequence[Signal]:
-        return await self._engine.store.read.records.signals(record.number)
 
     async def force(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
         """Say how a call ended. The first person asks, another who says the same decides.
@@ -206,16 +205,9 @@ class Operators:
                 return transition.actor if same else ""
         return ""
 
-    async def _known(self, flow: str, id: str, reason: str) -> Record:
-        check_reason(reason)
-        self._engine.require(flow)
-        record = await self._engine.get(flow, id)
-        if record is None:
-            raise UnknownRecord(flow, id)
-        return record
-
     async def _open(self, flow: str, id: str, reason: str) -> Record:
-        record = await self._known(flow, id, reason)
+        check_reason(reason)
+        record = await self._engine.record(flow, id)
         machine = self._engine.require(flow).machine
         if machine.state(record.state).kind is Kind.TERMINAL:
             raise InvalidState(flow, id, record.state, "it has ended")
@@ -236,9 +228,7 @@ class Operators:
         text, worker = msgspec.json.encode(evidence).decode(), "" if delay_us >= 0 else record.worker
         move = staying_move(record, event, text, actor=actor, delay_us=delay_us, worker=worker)
         await self._engine.writer.apply(Change(moves=(move,)))
-        found = await self._engine.get(record.flow, record.id)
-        assert found is not None  # records are never deleted
-        return found
+        return await self._engine.record(record.flow, record.id)
 
 
 def _halt(kind: str, name: str) -> tuple[str, str]:

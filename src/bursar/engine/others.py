@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bursar.engine.flow import Booking, FlowRefused
+from bursar.engine.moves import for_any_worker
 from bursar.engine.proofs import with_starts
 from bursar.engine.signals import arrive
 from bursar.model.entries import Intent, check_key
-from bursar.model.errors import UnknownRecord
 from bursar.model.records import Record
 from bursar.writer import Move
 
@@ -47,23 +47,16 @@ async def gather(engine: Engine, own: Record, booking: Booking, actor: str) -> O
             _, theirs, steps = engine.moves.begin(flow, record, new.body)
             move = engine.moves.move(record, steps, actor, theirs, body=record.body)
             others.active += flow.active(new.body)
-            move = with_starts(_for_any_worker(move, actor), theirs.starts)
+            move = with_starts(for_any_worker(move, actor), theirs.starts)
             bookings.append(_add(own, others, record, theirs, move))
         for signal in booking.signals:
-            found = await engine.get(signal.flow, signal.id)
-            if found is None:
-                raise UnknownRecord(signal.flow, signal.id)
+            found = await engine.record(signal.flow, signal.id)
             sent = await engine.store.read.records.signals(found.number) if found.inbox else ()
             sender = f"{own.flow}/{own.id}/{own.version}"  # once, as the move of the sender is
             evidence = signal.evidence | {"from": source}
             theirs, move = arrive(engine, found, sent, signal.event, evidence, sender=sender, actor=actor)
             bookings.append(_add(own, others, found, theirs, with_starts(move, theirs.starts)))
     return others
-
-
-def _for_any_worker(move: Move, actor: str) -> Move:
-    """A person's process may be gone in a moment: what a person's word starts is due at once, for any worker."""
-    return msgspec.structs.replace(move, delay_us=0, worker="") if actor and move.delay_us is not None else move
 
 
 def _add(own: Record, others: Others, record: Record, booking: Booking, move: Move) -> Booking:

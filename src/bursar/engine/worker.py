@@ -95,6 +95,7 @@ class Worker:
             most = min(PAGE, *(self._part(name, self.queue_max) - self._queue.of(name) for name in flows))
             most = min(most, max(1, self.queue_max - len(self._queue)))
             new = [name for name in flows if name not in self._looked]
+            self.engine.ended = {}
             page = await (self._claim_all(new[0], most) if new else self._claim_due(flows, most))
             found += len(page)
             self._queue.add(self._as_they_are(page))
@@ -121,7 +122,6 @@ class Worker:
 
     async def _claim_due(self, flows: list[str], most: int) -> list[Record]:
         engine = self.engine
-        engine.ended = {}
         longest_s = max([CAP_S, *(flow.delay_s_max for flow in engine.flows.values())])
         cap_us = int(longest_s * 1e6) + engine.lease_us
         records = engine.store.single().records
@@ -130,7 +130,6 @@ class Worker:
     async def _claim_all(self, flow: str, most: int) -> list[Record]:
         """The next page of the first look at a flow."""
         engine = self.engine
-        engine.ended = {}
         after = self._after.get(flow, 0)
         records = engine.store.single().records
         page = list(await records.claim_all([flow], engine.worker, most, engine.lease_us, after))

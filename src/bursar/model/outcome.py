@@ -16,9 +16,8 @@ class Outcome(StrEnum):
     """How a call ended. Every exception from an adapter is `UNKNOWN`."""
 
     SUCCESS = "SUCCESS"  # it happened, durably
-    EXPLICIT_FAIL = (
-        "EXPLICIT_FAIL"  # it did not and never will: a refusal on the rail's written list, or proof of death
-    )
+    # It did not and never will: a refusal on the rail's written list, or proof of death.
+    EXPLICIT_FAIL = "EXPLICIT_FAIL"
     TIMEOUT = "TIMEOUT"  # no reply in time
     PENDING = "PENDING"  # the other side is still working on it
     NETWORK_ERROR = "NETWORK_ERROR"  # the connection broke, before or after the effect

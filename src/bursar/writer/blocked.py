@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,15 +40,13 @@ log = logging.getLogger("bursar.writer")
 Name = str | int | tuple[str, ...]
 
 
+@dataclass(slots=True, eq=False)
 class BlockedQueue:
     """Changes that need the same rows."""
 
-    __slots__ = ("is_served", "tried", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: list[PendingChange] = []
-        self.tried: list[PendingChange] = []  # those of them that were tried last
-        self.is_served = False  # a task retries them
+    waiting: list[PendingChange] = field(default_factory=list)
+    tried: list[PendingChange] = field(default_factory=list)  # those of them that were tried last
+    is_served: bool = False  # a task retries them
 
 
 class BlockedLane:

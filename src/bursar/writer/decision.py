@@ -7,6 +7,7 @@ trace.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -186,16 +187,11 @@ class Decision:
 
         For an operation that may be so: the entry was made long ago, and so was the operation's row.
         """
-        if not path:
-            return 0
         account = self.state.accounts.get(path)
-        made = (
-            p.id
-            for step in self.steps[mark:]
-            for p in step.plan.envelope.creates
-            if account and p.account == account.id
-        )
-        return next(made, 0)
+        if account is None:
+            return 0
+        created = (p for step in self.steps[mark:] for p in step.plan.envelope.creates)
+        return next((p.id for p in created if p.account == account.id), 0)
 
     def intent(self, intent: Intent, moves: Sequence[Move] = ()) -> Receipt:
         """One intent: replayed, or resolved, validated and applied to the state."""
@@ -258,7 +254,7 @@ class Decision:
             if hold is not None:
                 holds[hold.id] = hold
         writes.postings = [(p, p.id in made) for p in created]
-        writes.envelopes.sort(key=_scope_key)  # lock order: two batches with the same keys must not deadlock
+        writes.envelopes.sort(key=itemgetter(2, 3))  # lock order: two batches with the same keys must not deadlock
         writes.spends.sort()
         writes.spent_live.sort()
         writes.guarded = [(*k, self.loaded.guarded.get(k, (0, 0))[1], self.state.balances[k]) for k in sorted(touched)]
@@ -287,17 +283,12 @@ def accounts_of(intent: Intent) -> set[str]:
     """Every account that it names."""
     found = {path for path, _ in intent.pins}
     for leg in intent.legs:
-        found.add(leg.source)
-        found.add(leg.target)
+        found.update((leg.source, leg.target))
     if intent.merge:
         found.add(intent.merge)
     if intent.hold is not None:
         found.add(intent.hold.account)
     return found
-
-
-def _scope_key(row: tuple[Any, ...]) -> tuple[str, str]:
-    return row[2], row[3]
 
 
 def replay(intent: Intent, existing: ExistingEntry, state: LedgerState) -> Receipt:

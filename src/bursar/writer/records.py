@@ -141,29 +141,20 @@ class RecordDecision:
         if refusal.code not in operation.refusals:
             return None
         detail = msgspec.json.encode({"message": str(refusal), **refusal.facts}).decode()
-        return self._answer(
-            operation,
-            OperationResult(
-                fingerprint=operation.fingerprint, outcome=Outcome.EXPLICIT_FAIL, code=refusal.code, detail=detail
-            ),
-        )
+        return self._answer(operation, Outcome.EXPLICIT_FAIL, refusal.code, detail)
 
     def answer(self, operation: Operation, posting: int) -> OperationResult:
         """Store its answer."""
         detail = operation.detail
         if posting:
             detail = msgspec.json.encode({**msgspec.json.decode(detail), "posting": posting}).decode()
-        return self._answer(
-            operation,
-            OperationResult(
-                fingerprint=operation.fingerprint, outcome=operation.outcome, code=operation.code, detail=detail
-            ),
-        )
+        return self._answer(operation, operation.outcome, operation.code, detail)
 
-    def _answer(self, operation: Operation, answer: OperationResult) -> OperationResult:
+    def _answer(self, operation: Operation, outcome: Outcome, code: str, detail: str) -> OperationResult:
+        same = operation.fingerprint
+        self._writes.operations.append((*operation.key, same, outcome.value, code, detail))
+        answer = OperationResult(fingerprint=same, outcome=outcome, code=code, detail=detail)
         self._answered[operation.key] = answer
-        row = (*operation.key, operation.fingerprint, answer.outcome.value, answer.code, answer.detail)
-        self._writes.operations.append(row)
         return answer
 
     def use(self, limits: Sequence[Limit]) -> None:

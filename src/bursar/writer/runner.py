@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from bursar.model.errors import Conflict, DatabaseCorrupt, DatabaseUnavailable, OutcomeUnknown, Refusal, StoreError
@@ -24,17 +25,15 @@ PAUSE_S = 0.004  # after a conflict, with jitter; short, because the other trans
 RECONNECT_PAUSE_S = 0.1
 
 
+@dataclass(slots=True, eq=False)
 class PendingChange:
     """A change whose caller waits for the result."""
 
-    __slots__ = ("attempts", "blocked_since", "change", "commit_unknown_since", "future")
-
-    def __init__(self, change: Change, future: asyncio.Future[ChangeResult]) -> None:
-        self.change = change
-        self.future = future
-        self.commit_unknown_since: float | None = None  # an earlier attempt may have been written, or may yet be
-        self.blocked_since = 0.0  # when it was found to need what another transaction holds
-        self.attempts = 0  # since then
+    change: Change
+    future: asyncio.Future[ChangeResult]
+    commit_unknown_since: float | None = None  # an earlier attempt may have been written, or may yet be
+    blocked_since: float = 0.0  # when it was found to need what another transaction holds
+    attempts: int = 0  # since then
 
 
 class BatchRunner:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from bursar.model.errors import BursarError, Conflict, OutcomeUnknown, Refusal
 from bursar.store import Store
 from bursar.store.batch import (
-    BatchSession,
     CommitUnknown,
     ConnectionFailed,
     Lane,
@@ -207,7 +206,7 @@ class Writer:
         if prepared.writes.empty:
             answer(pending, batch.results)
             return None
-        writing = self.store.run_batch(partial(_write, prepared))
+        writing = self.store.run_batch(lambda session: session.write(prepared))
         if len(pending) < self.gather_min:  # so few that none would be prepared beside it: no need for a task
             await self._await_write(pending, batch, writing)
             return None
@@ -242,10 +241,6 @@ class Writer:
                 await tables.rules.share()  # in the same order as all who make a cache anew
                 await tables.balances.consolidate(account, asset)
         return len(fragmented)
-
-
-async def _write(prepared: PreparedBatch, session: BatchSession) -> None:
-    await session.write(prepared)
 
 
 def _let_others_run() -> asyncio.Future[None]:

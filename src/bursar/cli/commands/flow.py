@@ -20,7 +20,6 @@ from bursar.engine.moves import SIGNAL
 from bursar.engine.operators import FORCE_ASKED, TELL_ASKED
 from bursar.engine.pauses import ALL_SIGNING, HALT
 from bursar.flows.catalog import Catalog, entries_of
-from bursar.model.errors import UnknownRecord
 from bursar.model.machine import Kind
 from bursar.model.records import Alert, Record, Signal, Transition
 from bursar.model.views import EnvelopeView, moment
@@ -106,7 +105,7 @@ async def show(catalog: Catalog, out: Output, words: tuple[str, ...]) -> None:
     if len(words) > 2:
         raise click.UsageError("name one record: [FLOW] ID")
     *named, id_ = words
-    record = await _record(catalog, named[0] if named else _flow_of(catalog, id_), id_)
+    record = await catalog.engine.record(named[0] if named else _flow_of(catalog, id_), id_)
     read = catalog.ledger.store.read
     history = await read.records.history(record.number)
     alerts = [one for one in await read.alerts.open(limit=ALERTS_MAX) if one.record == record.number]
@@ -158,15 +157,6 @@ def _flow_of(catalog: Catalog, id_: str) -> str:
     return found.name
 
 
-async def _record(catalog: Catalog, name: str, id_: str) -> Record:
-    """The record; of a flow of another program, too. A refusal names the flows that there are."""
-    record = await catalog.engine.get(name, id_)
-    if record is None:
-        catalog.engine.require(name)
-        raise UnknownRecord(name, id_)
-    return record
-
-
 @flow.command(examples='bursar flow retry transfers sr-1734912345678901234 --actor anna --reason "the core is back"')
 @record_arguments
 @operator_options
@@ -192,7 +182,7 @@ async def force(catalog: Catalog, out: Output, /, name: str, id_: str, event: st
     EXPLICIT_FAIL goes to the rail first, which must promise that it never happened and never will; if it says that it
     did, that counts.
     """
-    before = await _record(catalog, name, id_)
+    before = await catalog.engine.record(name, id_)
     record = await Operators(catalog.engine).force(name, id_, event, **who)
     await _show_said(catalog, out, before, record, FORCE_ASKED, event)
 
@@ -221,7 +211,7 @@ async def signal(
 
     A record that waits for it moves. If the flow keeps such events, one that comes early stays in the record's inbox.
     """
-    before, people = await _record(catalog, name, id_), Operators(catalog.engine)
+    before, people = await catalog.engine.record(name, id_), Operators(catalog.engine)
     record = await people.signal(name, id_, event, sender=sender, declared_dead=declared_dead, **who)
     said = f"{event} --declared-dead" if declared_dead else event
     await _show_said(catalog, out, before, record, TELL_ASKED, event, said)

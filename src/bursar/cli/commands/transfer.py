@@ -74,9 +74,7 @@ async def query(runtime: Runtime, out: Output, req_id: str) -> None:
     """Ask both ends what they have on record of a transfer. Nothing is changed; what is missing may still happen."""
     transfers = runtime.transfers
     view = await transfers.get(None, req_id)
-    record = await transfers.engine.get(FLOW, view.req_id)
-    assert record is not None  # it was there a moment ago, and records stay
-    item, found = transfers.flow.item(record), []
+    item, found = transfers.flow.item(await transfers.engine.record(FLOW, view.req_id)), []
     for kind, op in ((view.source, "withdraw"), (view.target, "deposit"), (view.source, "refund")):
         said = await transfers.rails[kind].query(item, op)
         found.append({"end": kind.value, "op": op, "outcome": said.outcome.value, "code": said.code})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 
@@ -22,17 +22,14 @@ from bursar.flows.transfers.incoming import (
     CREATE,
     DEPOSITS,
     Deposit,
-    alert_closed,
     asked_of,
     book,
-    booked_before,
-    open_account,
+    book_somewhere,
     used_before,
 )
-from bursar.flows.transfers.request import SUSPENSE_DEPOSITS, funding_account
+from bursar.flows.transfers.request import funding_account
 from bursar.model.actors import check_actor, same_person
 from bursar.model.errors import (
-    AccountClosed,
     AssetSuspended,
     Conflict,
     IdempotencyKeyReused,
@@ -40,9 +37,7 @@ from bursar.model.errors import (
     InvalidName,
     InvalidState,
     RecordMoved,
-    UnknownAccount,
     UnknownAsset,
-    UnknownRecord,
 )
 from bursar.model.machine import Arrow, Kind, Machine, State
 from bursar.model.money import Asset, AssetStatus
@@ -99,7 +94,6 @@ class Deposits:
         """`engine`: the one of the process, which drives other flows too; without it deposits get one of their own."""
         self.ledger = transfers.ledger
         self.confirm_above = confirm_above  # asset → smallest units
-        alarm = Alarm(reason="waiting", state=ASKED, seconds=waits_s)
         self.flow: Flow[Deposit] = Flow(
             machine=MACHINE,
             body=Deposit,
@@ -107,7 +101,7 @@ class Deposits:
             book=_book,
             next_body=_next_body,
             reserved_events={CONFIRM: CONFIRMED_BY},
-            alarms=(alarm,),
+            alarms=(Alarm(reason="waiting", state=ASKED, seconds=waits_s),),
         )
         store, writer = self.ledger.store, self.ledger.writer
         self.engine = (engine or Engine(store, writer, (), worker=transfers.engine.worker)).register(self.flow)
@@ -137,38 +131,25 @@ class Deposits:
         return self.flow.item(started.record).body, started.record.state
 
     async def confirm(self, user: int, asset: str, amount: str, *, reference: str, actor: str) -> DepositView:
-        """The second person says what is to be booked, and it is."""
+        """The second person says what is to be booked, and it is, in one transaction with this."""
         actor = check_actor(actor)
         kind, wanted = await self._checked(user, asset, amount, reference, actor)
-        record = await self._record(reference)
-        body = self.flow.item(record).body
-        _same(body, wanted)
+        record, body = await self._found(wanted)
         if record.state == BOOKED:
             return _view(body, BOOKED, kind)
         if same_person(actor, body.asked_by):
             raise InvalidState("deposits", reference, record.state, "the person who asked for it can't confirm it")
-        if await booked_before(self.ledger, body) is not None:
-            raise InvalidState("deposits", reference, record.state, "that reference is booked already; reject this one")
-        after = await self._booked(record, body, actor)
-        return _view(self.flow.item(after).body, after.state, kind)
 
-    async def _booked(self, record: Record, body: Deposit, actor: str) -> Record:
-        """Confirmed and booked, in one transaction: for the user, or in suspense if the account is closed by now
-        (T44)."""
-        account = funding_account(body.user)
-        while True:
-            try:
-                return await self._signal(record, CONFIRM, actor, {"account": account})
-            except UnknownAccount as unknown:
-                await open_account(self.ledger, unknown)
-            except AccountClosed:
-                await alert_closed(self.engine, body, record)
-                account = SUSPENSE_DEPOSITS
+        def write(account: str) -> Awaitable[Record]:
+            return self._signal(record, CONFIRM, actor, {"account": account})
+
+        after = await book_somewhere(self.engine, self.ledger, body, record, write)
+        return _view(self.flow.item(after).body, after.state, kind)
 
     async def reject(self, reference: str, *, actor: str) -> DepositView:
         """It is not booked, and never will be under this reference by this way."""
         actor = check_actor(actor)
-        record = await self._record(_named(reference))
+        record = await self.engine.record(self.flow.name, _named(reference))
         body = self.flow.item(record).body
         after = await self._signal(record, REJECT, actor, {})
         return _view(body, after.state, (await self.ledger.known_assets(body.asset))[body.asset])
@@ -197,30 +178,25 @@ class Deposits:
         return kind, Deposit(user=user, asset=asset, amount=str(minor), reference=name, asked_by=actor)
 
     async def _known(self, wanted: Deposit) -> tuple[Deposit, str] | None:
-        """The deposit that this reference stands for already, and its state; a refusal if that is another one.
-
-        Older versions have left deposits of which no request is remembered: records, and entries under another key. One
-        that is booked counts more than one that waits.
-        """
+        """The deposit that this reference stands for already, and its state; a refusal if that is another one."""
         remembered = await self.ledger.store.read.operations.get(DEPOSITS, wanted.reference, CREATE)
-        if remembered is not None and not (first := asked_of(remembered)).record:
-            if remembered.fingerprint != wanted.fingerprint:
-                raise used_before(wanted.reference)
-            return first.of(wanted), BOOKED
-        if remembered is None and (old := await booked_before(self.ledger, wanted)) is not None:
-            return old, BOOKED
-        record = await self.engine.get(self.flow.name, wanted.reference)
-        if record is None:
+        if remembered is None:
             return None
-        body = self.flow.item(record).body
-        _same(body, wanted)
-        return body, record.state
+        first = asked_of(remembered)
+        if first.record:
+            record, body = await self._found(wanted)
+            return body, record.state
+        if remembered.fingerprint != wanted.fingerprint:
+            raise used_before(wanted.reference)
+        return first.of(wanted), BOOKED
 
-    async def _record(self, reference: str) -> Record:
-        found = await self.engine.get(self.flow.name, reference)
-        if found is None:
-            raise UnknownRecord(self.flow.name, reference)
-        return found
+    async def _found(self, wanted: Deposit) -> tuple[Record, Deposit]:
+        """The record under its reference, if it is of the same deposit."""
+        record = await self.engine.record(self.flow.name, wanted.reference)
+        body = self.flow.item(record).body
+        if (body.reference, body.fingerprint) != (wanted.reference, wanted.fingerprint):
+            raise IdempotencyKeyReused("deposits", wanted.reference, "deposit")
+        return record, body
 
     async def _signal(self, record: Record, event: str, actor: str, evidence: dict[str, str]) -> Record:
         try:
@@ -243,11 +219,6 @@ def _next_body(item: FlowRecord[Deposit], event: str, answer: Answer) -> Deposit
 
 def _account(body: Deposit, answer: Answer) -> str:
     return str(answer.evidence.get("account", funding_account(body.user)))
-
-
-def _same(found: Deposit, wanted: Deposit) -> None:
-    if (found.reference, found.fingerprint) != (wanted.reference, wanted.fingerprint):
-        raise IdempotencyKeyReused("deposits", wanted.reference, "deposit")
 
 
 def _named(reference: str) -> str:

@@ -28,7 +28,7 @@ from bursar.flows.sequence.steps import EntryStep, OwnStep, Sequence, Step, Stor
 from bursar.flows.sequence.views import SequenceView, view
 from bursar.ledger import Ledger
 from bursar.model.entries import check_key
-from bursar.model.errors import IdempotencyKeyReused, UnknownRecord
+from bursar.model.errors import IdempotencyKeyReused
 from bursar.model.machine import Kind
 from bursar.model.records import Record
 from bursar.model.retry import USUAL_RETRY
@@ -117,11 +117,11 @@ class Sequences:
 
     async def wait(self, id: str, wait_s: float = WAIT_S) -> SequenceView:
         """Drive it and wait for so long; whatever has not ended by then goes on."""
-        return await self._view(await self._drive(await self._record(id), wait_s))
+        return await self._view(await self._drive(await self.engine.record(self.flow.name, id), wait_s))
 
     async def get(self, id: str) -> SequenceView:
         """A sequence as it stands."""
-        return await self._view(await self._record(id))
+        return await self._view(await self.engine.record(self.flow.name, id))
 
     async def find(self, key: str, *, owner: str = "") -> SequenceView | None:
         """The sequence that was started under this key."""
@@ -176,12 +176,6 @@ class Sequences:
         paths = sorted({path for step in entries for path in (step.source, step.target)})
         heads = await self.ledger.store.read.accounts.heads(paths) if paths else {}
         check_ground(steps, heads, await self.ledger.books(), self.own)
-
-    async def _record(self, id: str) -> Record:
-        found = await self.engine.get(self.flow.name, id)
-        if found is None:
-            raise UnknownRecord(self.flow.name, id)
-        return found
 
     async def _view(self, record: Record, *, replayed: bool = False) -> SequenceView:
         body = self.flow.item(record).body

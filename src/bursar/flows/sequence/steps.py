@@ -68,9 +68,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     sequence: str  # the record's id
     step: int  # its place, from 0
     arguments: dict[str, Any]
-    results: tuple[
-        dict[str, Any], ...
-    ]  # the evidence that each step before has answered with; its own, too, to undo it
+    results: tuple[dict[str, Any], ...]  # the evidence of each step before; its own, too, to undo it
 
 
 class OwnStep(Protocol):

@@ -21,7 +21,6 @@ after, in the transaction that writes the record (T37, `Limits`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -73,7 +72,6 @@ class Code(StrEnum):
     SYSTEM_ERROR = "SYSTEM_ERROR"
 
 
-@dataclass(eq=False)
 class TransferRefused(Refusal):
     """A transfer is refused before anything is written. `reason` is the specification's code."""
 
@@ -83,7 +81,6 @@ class TransferRefused(Refusal):
     text = "{reason}: {why}"
 
 
-@dataclass(eq=False)
 class CommitUnknown(StoreError):
     """The deadline came, or the database went away, while a transfer was written: it may be there, or not."""
 
@@ -255,25 +252,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """What a transfer uses up, in buckets of a second and of a day (UTC). Pure."""
         second, day = now_us // SECOND_US, now_us // DAY_US
         who = f"{SCOPE}:{transfer.user}"
+        asset, tomorrow_us = transfer.asset, (day + 1) * DAY_US
+        amount_max = self.amount_per_day.get(asset)
         buckets = (
-            (f"{who}:s:{second}", self.per_second, (second + 1) * SECOND_US, Code.RATE_LIMIT_EXCEEDED),
-            (f"{who}:d:{day}", self.per_day, (day + 1) * DAY_US, Code.DAILY_LIMIT_EXCEEDED),
+            (f"s:{second}", self.per_second, MINOR_MAX, 0, (second + 1) * SECOND_US, Code.RATE_LIMIT_EXCEEDED),
+            (f"d:{day}", self.per_day, MINOR_MAX, 0, tomorrow_us, Code.DAILY_LIMIT_EXCEEDED),
+            (f"a:{asset}:{day}", COUNT_MAX, amount_max, transfer.minor, tomorrow_us, Code.DAILY_AMOUNT_EXCEEDED),
         )
-        found = [
-            Limit(key=key, count_max=most, amount_max=MINOR_MAX, until_us=until_us, code=code)
-            for key, most, until_us, code in buckets
-            if most is not None
-        ]
-        amount_max = self.amount_per_day.get(transfer.asset)
-        if amount_max is not None:
-            found.append(
-                Limit(
-                    key=f"{who}:a:{transfer.asset}:{day}",
-                    count_max=COUNT_MAX,
-                    amount_max=amount_max,
-                    amount=transfer.minor,
-                    until_us=(day + 1) * DAY_US,
-                    code=Code.DAILY_AMOUNT_EXCEEDED,
-                )
-            )
-        return tuple(found)
+        return tuple(
+            Limit(key=f"{who}:{key}", count_max=count, amount_max=most, amount=amount, until_us=until_us, code=code)
+            for key, count, most, amount, until_us, code in buckets
+            if count is not None and most is not None
+        )

@@ -36,7 +36,7 @@ import msgspec
 
 from bursar.engine import Answer, Booking, Dispute, Flow, FlowRecord, InlineCall
 from bursar.flows.transfers.machine import MACHINE
-from bursar.flows.transfers.rails import GIVEN_BACK_UNKNOWN, Rail
+from bursar.flows.transfers.rails import GIVEN_BACK_UNKNOWN, Rail, unless_given_back
 from bursar.flows.transfers.request import (
     SCOPE,
     SUSPENSE,
@@ -48,15 +48,15 @@ from bursar.flows.transfers.request import (
 )
 from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.outcome import Outcome
+from bursar.model.records import Record
 from bursar.model.retry import USUAL_ALARMS, USUAL_RETRY, Alarm, Retry
-from bursar.rails.trading.rules import GIVEN_BACK, PREFIX, REFUSALS, Code
+from bursar.rails.trading.rules import PREFIX, REFUSALS, Code
 
-CALL_TIMEOUT_S = 10.0
 ARRIVED = "ARRIVED"  # the source refuses it now, and the target has it: the database was restored to before that
 ARRIVAL_UNKNOWN = "ARRIVAL_UNKNOWN"  # or that can't be said just now
 PAID_FROM_SUSPENSE = "paid from suspense"
 
-Alert = Callable[[FlowRecord[Transfer], str, str], Awaitable[None]]  # raises a critical one: record, reason, message
+Alert = Callable[[Record, str, str, str], Awaitable[None]]  # raises one: record, reason, severity, message
 
 ALARMS = (
     *(replace(alarm, whole_life=True) for alarm in USUAL_ALARMS),  # 001 §9.5: from creation
@@ -72,20 +72,14 @@ def transfers_flow(
     alert: Alert,
     retry: Retry = USUAL_RETRY,
     alarms: tuple[Alarm, ...] = ALARMS,
-    call_timeout_s: float = CALL_TIMEOUT_S,
 ) -> Flow[Transfer]:
     """Transfers between these ends."""
 
     calls = Calls(rails, alert)
 
     def inline_call(item: FlowRecord[Transfer], booking: Booking) -> InlineCall | None:
-        match item.record.state:
-            case "SOURCE_PENDING":
-                return rails[item.body.source].inline_call(item, "withdraw", booking)
-            case "TARGET_PENDING":
-                return rails[item.body.target].inline_call(item, "deposit", booking)
-            case _:
-                return rails[item.body.source].inline_call(item, "refund", booking)
+        op = MACHINE.state(item.record.state).action or ""
+        return rails[item.body.target if op == "deposit" else item.body.source].inline_call(item, op, booking)
 
     return Flow(
         machine=MACHINE,
@@ -105,7 +99,6 @@ def transfers_flow(
         dispute=dispute,
         retry=retry,
         alarms=alarms,
-        call_timeout_s=call_timeout_s,
     )
 
 
@@ -164,7 +157,7 @@ class Calls:
             return await self.withdraw(item)  # by the user if the account can pay; it could not, once it is cancelled
         answer = await self._source(item).cancel(item, "withdraw")
         if answer.outcome is Outcome.SUCCESS:
-            answer = await self._unless_given_back(item, answer, item.record.state)
+            answer = await unless_given_back(self._source(item), item, answer)
         if answer.outcome is Outcome.EXPLICIT_FAIL:
             return await self._refused(item, answer, is_forced=True)
         return answer
@@ -180,7 +173,7 @@ class Calls:
         answer = await self._source(item).query(item, "withdraw")
         if answer.outcome is Outcome.SUCCESS:
             # In these two no refund was ever asked for. In others the flow has yet to ask, or has given it back itself.
-            return await self._unless_given_back(item, answer, "COMMITTED", "FAILED")
+            return await unless_given_back(self._source(item), item, answer, "COMMITTED", "FAILED")
         if answer.outcome is not Outcome.EXPLICIT_FAIL or item.body.target is AccountType.FUNDING:
             return answer
         held = await self._target(item).query(item, "deposit")
@@ -215,7 +208,7 @@ class Calls:
                 message += f" source refuses it now ({answer.error}): the database was restored. {SUSPENSE} pays"
                 message += f" {item.body.minor} {item.body.asset}; settle that by hand"
                 # Before it is written, or a crash in between would leave it untold.
-                await self._alert(item, PAID_FROM_SUSPENSE, message)
+                await self._alert(item.record, PAID_FROM_SUSPENSE, "critical", message)
                 evidence = promised.evidence | {"refused": answer.error}
                 return msgspec.structs.replace(promised, code=ARRIVED, message=message, evidence=evidence)
             case _ if is_forced and promised.code == Code.PRUNED.name:
@@ -229,16 +222,6 @@ class Calls:
         if (await self._source(item).query(item, "withdraw")).outcome.is_known:
             return False
         return (await self._target(item).cancel(item, "deposit")).outcome is Outcome.SUCCESS
-
-    async def _unless_given_back(self, item: FlowRecord[Transfer], answer: Answer, *states: str) -> Answer:
-        """That the source has taken it; or, if it has given it back since, that it has not."""
-        match await self._source(item).gave_back(item, *states):
-            case True:
-                return msgspec.structs.replace(answer, outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
-            case None:
-                return msgspec.structs.replace(answer, outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
-            case _:
-                return answer
 
     def _source(self, item: FlowRecord[Transfer]) -> Rail:
         return self._rails[item.body.source]

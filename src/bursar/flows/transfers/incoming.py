@@ -3,10 +3,13 @@
 To a frozen account it is booked all the same; what has arrived for a closed one is booked in `suspense:deposits`, and
 an alert says so. A reference is one deposit, whichever way it came: the first request under it is remembered with who
 made it, and an unlike second one is refused. Keys live in a scope of their own, which no entry from outside can reach
-(L19); what was booked before that is found under its old key.
+(L19).
 """
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -15,10 +18,12 @@ from bursar.flows.transfers.checks import Code, TransferRefused
 from bursar.flows.transfers.request import EXTERNAL, SUSPENSE_DEPOSITS, funding_account
 from bursar.ledger import Ledger
 from bursar.model.accounts import NoOverdraft, SystemAccount
-from bursar.model.entries import USER_SCOPE, Intent, Leg, encode_metadata
+from bursar.model.entries import Intent, Leg, encode_metadata
 from bursar.model.errors import AccountClosed, Conflict, IdempotencyKeyReused, UnknownAccount
 from bursar.model.records import OperationResult, Record
-from bursar.writer import Change, Operation
+from bursar.writer import Change, ChangeResult, Operation
+
+T = TypeVar("T")
 
 DEPOSITS = "deposits"  # the scope of keys and remembered requests
 CREATE = "create"
@@ -60,7 +65,7 @@ class Deposit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of the first request."""
 
-    asked_by: str = ""
+    asked_by: str
     account: str = ""  # where it is booked
     record: str = ""  # if it waits, or waited, for a second person
 
@@ -71,42 +76,38 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 async def book(engine: Engine, ledger: Ledger, deposit: Deposit) -> Deposit:
     """Book it now, unless that was done before."""
-    if (old := await booked_before(ledger, deposit)) is not None:
-        return old
+
+    def write(account: str) -> Awaitable[ChangeResult]:
+        asked = deposit.operation(account=account, record="")
+        return ledger.writer.apply(Change((deposit.intent(account),), operation=asked))
+
+    try:
+        done = await book_somewhere(engine, ledger, deposit, None, write)
+    except IdempotencyKeyReused:
+        raise used_before(deposit.reference) from None
+    assert done.operation is not None
+    first = asked_of(done.operation)
+    if first.record:
+        raise Conflict(f"deposit {deposit.reference} waits for a second person", 1)
+    return first.of(deposit)
+
+
+async def book_somewhere(
+    engine: Engine, ledger: Ledger, deposit: Deposit, record: Record | None, write: Callable[[str], Awaitable[T]]
+) -> T:
+    """Book it with `write`: in the user's account, which the first deposit makes; or in suspense if that is closed."""
     account = funding_account(deposit.user)
     while True:
-        asked = deposit.operation(account=account, record="")
         try:
-            done = await ledger.writer.apply(Change((deposit.intent(account),), operation=asked))
+            return await write(account)
         except UnknownAccount as unknown:
-            await open_account(ledger, unknown)
+            if unknown.account == EXTERNAL:  # `prepare` makes it
+                raise
+            policy = SystemAccount() if unknown.account == SUSPENSE_DEPOSITS else NoOverdraft()
+            await ledger.create_account(unknown.account, policy=policy)
         except AccountClosed:
-            await alert_closed(engine, deposit, None)
+            await _alert_closed(engine, deposit, record)
             account = SUSPENSE_DEPOSITS
-        except IdempotencyKeyReused:
-            raise used_before(deposit.reference) from None
-        else:
-            assert done.operation is not None
-            first = asked_of(done.operation)
-            if first.record:
-                raise Conflict(f"deposit {deposit.reference} waits for a second person", 1)
-            return first.of(deposit)
-
-
-async def booked_before(ledger: Ledger, deposit: Deposit) -> Deposit | None:
-    """A deposit under this reference from before keys had a scope of their own; a refusal if it was another one."""
-    key = (USER_SCOPE, f"deposit:{deposit.reference}")
-    taken = (await ledger.store.read.envelopes.existing([key])).get(key)
-    if taken is None:
-        return None
-    view = await ledger.envelope(taken.seq)
-    if [movement.source for movement in view.movements] != [EXTERNAL]:
-        return None  # an entry of another program, under a key that it chose
-    (found,) = view.movements
-    same = (found.target, found.amount.asset, found.amount.minor)
-    if same != (funding_account(deposit.user), deposit.asset, int(deposit.amount)):
-        raise used_before(deposit.reference)
-    return Asked(account=found.target, asked_by=str(view.metadata.get("actor", ""))).of(deposit)
 
 
 def used_before(reference: str) -> TransferRefused:
@@ -120,15 +121,7 @@ def asked_of(remembered: OperationResult) -> Asked:
     return msgspec.json.decode(remembered.detail, type=Asked)
 
 
-async def open_account(ledger: Ledger, unknown: UnknownAccount) -> None:
-    """Make the account that a deposit turned out to need: nothing but a booking makes one."""
-    path = unknown.account
-    if path == EXTERNAL:  # `prepare` makes it
-        raise unknown
-    await ledger.create_account(path, policy=SystemAccount() if path == SUSPENSE_DEPOSITS else NoOverdraft())
-
-
-async def alert_closed(engine: Engine, deposit: Deposit, record: Record | None) -> None:
+async def _alert_closed(engine: Engine, deposit: Deposit, record: Record | None) -> None:
     """Say that a deposit goes to suspense, before it does: it must not be booked there without a word."""
     message = (
         f"deposit {deposit.reference} of {deposit.amount} smallest units of {deposit.asset} is for user "

@@ -7,14 +7,11 @@ data folder beside an old database, would be a second place for the same money.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bursar.model.errors import DatabaseUnavailable
 from bursar.rails.trading import CoreRefused, Known
 from bursar.store import Store
 
 
-@dataclass(eq=False)
 class CoreUnusable(DatabaseUnavailable):
     """A core is not this ledger's, or does not answer although it has to; `why` says which, and what to do."""
 

@@ -50,37 +50,29 @@ class Rail(Protocol):
 
     def look(self, transfer: Transfer) -> Look:
         """How a user's account stands: asked at once, together with all who ask now. Never a promise."""
-        ...
 
     async def withdraw(self, item: FlowRecord[Transfer]) -> Answer:
         """Take it from the user."""
-        ...
 
     async def deposit(self, item: FlowRecord[Transfer]) -> Answer:
         """Give it to the user."""
-        ...
 
     async def refund(self, item: FlowRecord[Transfer]) -> Answer:
         """Give back what was taken."""
-        ...
 
     def inline_call(self, item: FlowRecord[Transfer], op: str, booking: Booking) -> InlineCall | None:
         """The operation as rows of this database, in place of a call; None if it has to be called."""
-        ...
 
     async def cancel(self, item: FlowRecord[Transfer], op: str) -> Answer:
         """Make sure that an operation never happens: `EXPLICIT_FAIL`; or `SUCCESS`: it has happened (T34)."""
-        ...
 
     async def query(self, item: FlowRecord[Transfer], op: str) -> Answer:
         """What is on record of an operation, without making it happen; nothing on record is an unknown (T24)."""
-        ...
 
     async def gave_back(self, item: FlowRecord[Transfer], *states: str) -> bool | None:
         """Whether it has given back what this transfer took, though the record is in one of these states (in the one
         of the item, if none is named), in which no refund was asked for: then the database was restored, and what the
         other end gets would be there twice. None if it does not say."""
-        ...
 
 
 class AccountLookup:
@@ -266,13 +258,7 @@ class TradingRail:
         said = self._told(reply)
         if reply.outcome is not Outcome.SUCCESS or self._is_new(item, reply, heard):
             return said
-        match await self.gave_back(item):
-            case True:
-                return msgspec.structs.replace(said, outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
-            case None:
-                return msgspec.structs.replace(said, outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
-            case _:
-                return said
+        return await unless_given_back(self, item, said)
 
     def _is_new(self, item: FlowRecord[Transfer], reply: Reply, heard: int | None) -> bool:
         """Whether the core has done it for this call: not before what we had heard of it, of which there is nothing
@@ -320,6 +306,17 @@ class TradingRail:
         evidence = {"rail": self._name, "sequence": reply.sequence}
         known = ((self._name, reply.sequence),) if reply.sequence else ()
         return Answer(outcome=reply.outcome, code=reply.code, message=reply.detail, evidence=evidence, high_water=known)
+
+
+async def unless_given_back(source: Rail, item: FlowRecord[Transfer], answer: Answer, *states: str) -> Answer:
+    """That the source has taken it; or, if it has given it back since, that it has not."""
+    match await source.gave_back(item, *states):
+        case True:
+            return msgspec.structs.replace(answer, outcome=Outcome.EXPLICIT_FAIL, code=GIVEN_BACK)
+        case None:
+            return msgspec.structs.replace(answer, outcome=Outcome.UNKNOWN, code=GIVEN_BACK_UNKNOWN)
+        case _:
+            return answer
 
 
 def _snapshot(status: AccountStatus, policy: Policy, available: int) -> AccountSnapshot:

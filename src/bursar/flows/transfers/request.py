@@ -45,11 +45,6 @@ class AccountType(StrEnum):
     FUTURE = "FUTURE"
     MARGIN = "MARGIN"
 
-    @property
-    def number(self) -> int:
-        """As `source_type` and `target_type` of `transfers_tb` have it: 1 = funding, 2 = trading, and so on."""
-        return list(AccountType).index(self) + 1
-
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a user asks for, as it came in: nothing of it is checked yet."""
@@ -64,17 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fingerprint(self) -> str:
         """Two requests with one `client_order_id` are the same if these are (T11): amounts count as values (T43)."""
-        return _fingerprint([self.source, self.target, self.asset, self.amount])
-
-
-def same_request(stored: str, fingerprint: str) -> bool:
-    """Whether a stored fingerprint stands for the same request; older ones hold the amount as it was written."""
-    return stored == fingerprint or _fingerprint(msgspec.json.decode(stored, type=list[str])) == fingerprint
-
-
-def _fingerprint(parts: list[str]) -> str:
-    *rest, amount = parts
-    return msgspec.json.encode([*rest, _value(amount)]).decode()
+        return msgspec.json.encode([self.source, self.target, self.asset, _value(self.amount)]).decode()
 
 
 def _value(amount: str) -> str:
@@ -210,8 +195,7 @@ def core_account(kind: AccountType) -> str:
 SCOPE = "transfers"  # of keys and remembered requests
 NEW_TRANSFERS = ("flow", "new transfers")  # as a pause: none are started, those under way go on
 TRANSIT = "transit:transfers"  # money that has left one side and not arrived at the other
-SUSPENSE = (
-    "suspense:transfers"  # what a core did without a decision here: below zero, users have it twice; above, we owe it
-)
+# What a core did without a decision here: below zero, users have it twice; above, we owe it.
+SUSPENSE = "suspense:transfers"
 SUSPENSE_DEPOSITS = "suspense:deposits"  # what has arrived for an account that is closed (T44)
 EXTERNAL = "external:deposits"  # where deposits come from

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from bursar.deadlines import Deadline, Deadlines
-from bursar.engine import DatabaseClock, Engine, Flow, FlowRecord, Lift, Snowflakes, lift_pause, set_pause
+from bursar.engine import DatabaseClock, Engine, Flow, Lift, Snowflakes, lift_pause, set_pause
 from bursar.engine.clock import first_id_at
 from bursar.flows.transfers.checks import (
     SECOND_US,
@@ -54,7 +54,6 @@ from bursar.flows.transfers.request import (
     Transfer,
     View,
     core_account,
-    same_request,
     view_of,
 )
 from bursar.ledger import Ledger
@@ -117,10 +116,11 @@ class Transfers:
         funding = FundingRail(ledger.store, ledger.writer, inline=inline, safety_factor=safety_factor)
         self.rails: dict[AccountType, Rail] = {AccountType.FUNDING: funding}
         self.rails |= {kind: TradingRail(client, rail_name(kind), ledger.store) for kind, client in cores.items()}
+        self.engine = engine or Engine(ledger.store, ledger.writer, (), worker=worker)
         self.flow: Flow[Transfer] = transfers_flow(
-            self.rails, admit=self._admit, alert=self._alert, retry=retry, alarms=alarms
+            self.rails, admit=self._admit, alert=self.engine.alert, retry=retry, alarms=alarms
         )
-        self.engine = (engine or Engine(ledger.store, ledger.writer, (), worker=worker)).register(self.flow)
+        self.engine.register(self.flow)
         self._ids = Snowflakes(ledger.store)
         self._clock = DatabaseClock(ledger.store)
         self._assets: Mapping[str, Asset] = {}
@@ -305,7 +305,8 @@ class Transfers:
         record = await self.engine.get(self.flow.name, req_id)
         if record is None or (user is not None and record.owner != str(user)):
             raise TransferRefused(Code.TRANSFER_NOT_FOUND, f"you have no transfer {req_id[:64]}")
-        return await self._view(record)
+        transfer = self.flow.item(record).body
+        return view_of(record, transfer, await self.ledger.known_assets(transfer.asset))
 
     async def list(self, user: int | None, *, state: str = "", before: int = NEWEST, limit: int = 50) -> Sequence[View]:
         """A user's transfers, newest first. Without a user, those of all users."""
@@ -332,9 +333,6 @@ class Transfers:
         assets = await self._assets_with(transfer.asset)
         check_id(req_id, self._clock.now_us(), self._forgotten, self.horizons)
         check_transfer(transfer, assets, self.rails.keys(), self.safety_factor)
-
-    async def _alert(self, item: FlowRecord[Transfer], reason: str, message: str) -> None:
-        await self.engine.alert(item.record, reason, "critical", message)
 
     async def _assets_with(self, code: str) -> Mapping[str, Asset]:
         """All assets, at most a moment old; read again if one is not among them, for it may be new."""
@@ -371,7 +369,7 @@ class Transfers:
         answer = await self.ledger.store.read.operations.get(_orders(request.user), request.client_order_id, CREATE)
         if answer is None:
             return None
-        if not same_request(answer.fingerprint, request.fingerprint):
+        if answer.fingerprint != request.fingerprint:
             raise _other(request)
         return await self.engine.get(self.flow.name, msgspec.json.decode(answer.detail)["record"])
 
@@ -408,7 +406,6 @@ class Transfers:
                     id=request.client_order_id,
                     op=CREATE,
                     fingerprint=request.fingerprint,
-                    detail=msgspec.json.encode({"record": req_id}).decode(),
                 )
             stage.req_id = req_id  # from here on it may be written, heard of or not
             try:
@@ -442,11 +439,11 @@ class Transfers:
         """The refusal of a first state in the specification's words, and without our inside."""
         match refusal:
             case LimitExceeded(name=name):
-                amount_max = self.limits.amount_per_day.get(transfer.asset, 0)
+                most = self._assets[transfer.asset].of_minor(self.limits.amount_per_day.get(transfer.asset, 0))
                 why = {
                     Code.RATE_LIMIT_EXCEEDED: f"at most {self.limits.per_second} in a second",
                     Code.DAILY_LIMIT_EXCEEDED: f"at most {self.limits.per_day} transfers in a day",
-                    Code.DAILY_AMOUNT_EXCEEDED: f"at most {self._shown(amount_max, transfer.asset)} in a day",
+                    Code.DAILY_AMOUNT_EXCEEDED: f"at most {most} {transfer.asset} in a day",
                 }
                 return TransferRefused(Code(name), why[Code(name)])
             case AccountFrozen():
@@ -455,13 +452,6 @@ class Transfers:
                 return TransferRefused(Code.ACCOUNT_DISABLED, f"an account of user {transfer.user} is disabled")
             case _:
                 return refusal
-
-    def _shown(self, minor: int, asset: str) -> str:
-        return f"{self._assets[asset].of_minor(minor)} {asset}"
-
-    async def _view(self, record: Record, *, replayed: bool = False) -> View:
-        transfer = self.flow.item(record).body
-        return view_of(record, transfer, await self.ledger.known_assets(transfer.asset), replayed)
 
     async def _views(self, records: Sequence[Record]) -> Sequence[View]:
         """All at once. A body that can't be read is left out: it must not hide the others."""
@@ -475,12 +465,11 @@ class Transfers:
         return [view_of(record, transfer, assets) for record, transfer in readable]
 
 
-class _Stage:
+class _Stage(msgspec.Struct):
     """How far a request has come: what it waits for, and the id of the transfer that is being written."""
 
-    def __init__(self) -> None:
-        self.asked: AccountType | None = None
-        self.req_id = ""
+    asked: AccountType | None = None
+    req_id: str = ""
 
     def asks(self, kind: AccountType | None) -> None:
         """An end is asked, or none any more."""
