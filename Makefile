@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 CLUSTER_STAMP := $(VENV)/.stamp-cluster
+ANVIL_STAMP := $(VENV)/.stamp-anvil
+ANVIL := @foundry-rs/anvil@1.7.1
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Nothing may depend on the order of a set: a failure that does would not come back. Fixed, so that it does.
@@ -38,13 +40,26 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 	@touch $@
 
 demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: ends by itself after that time)
+	@$(BIN)/bursar demo-payouts
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 # By file: a file's tests share one worker, and each worker starts one PostgreSQL. As many workers as a small machine has
 # cores: with twice as many, the same tests cost up to 1.45 times as much CPU, because processes take turns on the cores.
 # In the order in which they are collected: what lasts comes first (tests/conftest.py).
-test: setup ## every test
+test: setup $(ANVIL_STAMP) ## every test
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# An EVM node for tests: a program of its own, which comes as an npm package. Its install script is not run: it would only
+# look for what npm has put beside it. Not part of `setup`: nothing but the tests starts it.
+$(ANVIL_STAMP): Makefile requirements-node.lock | $(STAMP)
+	@test -n "$(BURSAR_ANVIL_BIN)" || command -v npm >/dev/null || { \
+		echo "No npm on this machine: installing a wheel that carries it ..."; \
+		$(PIP) install --requirement requirements-node.lock; }
+	@test -n "$(BURSAR_ANVIL_BIN)" || { \
+		echo "Fetching $(ANVIL) into $(VENV) ..."; \
+		PATH="$$PATH:$(CURDIR)/$(BIN)" npm install --prefix $(VENV)/anvil --no-save --no-package-lock --no-audit --no-fund \
+			--ignore-scripts --loglevel=error $(ANVIL) >/dev/null; }
+	@touch $@
 
 mutants: setup ## change the model one operator at a time and see whether its unit tests notice (MUTANTS=--all: every one)
 	@$(BIN)/python -m tests.mutants $(MUTANTS)

@@ -11,17 +11,17 @@ Files are read here directly, not through the ports: it happens before there is 
 from __future__ import annotations
 
 import difflib
-import json
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from bursar import config_readers as as_
+from bursar.config_readers import Reader
 from bursar.model.errors import Refusal
-from bursar.ports import split_address
+from bursar.signer.wire import SECRET_BYTES_MIN
 from bursar.store import Options
 
 PREFIX = "BURSAR_"
@@ -29,13 +29,15 @@ PREFIX = "BURSAR_"
 OTHER_VARIABLES = frozenset(
     {"BURSAR_CONFIG", "BURSAR_TRACEBACK", "BURSAR_POSTGRES_BIN", "BURSAR_SIM_SEEDS", "BURSAR_TRADING_SEEDS"}
     | {"BURSAR_TRANSFERS_SEEDS", "BURSAR_RESTORED_SEEDS", "BURSAR_ENGINE_SEEDS", "BURSAR_FUZZ_EXAMPLES"}
+    | {"BURSAR_ANVIL_BIN"}
 )
-CHILD = "child"
+CHILD = as_.CHILD
 CORES = ("spot", "future", "margin")
 UNIX_PATH_BYTES_MAX = 100  # 107 on Linux, 103 on macOS, with a little left
 HS256_KEY_BYTES_MIN = 32
 CORE_SECRET_BYTES_MIN = 16
 WEBHOOK_SECRET_BYTES_MIN = 32
+SIGNER_SECRET_BYTES_MIN = SECRET_BYTES_MIN
 MINUTE_MS = 60_000
 ANSWER_S = 1.5  # for an answer, beyond the longest that it may have to wait for
 
@@ -48,116 +50,6 @@ class ConfigRefused(Refusal):
     text = "the configuration is refused: {problems}"
 
 
-Reader = Callable[[Any], Any]
-
-
-def _text(raw: Any) -> str:
-    if not isinstance(raw, str) or "\x00" in raw:
-        raise ValueError("a text is needed")
-    return raw
-
-
-def _whole(least: int, most: int) -> Reader:
-    def read(raw: Any) -> int:
-        found = int(raw) if isinstance(raw, str) and raw.isascii() and raw.isdigit() and len(raw) < 20 else raw
-        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
-            raise ValueError(f"a whole number from {least} to {most} is needed")
-        return found
-
-    return read
-
-
-def _one_of(*words: str) -> Reader:
-    def read(raw: Any) -> str:
-        if raw not in words:
-            raise ValueError(f"one of {', '.join(words)} is needed")
-        return str(raw)
-
-    return read
-
-
-def _yes_or_no(raw: Any) -> bool:
-    found = {"true": True, "false": False}.get(raw, raw) if isinstance(raw, str) else raw
-    if not isinstance(found, bool):
-        raise ValueError("true or false is needed")
-    return found
-
-
-def _database(raw: Any) -> str:
-    url = _text(raw)
-    if url and not url.startswith(("sqlite:///", "postgresql://", "postgres://")):
-        raise ValueError("sqlite:///FILE or postgresql://USER@HOST/NAME is needed")
-    return url
-
-
-def _host_port(raw: Any) -> str:
-    try:
-        split_address(f"tcp:{_text(raw)}")
-    except ValueError:
-        raise ValueError("HOST:PORT is needed, such as 127.0.0.1:8080 (port 0: any that is free)") from None
-    return str(raw)
-
-
-def _optional(read: Reader) -> Reader:
-    return lambda raw: "" if raw == "" else read(raw)
-
-
-def _core(raw: Any) -> str:
-    address = _text(raw)
-    if address in ("", CHILD):
-        return address
-    try:
-        split_address(address)
-    except ValueError:
-        raise ValueError(f"unix:PATH, tcp:HOST:PORT, {CHILD}, or nothing (switched off) is needed") from None
-    return address
-
-
-def _amounts(raw: Any) -> dict[str, int]:
-    """Smallest units per asset: a TOML table, or `USDT=1000000,BTC=50000` in the environment."""
-    pairs: list[tuple[str, Any]] = []
-    if isinstance(raw, dict):
-        pairs = list(raw.items())
-    elif isinstance(raw, str):
-        pairs = [(name, value) for name, _, value in (part.partition("=") for part in raw.split(",") if part.strip())]
-    else:
-        raise ValueError("ASSET=smallest units is needed")
-    return {name.strip(): _whole(0, 2**127 - 1)(_stripped(value)) for name, value in pairs}
-
-
-def _webhook(raw: Any) -> str:
-    url = _text(raw)
-    try:
-        parts = urlsplit(url)
-        fine = not url or (parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0)
-    except ValueError:  # of a port that is none, or of half an IPv6 address
-        parts, fine = urlsplit(""), False
-    if not fine or not url.isascii() or any(char <= " " for char in url):
-        raise ValueError("http://… or https://… is needed")
-    if parts.username or parts.password:
-        raise ValueError("no name or password belongs in it; its receiver checks the signature")
-    return url
-
-
-def _words(raw: Any) -> tuple[str, ...]:
-    """A command: a TOML list, or a JSON list in the environment. Never one text, which a shell would have to split."""
-    found = raw
-    if isinstance(raw, str):
-        try:
-            found = json.loads(raw or "[]")
-        except ValueError:
-            found = None
-    if not isinstance(found, list) or not all(isinstance(word, str) and "\x00" not in word for word in found):
-        raise ValueError('a list of words is needed, the program first, such as ["/usr/bin/notify", "--now"]')
-    if found and not found[0]:
-        raise ValueError("the program has no name")
-    return tuple(found)
-
-
-def _stripped(value: Any) -> Any:
-    return value.strip() if isinstance(value, str) else value
-
-
 def setting(default: Any, read: Reader, what: str, *, is_secret: bool = False) -> Any:
     """A field of `Config`. What is secret, or may contain it, is not part of its text."""
     metadata = {"read": read, "what": what}
@@ -168,11 +60,11 @@ def setting(default: Any, read: Reader, what: str, *, is_secret: bool = False) -
 
 def _core_setting(kind: str, default: str) -> Any:
     what = f"Where the {kind.upper()} core is: an address, `child` (started here), or nothing: not switched on."
-    return setting(default, _core, what)
+    return setting(default, as_.core_address, what)
 
 
 def _secret_setting(kind: str) -> Any:
-    return setting("", _text, f"File with the secret of the {kind.upper()} core; a child's is made at first start.")
+    return setting("", as_.text, f"File with the secret of the {kind.upper()} core; a child's is made at first start.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,33 +72,38 @@ class Config:
     """Every setting there is."""
 
     data: str = setting(
-        "bursar-data", _text, "Folder for what `bursar serve` makes by itself: database, secrets, the child core's log."
+        "bursar-data",
+        as_.text,
+        "Folder for what `bursar serve` makes by itself: database, secrets, the child core's log.",
     )
     database: str = setting(
-        "", _database, "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder.", is_secret=True
+        "",
+        as_.database_url,
+        "`sqlite:///FILE` or `postgresql://…`; empty: `bursar.db` in the data folder.",
+        is_secret=True,
     )
     database_timeout_ms: int = setting(
         5_000,
-        _whole(50, 10 * MINUTE_MS),
+        as_.whole(50, 10 * MINUTE_MS),
         "PostgreSQL: how long one statement may take; then its connection is dropped and another one used. Not for "
         "migrations, audit and rebuild.",
     )
     require_synchronous: bool = setting(
         False,
-        _yes_or_no,
+        as_.yes_or_no,
         "PostgreSQL: refuse a server whose commits are not at a synchronous standby before they are answered: "
         "`synchronous_standby_names` empty, or `synchronous_commit` below `on`.",
     )
-    listen: str = setting("127.0.0.1:8080", _host_port, "Where the API listens. Port 0: any that is free.")
+    listen: str = setting("127.0.0.1:8080", as_.host_port, "Where the API listens. Port 0: any that is free.")
     health_listen: str = setting(
-        "", _optional(_host_port), "Where health and metrics are, and nowhere else. Empty: at `listen`."
+        "", as_.optional(as_.host_port), "Where health and metrics are, and nowhere else. Empty: at `listen`."
     )
     worker_name: str = setting(
         "",
-        _text,
+        as_.text,
         "Who drives a record, in its history. Empty: made of host and data folder; no two processes share it.",
     )
-    log_level: str = setting("warning", _one_of("debug", "info", "warning", "error"), "What is logged, to stderr.")
+    log_level: str = setting("warning", as_.one_of("debug", "info", "warning", "error"), "What is logged, to stderr.")
 
     core_spot: str = _core_setting("spot", CHILD)
     core_spot_secret_file: str = _secret_setting("spot")
@@ -214,120 +111,153 @@ class Config:
     core_future_secret_file: str = _secret_setting("future")
     core_margin: str = _core_setting("margin", "")
     core_margin_secret_file: str = _secret_setting("margin")
-    core_timeout_ms: int = setting(5_000, _whole(10, MINUTE_MS), "How long a core may take to answer a call.")
+    core_timeout_ms: int = setting(5_000, as_.whole(10, MINUTE_MS), "How long a core may take to answer a call.")
 
     core_room_after_s: int = setting(
         3_600,
-        _whole(600, 86_400),
+        as_.whole(600, 86_400),
         "Age at which a core stops reserving room for the refund of a withdraw; open transfers keep theirs.",
     )
     core_forget_after_s: int = setting(
         604_800,
-        _whole(3_600, 400 * 86_400),
+        as_.whole(3_600, 400 * 86_400),
         "Age at which a core forgets operations: as old as any backup of the database that may be restored.",
     )
     prune_interval_s: int = setting(
         300,
-        _whole(0, 86_400),
+        as_.whole(0, 86_400),
         "Between two times at which the floors of cores are raised, below which they forget; 0: never.",
     )
 
     jwt_algorithm: str = setting(
-        "HS256", _one_of("HS256", "EdDSA"), "The one algorithm that tokens may be signed with; a token can't choose."
+        "HS256", as_.one_of("HS256", "EdDSA"), "The one algorithm that tokens may be signed with; a token can't choose."
     )
     jwt_key_file: str = setting(
         "",
-        _text,
+        as_.text,
         f"HS256: the secret, at least {HS256_KEY_BYTES_MIN} bytes. EdDSA: the public key, PEM. Empty, with SQLite and "
         "HS256: made at first start.",
     )
-    jwt_issuer: str = setting("", _text, "If given, tokens must name it as `iss`.")
-    jwt_audience: str = setting("", _text, "If given, tokens must name it as `aud`.")
-    jwt_leeway_s: int = setting(0, _whole(0, 300), "How far the clock of the issuer of tokens may be off.")
+    jwt_issuer: str = setting("", as_.text, "If given, tokens must name it as `iss`.")
+    jwt_audience: str = setting("", as_.text, "If given, tokens must name it as `aud`.")
+    jwt_leeway_s: int = setting(0, as_.whole(0, 300), "How far the clock of the issuer of tokens may be off.")
 
     connections_max: int = setting(
         4_096,
-        _whole(1, 60_000),
+        as_.whole(1, 60_000),
         "Open connections; fewer if the limit of open files says so. Beyond, idle ones are closed for new ones.",
     )
-    requests_max: int = setting(512, _whole(1, 100_000), "Requests in progress; beyond, the answer is 503.")
+    requests_max: int = setting(512, as_.whole(1, 100_000), "Requests in progress; beyond, the answer is 503.")
     requests_per_user_max: int = setting(
-        64, _whole(0, 100_000), "Requests in progress of one user; beyond, the answer is 429. 0: no limit."
+        64, as_.whole(0, 100_000), "Requests in progress of one user; beyond, the answer is 429. 0: no limit."
     )
     header_bytes_max: int = setting(
-        16_384, _whole(1_024, 1_048_576), "Size of a request's address and headers; beyond, 431."
+        16_384, as_.whole(1_024, 1_048_576), "Size of a request's address and headers; beyond, 431."
     )
-    body_bytes_max: int = setting(16_384, _whole(256, 1_048_576), "Size of a request's body; beyond, 413.")
+    body_bytes_max: int = setting(16_384, as_.whole(256, 1_048_576), "Size of a request's body; beyond, 413.")
     header_timeout_ms: int = setting(
-        10_000, _whole(10, 10 * MINUTE_MS), "How long the headers of a request may take, from its first byte; then 408."
+        10_000,
+        as_.whole(10, 10 * MINUTE_MS),
+        "How long the headers of a request may take, from its first byte; then 408.",
     )
     body_timeout_ms: int = setting(
         10_000,
-        _whole(10, 10 * MINUTE_MS),
+        as_.whole(10, 10 * MINUTE_MS),
         "How long its body may take, and its answer to be read; then 408, or the end.",
     )
     idle_timeout_ms: int = setting(
-        75_000, _whole(10, 60 * MINUTE_MS), "How long a connection is kept for the next request."
+        75_000, as_.whole(10, 60 * MINUTE_MS), "How long a connection is kept for the next request."
     )
     deadline_ms: int = setting(
         2_000,
-        _whole(0, MINUTE_MS),
+        as_.whole(0, MINUTE_MS),
         "Within which a request is answered (500 at least); a transfer that takes longer is PENDING.",
     )
     shutdown_ms: int = setting(
         10_000,
-        _whole(0, 10 * MINUTE_MS),
+        as_.whole(0, 10 * MINUTE_MS),
         "How long stopping may take in all after SIGTERM, whatever hangs (at least a second); the rest is found at "
         "next start.",
     )
 
-    safety_factor: int = setting(2, _whole(1, 2**32), "Transfers stay below 2^64 divided by this (OVERFLOW).")
+    safety_factor: int = setting(2, as_.whole(1, 2**32), "Transfers stay below 2^64 divided by this (OVERFLOW).")
     limit_per_second: int = setting(
-        10, _whole(0, 10**9), "Requests for transfers of one user in a second, refused ones too. 0: no limit."
+        10, as_.whole(0, 10**9), "Requests for transfers of one user in a second, refused ones too. 0: no limit."
     )
     limit_reads_per_second: int = setting(
-        100, _whole(0, 10**9), "Requests to read of one user in a second; staff has no limit. 0: no limit."
+        100, as_.whole(0, 10**9), "Requests to read of one user in a second; staff has no limit. 0: no limit."
     )
-    limit_per_day: int = setting(100, _whole(0, 10**9), "Transfers of one user in a day (UTC). 0: no limit.")
+    limit_per_day: int = setting(100, as_.whole(0, 10**9), "Transfers of one user in a day (UTC). 0: no limit.")
     limit_amount_per_day: Mapping[str, int] = setting(
-        {}, _amounts, "What one user may transfer in a day, per asset in smallest units: `USDT=1000000`."
+        {}, as_.amounts, "What one user may transfer in a day, per asset in smallest units: `USDT=1000000`."
     )
     deposit_confirm_above: Mapping[str, int] = setting(
-        {}, _amounts, "Deposits above this, per asset in smallest units, wait for a second person. Others don't."
+        {}, as_.amounts, "Deposits above this, per asset in smallest units, wait for a second person. Others don't."
     )
 
-    scan_interval_ms: int = setting(500, _whole(10, MINUTE_MS), "Between two looks for transfers that are due.")
-    retry_backoff_ms: int = setting(200, _whole(1, MINUTE_MS), "Before the first repetition of a call; doubles.")
-    retry_backoff_max_ms: int = setting(60_000, _whole(1, 60 * MINUTE_MS), "What it doubles to at most.")
-    alert_threshold: int = setting(10, _whole(1, 1_000_000), "Calls without an answer before an alert is raised.")
+    scan_interval_ms: int = setting(500, as_.whole(10, MINUTE_MS), "Between two looks for transfers that are due.")
+    retry_backoff_ms: int = setting(200, as_.whole(1, MINUTE_MS), "Before the first repetition of a call; doubles.")
+    retry_backoff_max_ms: int = setting(60_000, as_.whole(1, 60 * MINUTE_MS), "What it doubles to at most.")
+    alert_threshold: int = setting(10, as_.whole(1, 1_000_000), "Calls without an answer before an alert is raised.")
     alert_after_s: int = setting(
-        300, _whole(1, 86_400), "Age of an open transfer, in seconds, at which an alert is raised."
+        300, as_.whole(1, 86_400), "Age of an open transfer, in seconds, at which an alert is raised."
     )
     alert_waiting_s: int = setting(
-        3_600, _whole(1, 30 * 86_400), "Seconds that a deposit may wait for a second person before an alert is raised."
+        3_600,
+        as_.whole(1, 30 * 86_400),
+        "Seconds that a deposit may wait for a second person before an alert is raised.",
     )
     alert_paused_s: int = setting(
         3_600,
-        _whole(0, 30 * 86_400),
+        as_.whole(0, 30 * 86_400),
         "Seconds after which a pause raises an alert, and again each time it doubles; 0: never.",
     )
     alert_webhook: str = setting(
-        "", _webhook, "Where alerts are POSTed to, beside the log. Empty: nowhere.", is_secret=True
+        "", as_.webhook_url, "Where alerts are POSTed to, beside the log. Empty: nowhere.", is_secret=True
     )
     alert_webhook_secret_file: str = setting(
-        "", _text, f"File with the secret that they are signed with, at least {WEBHOOK_SECRET_BYTES_MIN} bytes."
+        "", as_.text, f"File with the secret that they are signed with, at least {WEBHOOK_SECRET_BYTES_MIN} bytes."
     )
     alert_command: tuple[str, ...] = setting(
-        (), _words, "A program that gets each alert on its stdin: a list of words, in the environment as JSON."
+        (), as_.words, "A program that gets each alert on its stdin: a list of words, in the environment as JSON."
     )
-    alert_timeout_ms: int = setting(10_000, _whole(10, MINUTE_MS), "How long a webhook or a command may take.")
+    alert_timeout_ms: int = setting(10_000, as_.whole(10, MINUTE_MS), "How long a webhook or a command may take.")
     audit_interval_s: int = setting(
-        60, _whole(0, 86_400), "Between two looks at what must be conserved; 0: none. If it is not, no new transfers."
+        60,
+        as_.whole(0, 86_400),
+        "Between two looks at what must be conserved; 0: none. If it is not, no new transfers.",
     )
     hold_expiry_interval_ms: int = setting(
-        5_000, _whole(10, 60 * MINUTE_MS), "Between two looks for holds whose time is up; they are given back."
+        5_000, as_.whole(10, 60 * MINUTE_MS), "Between two looks for holds whose time is up; they are given back."
     )
-    worker_concurrency: int = setting(512, _whole(1, 100_000), "Transfers that the worker drives at once.")
+    worker_concurrency: int = setting(512, as_.whole(1, 100_000), "Transfers that the worker drives at once.")
+
+    chain_nodes: dict[str, tuple[str, ...]] = field(
+        default_factory=dict,
+        repr=False,  # URLs of nodes often contain keys
+        metadata={
+            "read": as_.nodes,
+            "what": "The nodes of each chain that is paid out on: URLs by the name of its document; in the environment "
+            "as JSON. Two nodes must agree: name at least two of different operators. Never printed.",
+        },
+    )
+    chain_timeout_ms: int = setting(
+        5_000, as_.whole(50, MINUTE_MS), "How long a node may take to answer; then it has not answered."
+    )
+    signer: str = setting(
+        "", as_.optional(as_.address), "Where the signer is: `unix:PATH` or `tcp:HOST:PORT`. Empty: no payouts here."
+    )
+    signer_name: str = setting("", as_.text, "Which signer it should be: the name in its policy.")
+    signer_caller: str = setting("", as_.text, "As which caller of its policy we ask.")
+    signer_secret_file: str = setting(
+        "", as_.text, f"File with that caller's secret, at least {SIGNER_SECRET_BYTES_MIN} bytes."
+    )
+    signer_timeout_ms: int = setting(5_000, as_.whole(50, MINUTE_MS), "How long the signer may take to answer.")
+
+    @property
+    def pays_out(self) -> bool:
+        """Whether this process drives payouts: a signer and nodes are configured."""
+        return bool(self.signer)
 
     @property
     def database_url(self) -> str:
@@ -476,4 +406,11 @@ def _contradictions(config: Config) -> list[str]:
         found.append("require_synchronous is for PostgreSQL: a SQLite file has no standby")
     if config.retry_backoff_max_ms < config.retry_backoff_ms:
         found.append("retry_backoff_max_ms is below retry_backoff_ms")
-    return found
+    return found + _unfinished_payouts(config)
+
+
+def _unfinished_payouts(config: Config) -> list[str]:
+    """Payouts need all of it: where a part is given, the others that are missing are named."""
+    needed = ("signer", "signer_name", "signer_caller", "signer_secret_file", "chain_nodes")
+    given = [name for name in needed if getattr(config, name)]
+    return [f"{given[0]} is given, so {name} is needed for payouts" for name in needed if given and name not in given]

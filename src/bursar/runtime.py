@@ -1,4 +1,4 @@
-"""Everything that runs behind the API, opened from a configuration: database, clients of the cores, transfers, worker.
+"""Everything that runs behind the API, opened from a configuration: database, cores, transfers, payouts, worker.
 
 `bursar serve` and `bursar worker` are this; the API is put on top of it. Nothing here listens or starts a process:
 children are the business of the command that owns them (cli/children).
@@ -16,10 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from bursar.config import CHILD, CORE_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MIN, Config, ConfigRefused, secret
+from bursar.documents import Documents
 from bursar.engine import Engine, Program, Sink, Webhook, Worker, to_log
 from bursar.engine.background import AWAY, Job, finish, usual_jobs
 from bursar.engine.background import running as running_jobs
 from bursar.flows.deposits import Deposits
+from bursar.flows.payouts import KINDS, Payouts
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.closing import watch_closings
@@ -31,6 +33,7 @@ from bursar.instance import Bursar
 from bursar.ledger import keep_expiring_holds
 from bursar.model.errors import DatabaseUnavailable
 from bursar.model.retry import Alarm, Retry
+from bursar.payout_setup import PayingOut, paying_out
 from bursar.ports import Ports, run_program, write_whole
 from bursar.rails.trading import CoreLink, TradingClient
 from bursar.rails.trading.replies import OTHER_CORE, OTHER_LEDGER
@@ -57,8 +60,15 @@ class Runtime:
     cores: dict[AccountType, TradingClient]
     transfers: Transfers
     deposits: Deposits
+    documents: Documents  # chains, assets on chains, wallets
+    paying_out: PayingOut | None  # None: no signer is configured, and no payout is driven here
     worker: Worker
     probe: Probe
+
+    @property
+    def payouts(self) -> Payouts | None:
+        """Payouts, where a signer and nodes are configured."""
+        return None if self.paying_out is None else self.paying_out.payouts
 
 
 def make_secrets(config: Config, ports: Ports) -> None:
@@ -108,6 +118,9 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
         deposits = Deposits(
             transfers, confirm_above=config.deposit_confirm_above, waits_s=config.alert_waiting_s, engine=engine
         )
+        documents, paying = Documents(bursar.store, KINDS), None
+        if config.pays_out:
+            paying = await stack.enter_async_context(paying_out(config, ports, bursar.ledger, documents, engine))
         worker = Worker(engine, concurrency=config.worker_concurrency, scan_s=config.scan_interval_ms / 1000)
         try:
             yield Runtime(
@@ -118,6 +131,8 @@ async def opened(config: Config, ports: Ports, role: str, stopping: Stopping | N
                 cores=cores,
                 transfers=transfers,
                 deposits=deposits,
+                documents=documents,
+                paying_out=paying,
                 worker=worker,
                 probe=probe,
             )
@@ -159,6 +174,9 @@ async def running(config: Config, ports: Ports, role: str, stopping: Stopping | 
             "bursar-holds": partial(keep_expiring_holds, runtime.bursar.ledger, config.hold_expiry_interval_ms / 1000),
             **usual_jobs(runtime.engine, receivers, config.alert_paused_s),
         }
+        if runtime.paying_out is not None:
+            jobs["bursar-signer-log"] = runtime.paying_out.payouts.reconciling.run
+            jobs["bursar-chains"] = runtime.paying_out.follow_documents
         async with running_jobs(runtime.worker, jobs, stopping):
             await first_look(runtime)
             yield runtime

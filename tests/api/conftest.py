@@ -1,6 +1,6 @@
 """Databases for the API's tests: an empty SQLite file; or, where a test asks for `either`, PostgreSQL too.
 
-`served` is the API on a real socket, for fuzzers.
+`served` is the API on a real socket, for fuzzers; payouts are configured, on a simulated chain.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.office import ALICE, office
+from tests.evm_town import Town, evm_town
 from tests.shared import folder_in_memory
 
 from bursar.cli.http_server import Server
@@ -63,8 +64,8 @@ def _serving(url: str, folder: Path) -> Iterator[str]:
     listener.listen()
     ready, stop = threading.Event(), threading.Event()
 
-    async def serve() -> None:
-        async with office(url, folder, deposit_confirm_above={"USDT": 10**9}) as here:
+    async def serve(town: Town) -> None:
+        async with office(url, folder, deposit_confirm_above={"USDT": 10**9}, **town.settings) as here:
             await here.fund(ALICE, "100")
             server = Server(here.app, here.runtime.config, 100)
             task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -74,9 +75,10 @@ def _serving(url: str, folder: Path) -> Iterator[str]:
             server.should_exit = True
             await task
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(30)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    stop.set()
-    thread.join()
+    with evm_town(folder) as town:
+        thread = threading.Thread(target=lambda: asyncio.run(serve(town)))
+        thread.start()
+        assert ready.wait(30)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        stop.set()
+        thread.join()

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from tests.api.office import ALICE, PROBLEM, TRANSFERS, bearer, token
+from tests.evm_town import CHAIN, WALLET
 
 from bursar.api.app import description
 
@@ -35,6 +36,18 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/v1/transfer": {"from": "funding", "to": "trading", "asset": "USDT", "amount": "0.000001"},
     "/api/v1/deposits": {"user_id": ALICE, "asset": "USDT", "amount": "1", "reference": "wire-1"},
     "/api/v1/deposits/{reference}/confirm": {"user_id": ALICE, "asset": "USDT", "amount": "1"},
+    "/api/v1/payouts": {
+        "account": f"user:{ALICE}:funding",
+        "asset": "USDT",
+        "chain": "sim",
+        "to": "0x" + "a5" * 20,
+        "amount": "1",
+        "source": "test:1",
+        "key": "k1",
+    },
+    "/api/v1/chains/{name}": {"base": 0, "reason": "why", "body": CHAIN},
+    "/api/v1/wallets/{name}": {"base": 0, "reason": "why", "body": WALLET},
+    "/api/v1/chains/{name}/approve": {"hash": "0" * 64, "reason": "why"},
 }
 
 # --- one request ---------------------------------------------------------------------------------------------------
@@ -85,6 +98,8 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     body = draw(bodies(path))
     filled = path.replace("{req_id}", draw(st.sampled_from(["sr-1", "sr-" + "9" * 30, "%00", "a%2Fb", "%ff%fe"])))
     filled = filled.replace("{reference}", draw(st.sampled_from(["wire-1", "%00", "%F0%9F", ".", "x" * 300])))
+    filled = filled.replace("{payout_id}", draw(st.sampled_from(["po-1", "po-" + "9" * 30, "%00", "quote", "%ff"])))
+    filled = filled.replace("{name}", draw(st.sampled_from(["sim", "%00", "usdt:sim", "A", "x" * 300, "%F0%9F"])))
     names = st.sampled_from(
         ["state", "asset", "from", "to", "since", "until", "user_id", "cursor", "limit", "limit", "q"]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -11,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.api.office import ALICE, TRANSFERS, office
 from tests.builders import scenario
 
-from bursar.api.metrics import BUCKETS_S, Traffic
+from bursar.api.metrics import BUCKETS_S, Metrics, Traffic
+from bursar.writer import Change, Move, NewTransition
 
 TYPES = {
     "bursar_http_in_progress": "gauge",
@@ -25,6 +27,11 @@ TYPES = {
     "bursar_records": "gauge",
     "bursar_record_oldest_seconds": "gauge",
     "bursar_alerts": "gauge",
+    "bursar_payouts": "gauge",
+    "bursar_payouts_ended": "gauge",
+    "bursar_payouts_retry_ratio": "gauge",
+    "bursar_payouts_confirmation_seconds": "gauge",
+    "bursar_payouts_gas_used": "gauge",
     "bursar_records_in_progress": "gauge",
     "bursar_records_completed": "counter",
     "bursar_core_floor": "gauge",
@@ -89,3 +96,36 @@ def test_a_histogram_counts_each_request_in_every_bucket_it_fits() -> None:
     assert counts == [1, 1, 1, 2, 2, 3, 3, 3, 3, 3, 3, 4]
     assert value(family, "bursar_http_request_seconds_count", route="/x") == 4
     assert value(family, "bursar_http_request_seconds_sum", route="/x") == pytest.approx(99.251)
+
+
+@scenario
+async def test_payouts_have_their_metrics(either: str, tmp_path: Path) -> None:
+    """From the database alone: no payouts are driven by this process."""
+    async with office(either, tmp_path) as here:
+        text = (await here.get("/metrics")).text
+        empty = parsed(text)["bursar_payouts"]
+        assert {s.labels["status"]: s.value for s in empty.samples} == {"pending": 0, "processing": 0, "confirming": 0}
+        sent_us = here.runtime.ports.now_us() - 40_000_000
+        paid = {"payment": {"chain": "bsc"}, "attempts": 2, "first_sent_us": sent_us, "result": {"gas_used": 21_000}}
+        bodies = {"confirmed": paid, "failed": {"payment": {"chain": "bsc"}}, "disputed": paid, "signing": paid}
+        moves = [
+            Move(
+                flow="payouts",
+                id=f"po-{state}",
+                version=0,
+                transitions=(NewTransition("", "CREATED", state),),
+                actor="test",
+                delay_us=None,
+                body=msgspec.json.encode(body).decode(),
+            )
+            for state, body in bodies.items()
+        ]
+        await here.runtime.bursar.ledger.writer.apply(Change(moves=tuple(moves)))
+        found = parsed((await Metrics(here.runtime).text()).decode())  # one that has counted nothing yet
+        assert value(found["bursar_payouts"], "bursar_payouts", status="processing") == 1
+        assert value(found["bursar_payouts"], "bursar_payouts", status="confirming") == 1
+        assert value(found["bursar_payouts_ended"], "bursar_payouts_ended", chain="bsc", status="failed") == 1
+        assert value(found["bursar_payouts_retry_ratio"], "bursar_payouts_retry_ratio", chain="bsc") == 0.5
+        assert value(found["bursar_payouts_gas_used"], "bursar_payouts_gas_used", chain="bsc") == 21_000
+        name = "bursar_payouts_confirmation_seconds"
+        assert 39 < value(found[name], name, chain="bsc") < 100

@@ -40,6 +40,10 @@ LIKELY: dict[str, list[Any]] = {
     "client_order_id": ["mine", "yours", None],
     "user_id": [ALICE],
     "reference": ["wire-1", "wire-2"],
+    "account": [f"user:{ALICE}:funding"],
+    "chain": ["sim", "nowhere"],
+    "key": ["mine", "yours"],
+    "base": [0, 1],
 }
 OPERATIONS = [
     (path, method, mode)
@@ -47,7 +51,7 @@ OPERATIONS = [
     for method in methods
     for mode in GenerationMode
     # Nothing can be wrong about a request that has no token, no parameters and no body.
-    if method in ("get", "post") and (path.startswith("/api/") or mode is GenerationMode.POSITIVE)
+    if method in ("get", "post", "put") and (path.startswith("/api/") or mode is GenerationMode.POSITIVE)
 ]
 
 

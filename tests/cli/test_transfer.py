@@ -194,7 +194,7 @@ def test_a_rail_is_paused_and_resumed(operate: Any) -> None:
     create = ("transfer", "create", "--user", str(ALICE), "--from", "FUNDING", "--to", "SPOT", "USDT", "1")
     assert "no new transfers from or to spot" in operate(*create).err
     wrong = operate("flow", "pause", "--rail", "spott", *why)
-    assert (wrong.code, "rails: funding, spot" in wrong.err) == (1, True)
+    assert (wrong.code, "rails: funding, signer, spot" in wrong.err) == (1, True)
     assert "is resumed" in operate("flow", "resume", "--rail", "spot", *why).out
     assert "was not paused" in operate("flow", "resume", "--rail", "spot", *why).out
     assert operate("flow", "pause", "transfers", *why).code == 0

@@ -77,6 +77,16 @@ def check(told: dict[str, Any]) -> None:
     assert all(f["ok"] and f["judged"] for f in told["audit"])
 
 
+def test_payouts_on_a_simulated_chain_end_well(place: dict[str, str]) -> None:
+    done = subprocess.run(
+        [*COMMAND, "demo-payouts", "--json"], env=place, capture_output=True, timeout=WAIT_S, check=True
+    )
+    told = json.loads(done.stdout)
+    assert told["ok"] is True and told["wrong"] == []
+    assert Counter(one["status"] for one in told["payouts"].values()) == {"confirmed": 7, "failed": 1}
+    assert sum(one["attempts"] > 1 for one in told["payouts"].values()) >= 1, "the stuck one was bumped"
+
+
 def test_two_at_once_for_programs_and_one_is_kept(place: dict[str, str]) -> None:
     """Each has its own port and folder, and prints one JSON object; what is kept can be audited afterwards; a folder
     with something in it is refused."""

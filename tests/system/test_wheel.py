@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
-NOT_SHIPPED = ("bursar/bench/", "bursar/chaos/", "bursar/testbed/devdb.py")
+NOT_SHIPPED = ("bursar/bench/", "bursar/chaos/", "bursar/testbed/anvil.py", "bursar/testbed/devdb.py")
 MAIN = "from bursar.cli import main; main()"
 
 

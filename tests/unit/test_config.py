@@ -144,3 +144,56 @@ def test_every_setting_can_be_given_by_environment() -> None:
             read(environ=given)
         except ConfigRefused as refused:
             assert "is no setting" not in str(refused)
+
+
+PAYING: dict[str, Any] = {
+    "signer": "unix:/run/signer.sock",
+    "signer_name": "hot",
+    "signer_caller": "payouts",
+    "signer_secret_file": "/etc/bursar/payouts.secret",
+    "chain_nodes": {"bsc": ["https://one.example/v3/k3y-one", "https://two.example"]},
+}
+
+
+def test_nodes_are_a_table_in_the_file_and_json_in_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "bursar.toml"
+    rest = {name: value for name, value in PAYING.items() if name != "chain_nodes"}
+    file.write_text('[chain_nodes]\nbsc = ["https://one", "https://two"]\neth-1 = ["http://three:8545"]\n')
+    found = read(str(file), **rest)
+    assert found.chain_nodes == {"bsc": ("https://one", "https://two"), "eth-1": ("http://three:8545",)}
+    named = read(environ={"BURSAR_CHAIN_NODES": '{"bsc": ["https://one"]}'}, **rest)
+    assert (named.chain_nodes, named.pays_out) == ({"bsc": ("https://one",)}, True)
+    assert not read().pays_out
+
+
+def test_urls_of_nodes_are_in_no_text() -> None:
+    assert "k3y-one" not in repr(read(**PAYING))
+    urls = ["https://one.example/k3y-one", "ftp://two.example/k3y-two"]
+    assert "k3y" not in problems(**PAYING | {"chain_nodes": {"bsc": urls}})
+    assert "k3y" not in problems(environ={"BURSAR_CHAIN_NODES": '{"bsc": ["https://k3y"'})
+
+
+@pytest.mark.parametrize("missing", sorted(PAYING))
+def test_payouts_are_configured_whole_or_not_at_all(missing: str) -> None:
+    given = {name: value for name, value in PAYING.items() if name != missing}
+    assert f"{missing} is needed for payouts" in problems(**given)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ({"bsc": []}, "bsc: 1 to 16 nodes are needed"),
+        ({"bsc": ["one"]}, "bsc: node 1 is not http"),
+        ({"bsc": ["https://one", 2]}, "bsc: node 2 is not http"),
+        ({"bsc": ["https://one", "https://one"]}, "its own witness"),
+        ({"BSC": ["https://one"]}, "not the name of a chain's document"),
+        ({"bsc": "https://one"}, "a list of URLs per chain is needed"),
+        ("bsc=https://one", "a list of URLs per chain is needed"),
+    ],
+)
+def test_nodes_that_are_none_are_refused(nodes: Any, why: str) -> None:
+    assert why in problems(**PAYING | {"chain_nodes": nodes})
+
+
+def test_signer_without_an_address_is_refused() -> None:
+    assert "unix:PATH or tcp:HOST:PORT is needed" in problems(**PAYING | {"signer": "signer.internal"})

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bursar.api.problems import REFUSED, STATUSES
+from bursar.flows.payouts import MACHINE as PAYOUTS
 from bursar.flows.transfers import MACHINE, Code
 from bursar.model import errors
 from bursar.rails.trading.rules import REFUSALS
@@ -48,6 +49,11 @@ def test_codes_are_not_shared() -> None:
 def test_the_picture_of_transfers_is_the_machine() -> None:
     (picture,) = re.findall(r"```mermaid\n(.*?)```", TRANSFERS, re.DOTALL)
     assert picture.strip() == MACHINE.mermaid().strip()
+
+
+def test_the_picture_of_payouts_is_the_machine() -> None:
+    (picture,) = re.findall(r"```mermaid\n(.*?)```", (DOCS / "concepts" / "payouts.md").read_text(), re.DOTALL)
+    assert picture.strip() == PAYOUTS.mermaid().strip()
 
 
 def test_every_code_of_transfers_is_explained_with_its_status() -> None:

@@ -408,12 +408,13 @@ def test_a_problem_says_where_it_is_as_far_as_it_is_anywhere() -> None:
 
 # ------------------------------------------------------------------------------------------------- what a call does
 
-SEND, SIGN, CONFIRM, RETURN = Effect
+PREPARE, SEND, SIGN, CONFIRM, RETURN = Effect
 
 
 @pytest.mark.parametrize(
     ("effect", "first_paused", "again_paused", "halted"),
     [
+        (PREPARE, True, True, False),
         (SEND, True, False, False),
         (SIGN, True, False, True),
         (SIGN | SEND, True, False, True),
@@ -428,14 +429,24 @@ def test_switches_follow_from_the_effect(effect: Effect, first_paused: bool, aga
     assert state.signs is halted
     assert state.is_held(paused=True, halted=False, called=False) is first_paused
     assert state.is_held(paused=True, halted=False, called=True) is again_paused
-    for paused, called in ((False, False), (False, True), (True, True)):
-        assert state.is_held(paused=paused, halted=True, called=called) is halted
+    for called in (False, True):
+        assert state.is_held(paused=False, halted=True, called=called) is halted
+    assert state.is_held(paused=True, halted=True, called=True) is (again_paused or halted)
     assert state.is_held(paused=True, halted=True, called=False) is (first_paused or halted)
     assert not any(state.is_held(paused=False, halted=False, called=called) for called in (False, True))
 
 
 @pytest.mark.parametrize(
-    "effect", [SEND | RETURN, SEND | CONFIRM, SIGN | CONFIRM, CONFIRM | RETURN, SIGN | SEND | RETURN]
+    "effect",
+    [
+        PREPARE | SEND,
+        PREPARE | SIGN,
+        SEND | RETURN,
+        SEND | CONFIRM,
+        SIGN | CONFIRM,
+        CONFIRM | RETURN,
+        SIGN | SEND | RETURN,
+    ],
 )
 def test_a_call_has_one_effect_beside_signing(effect: Effect) -> None:
     assert refusal(**put("ASKING", effect=effect)) == ["BAD_EFFECT ASKING"]
@@ -450,7 +461,7 @@ def test_a_call_that_says_nothing_sends_or_returns() -> None:
     assert not State("A", WAIT).signs
 
 
-@pytest.mark.parametrize("effect", [SEND, SIGN, SIGN | SEND])
+@pytest.mark.parametrize("effect", [PREPARE, SEND, SIGN, SIGN | SEND])
 def test_a_pause_can_not_stop_what_gives_money_back(effect: Effect) -> None:
     assert refusal(**put("ASKING", effect=effect, compensating=True))[:1] == ["RETURN_PAUSED ASKING"]
     assert "RETURN_PAUSED RETURNED" not in refusal(**put("ASKING", effect=effect, compensating=True))

@@ -19,6 +19,7 @@ from bursar.api.problems import (
     DATABASE_UNAVAILABLE,
     MEDIA_TYPE,
     METHOD_NOT_ALLOWED,
+    NODES_UNAVAILABLE,
     NOT_FOUND,
     OVERLOADED,
     PAYLOAD_TOO_LARGE,
@@ -27,9 +28,11 @@ from bursar.api.problems import (
     Problem,
     ProblemDetails,
 )
+from bursar.flows.payouts import PayoutRefused
 from bursar.flows.transfers import Code, CommitUnknown, TransferRefused
 from bursar.model.errors import Conflict, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
+from bursar.rails.chain import FeeTooHigh, NodesUnavailable
 
 WORDS = {
     400: "The request can't be read.",
@@ -44,7 +47,7 @@ WORDS = {
     429: "A limit is used up; `Retry-After` says until when.",
     431: "Address and headers are too large.",
     500: "Unexpected; `id` is in the log.",
-    503: "Not now: too many requests, or the database or a core is away. `Retry-After` says when to try again.",
+    503: "Not now: too many requests, or the database, a core or nodes are away. `Retry-After` says when to try again.",
 }
 BODY = (413, 415)  # what a route to which something is posted may answer
 ALL = (400, 401, 403, 408, 429, 431, 500, 503)  # what any route that asks for a token may answer
@@ -112,8 +115,12 @@ def problem_of(error: Exception, ports: Ports) -> Problem:
                 OVERLOADED,
                 "other transactions changed the same accounts, again and again; nothing was written, try again",
             )
-        case Refusal():
+        case PayoutRefused():
+            return Problem(error.reason, error.why)
+        case Refusal() | FeeTooHigh():
             return Problem(error.code, str(error))
+        case NodesUnavailable():
+            return Problem(NODES_UNAVAILABLE, f"{error}; nothing was written, try again")
         case ConnectionError():
             return Problem(
                 CORE_UNAVAILABLE, "the trading core can't be reached just now; nothing was written, try again"

@@ -27,7 +27,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, License, SecurityScheme
 from litestar.routes import HTTPRoute
 
-from bursar.api import health, money, transfers
+from bursar.api import chains, health, money, payouts, transfers
 from bursar.api.answers import answer
 from bursar.api.gate import ALWAYS_OPEN, TAKES_BODY, Bound, Gate, check_role
 from bursar.api.metrics import Metrics
@@ -48,6 +48,27 @@ ROUTES = (
     money.confirm_deposit,
     money.reject_deposit,
     money.list_deposits,
+    payouts.create_payout,
+    payouts.list_payouts,
+    payouts.quote_payout,
+    payouts.show_payout,
+    payouts.bump_payout,
+    payouts.cancel_payout,
+    payouts.hold_payout,
+    payouts.release_payout,
+    payouts.resolve_payout,
+    payouts.approve_payout,
+    chains.list_wallets,
+    chains.list_chains,
+    chains.show_chain,
+    chains.put_chain,
+    chains.approve_chain,
+    chains.show_asset,
+    chains.put_asset,
+    chains.approve_asset,
+    chains.show_wallet,
+    chains.put_wallet,
+    chains.approve_wallet,
     health.healthz,
     health.readyz,
     health.metrics,

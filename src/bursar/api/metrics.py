@@ -22,6 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from bursar.flows.payouts.measures import Measures, measured
 from bursar.model.errors import BursarError
 from bursar.model.machine import Kind
 from bursar.runtime import Runtime
@@ -119,6 +120,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     counts: dict[tuple[str, str], tuple[int, int]]  # flow, state → how many, and since when the oldest is there
     alerts: dict[str, int]  # severity → how many
+    payouts: Measures
 
 
 class Database(Collector):
@@ -159,6 +161,7 @@ class Database(Collector):
         yield records
         yield oldest
         yield alerts
+        yield from _payouts(self._shown.payouts)
 
     async def _counted(self) -> Seen | None:
         try:
@@ -173,13 +176,41 @@ class Database(Collector):
             read = self._runtime.bursar.store.read
             counts = await read.records.open_counts(self._waiting())
             alerts = Counter(alert.severity for alert in await read.alerts.open())
-            self._seen = Seen(at=now, counts=counts, alerts=dict(alerts))
+            payouts = await measured(self._runtime.bursar.store)
+            self._seen = Seen(at=now, counts=counts, alerts=dict(alerts), payouts=payouts)
         return self._seen
 
     def _waiting(self) -> list[tuple[str, str]]:
         """States in which a record waits for a signal, so that no worker drives it. Few."""
         machines = [flow.machine for flow in self._runtime.engine.flows.values()]
         return [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
+
+
+def _payouts(measures: Measures) -> Iterable[Metric]:
+    """The specification's numbers of its execution layer (W24)."""
+    open_ = GaugeMetricFamily("bursar_payouts", "Payouts that have not ended.", labels=["status"])
+    for status, count in sorted(measures.open.items()):
+        open_.add_metric([status], count)
+    ended = GaugeMetricFamily("bursar_payouts_ended", "Ended in the last hour.", labels=["chain", "status"])
+    for where, each in sorted(measures.ended.items()):
+        ended.add_metric(where, each.count)
+    retried = GaugeMetricFamily(
+        "bursar_payouts_retry_ratio", "Of those ended in the last hour, the share that was retried.", labels=["chain"]
+    )
+    seconds = GaugeMetricFamily(
+        "bursar_payouts_confirmation_seconds",
+        "From the first send to finality, on average of the last hour.",
+        labels=["chain"],
+    )
+    gas = GaugeMetricFamily(
+        "bursar_payouts_gas_used", "Gas per payout confirmed, on average of the last hour.", labels=["chain"]
+    )
+    for chain in measures.chains:
+        retried.add_metric([chain], measures.retry_ratio(chain))
+        if (confirmed := measures.confirmed(chain)) is not None:
+            seconds.add_metric([chain], confirmed.confirmation_s)
+            gas.add_metric([chain], confirmed.gas_each)
+    yield from (open_, ended, retried, seconds, gas)
 
 
 class Metrics:

@@ -167,13 +167,13 @@ async def list_transfers(
         since_us=_moment("since", since, 0),
         until_us=_moment("until", until, NEWEST),
     )
-    before = _number(cursor)
+    before = number_of(cursor)
     # Only codes that there are get as far as the database: a text from outside may be one that it can't even compare.
     if asset is not None and asset not in await runtime.bursar.ledger.assets():
         return TransferPage(transfers=[], next_cursor=None)
     found, below = await runtime.transfers.page(user, wanted, before=before, limit=limit)
     return TransferPage(
-        transfers=[answered(view, TransferDetails) for view in found], next_cursor=_cursor(below) if below else None
+        transfers=[answered(view, TransferDetails) for view in found], next_cursor=cursor_of(below) if below else None
     )
 
 
@@ -282,11 +282,13 @@ def _status(view: View) -> int:
     return 202 if view.state == "PENDING" else 200
 
 
-def _cursor(number: int) -> str:
+def cursor_of(number: int) -> str:
+    """The cursor of the page below a number."""
     return base64.urlsafe_b64encode(str(number).encode()).decode().rstrip("=")
 
 
-def _number(cursor: str | None) -> int:
+def number_of(cursor: str | None) -> int:
+    """The number that a cursor stands for."""
     if cursor is None:
         return NEWEST
     try:

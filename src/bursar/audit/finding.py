@@ -21,7 +21,10 @@ INVARIANTS: dict[str, str] = {
 }
 
 # Checked by those who know the other side, and reported alike.
-ELSEWHERE: dict[str, str] = {"I5": "a core's total is what the ledger has booked there, and what is about to be"}
+ELSEWHERE: dict[str, str] = {
+    "I5": "a core's total is what the ledger has booked there, and what is about to be",
+    "I9": "every wallet has on its chain what the ledger says that it has",
+}
 
 Progress = Callable[[str, int, int], None]  # what is being looked at, how much of it is done, of how much (0: unknown)
 

@@ -17,8 +17,13 @@ from bursar.store import Store
 CHECKS: dict[str, type[Check]] = {c.invariant: c for c in (Conservation, Spending, Liveness, Transit, Effects, Content)}
 
 
-async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | None = None) -> list[Finding]:
-    """Check the invariants named in `only` (none: all), over one consistent moment."""
+async def audit(
+    store: Store, *, only: Sequence[str] = (), progress: Progress | None = None, more: Sequence[type[Check]] = ()
+) -> list[Finding]:
+    """Check the invariants named in `only` (none: all), over one consistent moment.
+
+    `more` are checks that flows bring: what one of these invariants means for their records and rows.
+    """
     for name in only:
         if name not in INVARIANTS:
             raise ValueError(f"{name!r} is not an invariant; there are {', '.join(INVARIANTS)}")
@@ -28,6 +33,7 @@ async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | 
         scene = Scene(tables, progress or (lambda *_: None))
         await scene.read()
         checks = [CHECKS[name](scene) for name in names]
+        checks += [check(scene) for check in more if check.invariant in names]
         spent = await _walk(scene, [check for check in checks if check.walks], clock)
         for check in checks:
             scene.progress(check.invariant, 0, 0)
@@ -37,17 +43,7 @@ async def audit(store: Store, *, only: Sequence[str] = (), progress: Progress | 
             except UNREADABLE as error:  # damage, too: the others are still judged
                 check.evidence.add(f"not judged to the end: {said(error)}")
             spent[check.invariant] = spent.get(check.invariant, 0.0) + clock() - start
-    return [
-        Finding(
-            invariant=check.invariant,
-            ok=check.evidence.count == 0,
-            checked=check.checked,
-            broken=check.evidence.found,
-            seconds=spent[check.invariant],
-            note=check.evidence.note,
-        )
-        for check in checks
-    ]
+    return [_finding([c for c in checks if c.invariant == name], spent.get(name, 0.0)) for name in names]
 
 
 async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -> dict[str, float]:
@@ -70,3 +66,15 @@ async def _walk(scene: Scene, checks: list[Check], clock: Callable[[], float]) -
         scene.progress("envelopes", seen, total)
         start = clock()
     return spent
+
+
+def _finding(checks: list[Check], seconds: float) -> Finding:
+    """What all checks of one invariant have found."""
+    return Finding(
+        invariant=checks[0].invariant,
+        ok=all(check.evidence.count == 0 for check in checks),
+        checked=sum(check.checked for check in checks),
+        broken=[text for check in checks for text in check.evidence.found],
+        seconds=seconds,
+        note="; ".join(dict.fromkeys(check.evidence.note for check in checks if check.evidence.note)),
+    )

@@ -47,15 +47,26 @@ COMMANDS = {
         "bursar.cli.commands.transfer_cores:transfer",
         "Transfers: create, list, show, query, stop, allow; their cores.",
     ),
+    "payout": ("bursar.cli.commands.payout:payout", "Payments on chains: request, list, show, approve, bump, cancel."),
+    "wallet": ("bursar.cli.commands.wallet:wallet", "Our wallets on chains: list, put, approve, pause, resume."),
+    "chain": ("bursar.cli.commands.chain:chain", "Chains and the assets on them: list, nodes, put, approve."),
     "flow": ("bursar.cli.commands.flow:flow", "Records of any flow: list, show, pause, resume, retry, force, signal."),
     "alert": ("bursar.cli.commands.alert:alert", "Alerts of any flow: list, acknowledge."),
     "token": ("bursar.cli.commands.serve:token", "Make a token for trying the API out."),
     "openapi": ("bursar.cli.commands.serve:openapi", "Print the OpenAPI description of the API."),
     "core": ("bursar.cli.commands.core:core", "The trading core: run it, or inspect its log and snapshots."),
+    "signer": (
+        "bursar.cli.commands.signer:signer",
+        "The signer: its keys, running it, halting it, its log; approvals.",
+    ),
     "sim": ("bursar.sim.command:command", "Run a scenario on the simulator, crashing it everywhere."),
     "bench": ("bursar.bench.command:command", "Measure it beside the least the machine must do."),
     "chaos": ("bursar.chaos.command:chaos", "Kill everything at random under load; nothing may be lost."),
     "demo": ("bursar.demo.command:demo", "All of it, killed with money in flight; nothing is lost."),
+    "demo-payouts": (
+        "bursar.demo.payouts:demo_payouts",
+        "Payouts on a simulated chain that misbehaves.",
+    ),
 }
 # Commands of packages that the wheel does not have (docs/decisions/0030-what-the-wheel-ships.md).
 OF_THE_REPOSITORY = ("bench", "chaos")

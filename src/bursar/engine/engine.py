@@ -121,7 +121,7 @@ class Engine:
         only if its first call can be part of the transaction. If not, a refusal says why.
         """
         driven = self.require(flow)
-        name = await self._new_id(driven.prefix) if id is None else check_key(id)
+        name = await self.new_id(flow) if id is None else check_key(id)
         await driven.admit(body, name)
         if operation is not None:
             check_key(operation.id)
@@ -151,7 +151,9 @@ class Engine:
                 raise Conflict(f"the id {name} is taken", 1) from None  # two processes had one node number (L6)
             return Started(found)
 
-    async def _new_id(self, prefix: str) -> str:
+    async def new_id(self, flow: str) -> str:
+        """An id that no record has: the flow's prefix and a Snowflake, or random digits if it has no prefix."""
+        prefix = self.require(flow).prefix
         return f"{prefix}{await self._ids.next()}" if prefix else self.ports.token()
 
     @cached_property
@@ -182,6 +184,14 @@ class Engine:
             self.require(flow)
             raise UnknownRecord(flow, id)
         return found
+
+    async def hand_over(self, record: Record) -> None:
+        """Let any worker go on with a record at once that was started here and is not driven here.
+
+        Otherwise it waits until the lease of this process is over, as it does if the database is away just now.
+        """
+        with contextlib.suppress(StoreError):
+            await self.store.single().records.look_again(record, 0)
 
     # --- driving -----------------------------------------------------------------------------------------------
 
@@ -334,7 +344,7 @@ class Engine:
             stays = staying.poll if answer.unchanged and not answer.outcome.is_known else staying.stay
             return await stays(self, flow, item, arrow, answer, actor=actor)
         booking = flow.book(item, event, answer)
-        fact = fact and not booking.refused
+        fact = fact and not booking.refused and not answer.decision
         if answer.body is None and (after := flow.next_body(item, event, answer)) is not None:
             answer = msgspec.structs.replace(answer, body=after)
         body = item.body if answer.body is None else answer.body
@@ -359,7 +369,13 @@ class Engine:
         except Refusal as refusal:
             said = booking.refused.get(refusal.code)
             if said is not None and said is not answer.outcome:
-                no = Answer(outcome=said, code=refusal.code, message=str(refusal), evidence=refusal.facts)
+                no = Answer(
+                    outcome=said,
+                    code=refusal.code,
+                    message=str(refusal),
+                    evidence=refusal.facts,
+                    unchanged=not said.is_known,  # not now: it is asked again, and that is no news
+                )
                 return await self._settle(flow, item, state, no, actor=actor, fact=False)
             # An outside fact whose booking is refused: a mistake in the flow or in the ledger's set-up, no answer.
             message = f"the booking of {event} is refused: {refusal}"

@@ -58,6 +58,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     body: msgspec.Struct | None = None  # the record's body from now on
     in_flight_posting: int | None = None  # the posting in transit that belongs to the record from now on
     rows: tuple[RowOperation, ...] = ()  # of the flow's own, written with the answer, also if it stays
+    decision: bool = False  # the action's own choice, not a fact: true only if this compare-and-set wins (W46)
     unchanged: bool = False  # a poll that says nothing new: no row of history, no count of calls, no general alarm
     retry_after_s: float | None = None  # instead of the state's or the flow's delay, if the record stays
     high_water: tuple[tuple[str, int], ...] = ()  # peers, and the sequence in its own log at which each did this (T33)
@@ -246,7 +247,7 @@ class Flow(Generic[B]):
             raise FlowRefused(self.name, "two kinds of rows have one name; their rows would be mixed up")
         if stray := sorted(self.second_person - set(self.machine.events)):
             raise FlowRefused(self.name, f"{', '.join(stray)} needs two operators, but is no event")
-        if stray := sorted(self.reserved_events.keys() - set(self.machine.events)):
+        if stray := sorted(self.reserved_events.keys() - set(self.machine.events) - self.inbox_events):
             raise FlowRefused(self.name, f"{', '.join(stray)} is reserved, but is no event")
         self._check_scheduling()
         states = {state.name for state in self.machine.states}

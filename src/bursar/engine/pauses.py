@@ -22,7 +22,7 @@ import msgspec
 from bursar.engine.flow import Flow, FlowRecord
 from bursar.model.actors import REASON_LENGTH_MAX, check_actor, check_reason, same_person
 from bursar.model.errors import InvalidState
-from bursar.model.machine import State
+from bursar.model.machine import Effect, State
 from bursar.model.records import Pause
 from bursar.store import Store
 
@@ -147,7 +147,8 @@ class Pauses:
         """Whether a switch holds this call back. `called`: the record has called in this state before."""
         if self._store.ports.monotonic() - self._read_s >= self.age_s_max:
             await self.read()
-        now = await self._switches() if state.signs else self.now  # nothing is awaited between this and the call
+        # Nothing is awaited between this and the call. What takes a nonce must not rely on an old answer either (W37).
+        now = await self._switches() if state.signs or state.effect is Effect.PREPARE else self.now
         if not now:
             return False
         named = {("flow", flow.name), ("rail", flow.rail(item, state.action or ""))}

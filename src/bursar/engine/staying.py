@@ -57,8 +57,8 @@ async def stay(
         body=None if answer.body is None else msgspec.json.encode(answer.body).decode(),
         rows=flow.own_rows(answer.rows),
     )
-    # T38: the first one is worth a line that stands out.
-    if attempt == 1 and not answer.outcome.is_known and not answer.unchanged:
+    # T38: the first one is worth a line that stands out, unless the action itself has decided to wait.
+    if attempt == 1 and not answer.outcome.is_known and not answer.unchanged and not answer.decision:
         log.critical("%s %s is %s: %s", record.flow, record.id, record.state, answer.error)
     after = await engine.write(item, move, NOTHING, answer, answer)
     if after is None:
@@ -76,8 +76,10 @@ async def poll(
 ) -> Record | None:
     """A poll that says nothing new: it is due again after a while, and that is all. Alarms of this state ring."""
     record = item.record
-    first = not record.attempt and flow.machine.state(record.state).is_held(paused=True, halted=False, called=False)
+    state = flow.machine.state(record.state)
+    paused = [state.is_held(paused=True, halted=False, called=called) for called in (False, True)]
     # The first one in a state that sends is news: that it was called. A pause must not stop the second (W15).
+    first = not record.attempt and paused == [True, False]
     if first or answer.rows or answer.body is not None or answer.high_water:
         return await stay(engine, flow, item, arrow, answer, actor=actor)
     now_us = engine.ports.now_us()
@@ -87,7 +89,7 @@ async def poll(
             message = f"{record.flow} {record.id} is {record.state} since {age_us // 10**6} s: {answer.error}"
             await engine.alert(record, alarm.reason, alarm.severity, message)
     own = tuple(alarm for alarm in flow.alarms if alarm.state)
-    delay_us = flow.delay_us(flow.machine.state(record.state), answer, 1, engine.ports.random())
+    delay_us = flow.delay_us(state, answer, 1, engine.ports.random())
     until_us = until_alarm_us(own, record.state, age_us, life_us) or delay_us
     await engine.store.single().records.look_again(record, min(delay_us, until_us))
     return None

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bursar.documents import Documents
 from bursar.engine import Engine
 from bursar.engine.late import LATE
 from bursar.flows import deposits as deposit_flow
 from bursar.flows import sequence as sequence_flow
 from bursar.flows.deposits import Deposits
+from bursar.flows.payouts import KINDS, Payouts
+from bursar.flows.payouts import MACHINE as PAYOUTS
+from bursar.flows.payouts.payout import SCOPE as PAYOUTS_SCOPE
 from bursar.flows.sequence import Sequences
 from bursar.flows.sequence.flow import SCOPE as SEQUENCE_SCOPE
 from bursar.flows.sequence.flow import entry_key
@@ -27,6 +31,7 @@ from bursar.flows.transfers.request import SCOPE as TRANSFERS_SCOPE
 from bursar.ledger import Ledger
 from bursar.model.records import Record, Transition
 from bursar.model.views import EnvelopeView
+from bursar.signer.absent import AbsentSigner
 
 FUNDING_OPERATIONS = ("withdraw", "deposit", "refund")
 
@@ -38,22 +43,29 @@ class Catalog:
     engine: Engine
     ledger: Ledger
     transfers: Transfers
+    payouts: Payouts
 
     @classmethod
     def on(cls, ledger: Ledger) -> Catalog:
-        """On a database alone: no core is known, so no call can be made."""
+        """On a database alone: no core, chain or signer is known, so no call can be made."""
         engine = Engine(ledger.store, ledger.writer, ())
         transfers = Transfers(ledger, {}, engine=engine)
         Deposits(transfers, confirm_above={}, engine=engine)
         Sequences(ledger, engine=engine)
-        return cls(engine, ledger, transfers)
+        return cls(engine, ledger, transfers, _read_only_payouts(ledger, engine))
 
     @classmethod
-    def beside(cls, transfers: Transfers) -> Catalog:
+    def beside(cls, transfers: Transfers, payouts: Payouts | None = None) -> Catalog:
         """On the engine of a process that has transfers and deposits, and their cores. No worker may run on it: it
         would claim sequences whose own steps only another program has."""
-        Sequences(transfers.ledger, engine=transfers.engine)
-        return cls(transfers.engine, transfers.ledger, transfers)
+        engine, ledger = transfers.engine, transfers.ledger
+        Sequences(ledger, engine=engine)
+        return cls(engine, ledger, transfers, payouts or _read_only_payouts(ledger, engine))
+
+
+def _read_only_payouts(ledger: Ledger, engine: Engine) -> Payouts:
+    """Payouts for a process that has neither nodes nor signer: to look at them, and to write signals down."""
+    return Payouts(ledger, Documents(ledger.store, KINDS), {}, AbsentSigner(), engine=engine)
 
 
 async def entries_of(ledger: Ledger, record: Record, history: Sequence[Transition]) -> list[EnvelopeView]:
@@ -77,6 +89,11 @@ def entry_keys(record: Record, history: Sequence[Transition]) -> list[tuple[str,
         return [*funding, *((TRANSFERS_SCOPE, f"{record.id}:{name}") for name in names)]
     if record.flow == deposit_flow.MACHINE.name:
         return [(DEPOSITS, record.id)]
+    if record.flow == PAYOUTS.name:
+        late = [row.version - 1 for row in history if row.event.startswith(LATE)]
+        names = ["hold", "confirm", "void", *(f"gas:{number}" for number in range(1, len(history) + 1))]
+        names += [f"late:{version}" for version in late]
+        return [(PAYOUTS_SCOPE, f"{record.id}:{name}") for name in names]
     if record.flow == sequence_flow.MACHINE.name:
         return [(SEQUENCE_SCOPE, entry_key(record.id, step)) for step in range(record.version + 1)]
     return []

@@ -44,6 +44,7 @@ class Kind(StrEnum):
 class Effect(Flag):
     """What the call of a state does outside, also in the hands of operators who cancel it. Switches follow from it."""
 
+    PREPARE = auto()  # nothing leaves: it looks and chooses. A pause stops every call
     SEND = auto()  # something leaves, or is asked to: a pause stops the first call, and no later one (W15)
     SIGN = auto()  # a key signs, alone or for what is sent or returned: a halt stops every call (W21)
     CONFIRM = auto()  # it only looks at what was sent: nothing stops it
@@ -84,7 +85,8 @@ class State:
         """Whether switches hold its call back. What was `called` before may have happened: its outcome is learned."""
         if self.effect is None:
             return False
-        return (halted and self.signs) or (paused and not called and not self.effect & UNPAUSED)
+        pausable = self.effect is Effect.PREPARE or not (called or self.effect & UNPAUSED)
+        return (halted and self.signs) or (paused and pausable)
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ class Machine:
     def issues(self, state: str) -> bool:
         """Whether something may have been issued for a record that was in this state; one that is gone counts too."""
         found = self._states.get(state)
-        return found is None or found.effect not in (None, Effect.CONFIRM)
+        return found is None or found.effect not in (None, Effect.CONFIRM, Effect.PREPARE)
 
     @property
     def terminal(self) -> tuple[State, ...]:

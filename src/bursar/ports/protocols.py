@@ -45,6 +45,10 @@ class Files(Protocol):
     def size(self, path: str) -> int:
         """How many bytes a file has."""
 
+    def mode(self, path: str) -> int:
+        """The permission bits of a file or folder, such as 0o600."""
+        ...
+
     def read(self, path: str, start: int = 0, size: int = -1) -> bytes:
         """A file, or a part of it."""
 

@@ -103,6 +103,9 @@ class SystemFiles:
     def size(self, path: str) -> int:
         return Path(path).stat().st_size
 
+    def mode(self, path: str) -> int:
+        return stat.S_IMODE(Path(path).stat().st_mode)
+
     def read(self, path: str, start: int = 0, size: int = -1) -> bytes:
         with Path(path).open("rb", buffering=0) as file:
             file.seek(start)

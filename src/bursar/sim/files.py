@@ -121,6 +121,9 @@ class SimFiles:
     def size(self, path: str) -> int:
         return len(self.inode(path).data)
 
+    def mode(self, path: str) -> int:
+        return 0o700 if path in self.living().folders else 0o600
+
     def read(self, path: str, start: int = 0, size: int = -1) -> bytes:
         data = self.inode(path).data
         return bytes(data[start:] if size < 0 else data[start : start + size])

@@ -135,6 +135,8 @@ class TwoProcessRun(ABC, Generic[T]):
     def watch(self) -> None:
         """Look, and keep what is wrong: raised here, it would be one more error that an engine survives."""
         self.read_clock()
+        if not self.can_look():
+            return
         try:
             self.oracle.look()
         except Violation as violation:
@@ -150,9 +152,13 @@ class TwoProcessRun(ABC, Generic[T]):
             if self.violations:
                 raise self.violations[0]
             told = all(client.told.keys() == client.wants.keys() for client in self.clients)
-            if told and not db.in_transaction and not db.execute(self.open).fetchall():
+            if told and self.can_look() and not db.execute(self.open).fetchall():
                 return True
         return False
+
+    def can_look(self) -> bool:
+        """Whether no process is in the middle of a transaction."""
+        return not self.oracle.db.in_transaction and not self.disk.held()
 
     def boot(self, name: str) -> None:
         process = self.kernel.start(name, disk=self.disk)
@@ -165,8 +171,9 @@ class TwoProcessRun(ABC, Generic[T]):
 
     def crashed(self, process: Process) -> None:
         self.read_clock()  # what it has just written may rest on the clock of this moment
-        self.oracle.everything()
-        self.oracle.records()
+        if self.can_look():
+            self.oracle.everything()
+            self.oracle.records()
         self.kernel.loop.call_later(self.rng.random() * RESTART_S_MAX, self.boot, process.name)
 
 

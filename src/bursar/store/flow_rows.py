@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bursar.model.flow_rows import FlowRow, RowKey
 from bursar.store.columns import reader
@@ -30,6 +30,16 @@ class FlowRows(Table):
     async def of_record(self, record: int, kind: str = "") -> list[FlowRow]:
         """The rows that a record has, of one kind or of all, by key."""
         return await self._all(flow_row_of, "flow_rows_of_record", record, kind)
+
+    async def of_records(self, records: Sequence[int]) -> list[FlowRow]:
+        """The rows that several records have."""
+        return await self._all(flow_row_of, "flow_rows_of_records", list(records))
+
+    async def by_keys(self, flow: str, kind: str, keys: Iterable[str]) -> dict[str, FlowRow]:
+        """Several rows of a kind, by key; those that are not there are missing."""
+        wanted = sorted(set(keys))
+        found = await self._all(flow_row_of, "flow_rows_by_keys", flow, kind, wanted) if wanted else []
+        return {row.key: row for row in found}
 
     async def by_prefix(
         self, flow: str, kind: str, prefix: str = "", *, after: str = "", limit: int = 100

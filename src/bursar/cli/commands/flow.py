@@ -29,7 +29,7 @@ TRANSFERS = "transfers"
 
 flow = operators_group(
     "flow",
-    "Records of all flows (transfers, deposits, sequence): list, show, pause, resume, halt, retry, force, signal.",
+    "Records of all flows (transfers, payouts, deposits, …): list, show, pause, resume, halt, retry, force, signal.",
 )
 record_arguments = together(click.argument("name", metavar="FLOW"), click.argument("id_", metavar="ID"))
 switch_options = together(

@@ -16,6 +16,16 @@ WHERE flow = $1 AND kind = $2 AND key = $3
 SELECT @flow_row FROM bursar.flow_rows
 WHERE record = $1::bigint AND record <> 0 AND ($2::text = '' OR kind = $2) ORDER BY kind, key
 
+-- name: flow_rows_of_records
+-- The rows that several records have.
+SELECT @flow_row FROM bursar.flow_rows
+WHERE record = ANY ($1::text::bigint[]) AND record <> 0 ORDER BY flow, kind, key
+
+-- name: flow_rows_by_keys
+-- Several rows of a kind. Arguments: flow, kind, keys.
+SELECT @flow_row FROM bursar.flow_rows
+WHERE flow = $1 AND kind = $2 AND key = ANY ($3::text[]) ORDER BY key
+
 -- name: flow_rows_by_prefix
 -- A page of rows of a kind. Arguments: flow, kind, first key, key before which to end, key after which to begin, limit.
 SELECT @flow_row FROM bursar.flow_rows

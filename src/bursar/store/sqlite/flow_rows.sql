@@ -24,6 +24,16 @@ WHERE flow = ? AND kind = ? AND key = ?
 SELECT @flow_row FROM flow_rows
 WHERE record = ?1 AND ?1 <> 0 AND (?2 = '' OR kind = ?2) ORDER BY kind, key
 
+-- name: flow_rows_of_records
+-- The rows that several records have.
+SELECT @flow_row FROM flow_rows
+WHERE record IN (SELECT value FROM json_each(?)) AND record <> 0 ORDER BY flow, kind, key
+
+-- name: flow_rows_by_keys
+-- Several rows of a kind. Arguments: flow, kind, keys.
+SELECT @flow_row FROM flow_rows
+WHERE flow = ? AND kind = ? AND key IN (SELECT value FROM json_each(?)) ORDER BY key
+
 -- name: flow_rows_by_prefix
 -- A page of rows of a kind. Arguments: flow, kind, first key, key before which to end, key after which to begin, limit.
 SELECT @flow_row FROM flow_rows

@@ -1,0 +1,226 @@
+"""The first step of a payout: choose a wallet and a fee, and take the nonce and the reservations. Nothing leaves.
+
+If the process dies before the answer is written, nothing was taken; after it, nonce and reservations are the record's.
+What holds is asked now, not when the payout was requested: switches, documents, approvals (W37). Causes on our side (an
+empty wallet, nodes or signer away, fees above the ceiling) wait and count no refusal (W7, W39).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import msgspec
+
+from bursar.engine import Answer, FlowRecord
+from bursar.flows.payouts.documents import ASSET, CHAIN, AssetDocument, ChainDocument, asset_name
+from bursar.flows.payouts.machine import ADOPTED
+from bursar.flows.payouts.outside import OUTAGE_S, Outside, adopted, fails, order_of, put_attempt
+from bursar.flows.payouts.payout import (
+    BACK_OFF_MAX_S,
+    BACK_OFF_S,
+    NONCE,
+    REFUSALS_MAX,
+    RESERVED,
+    UNCONFIRMED,
+    Attempt,
+    Payout,
+)
+from bursar.flows.payouts.wallets import Candidate, nonce_key, ranked, short_of
+from bursar.model.flow_rows import Next, Reserve, RowOperation
+from bursar.model.outcome import Outcome
+from bursar.rails.chain import (
+    Chain,
+    Fee,
+    FeeTooHigh,
+    NodesUnavailable,
+    Order,
+    Shape,
+    Slot,
+    Unbuildable,
+    WalletShort,
+    WouldRevert,
+)
+from bursar.signer.protocol import KnownAttempt, SignerRefused, SignerUnavailable
+
+ROOM_S_MAX: Final = 30.0  # until a payout for which no wallet has room looks again
+
+log = logging.getLogger("bursar.payouts")
+
+
+class NotNow(Exception):
+    """The payout waits for a cause that is not its own."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class Assigning:
+    """The action of `pending`."""
+
+    def __init__(self, out: Outside) -> None:
+        self.out = out
+        self._crowd = 0.0  # how many payouts found no room lately
+
+    async def assign(self, item: FlowRecord[Payout]) -> Answer:
+        """Choose a wallet and a fee, and take the slot. Nothing leaves."""
+        try:
+            return await self._assign(item)
+        except (NotNow, FeeTooHigh, NodesUnavailable, SignerUnavailable) as cause:
+            retry_after_s = getattr(cause, "retry_after_s", None) or OUTAGE_S
+            return await self.out.waits(item, cause.code, str(cause), retry_after_s)
+        except WouldRevert as refused:
+            return self._refused(item, refused.code, str(refused))
+
+    async def _assign(self, item: FlowRecord[Payout]) -> Answer:
+        # First, and before money could be given back: has the signer signed what this database has forgotten (W33)?
+        known = await self.out.signer.attempts(item.id)
+        if new := [one for one in known if one.attempt > item.body.attempts]:
+            if any(one.raw for one in new):
+                return await self._adopt(item, new)
+            numbers = msgspec.structs.replace(item.body, attempts=new[-1].attempt)  # tombstones: used up
+            item = FlowRecord(item.record, numbers)
+        body, payment = item.body, item.body.payment
+        if body.cancel:
+            return fails("CANCELLED", body.cancel)
+        if payment.expires_us and self.out.ports.now_us() >= payment.expires_us:
+            return fails("EXPIRED", "its approval has expired: request it again")
+        if not self.out.reconciled:
+            raise NotNow("SIGNER_UNCHECKED", "the signer's log was not compared with the database yet", OUTAGE_S)
+        if body.held:
+            raise NotNow("HELD", f"an operator holds it: {body.held}", BACK_OFF_S)
+        chain, network, asset = await self._rules(payment.chain, payment.asset)
+        order = order_of(item.id, body, asset)
+        if not asset.contracts_allowed and await chain.is_contract(order.to):
+            return fails("DESTINATION_IS_CONTRACT", f"{order.to} is a contract, and {payment.asset} is not sent to one")
+        candidate, fee = await self._payer(item, chain, network, order)
+        try:
+            preview = await self.out.signer.preview(payment, body.authorization, candidate.name)
+        except SignerRefused as refused:
+            if refused.denied:
+                return self._refused(item, refused.reason, refused.why)
+            raise NotNow(refused.reason, refused.why, BACK_OFF_S) from None
+        slot = await chain.slot(candidate.address)
+        try:  # before a nonce is taken: bytes that can't be built would never use it up
+            chain.codec.build(chain.network, candidate.address, order, Shape.PAY, slot, fee)
+        except Unbuildable as refused:
+            return fails(refused.code, str(refused))
+        return self._taken(item, chain, network, candidate, order, fee, slot, preview.nonce_floor)
+
+    async def _rules(self, name: str, asset: str) -> tuple[Chain, ChainDocument, AssetDocument]:
+        """What holds now, not when it was requested (W37)."""
+        network = await self.out.documents.current(CHAIN, name, fresh=True)
+        on_chain = await self.out.documents.current(ASSET, asset_name(asset, name), fresh=True)
+        if network is None or not network.body.active:
+            raise NotNow("CHAIN_INACTIVE", f"chain {name} is switched off", BACK_OFF_S)
+        if on_chain is None or not on_chain.body.active:
+            raise NotNow("ASSET_INACTIVE", f"{asset} on {name} is switched off", BACK_OFF_S)
+        chain = self.out.chains.get(name)
+        if chain is None:
+            raise NotNow("CHAIN_NOT_CONFIGURED", f"no nodes of {name} are configured here", BACK_OFF_S)
+        return chain, network.body, on_chain.body
+
+    async def _payer(
+        self, item: FlowRecord[Payout], chain: Chain, network: ChainDocument, order: Order
+    ) -> tuple[Candidate, Fee]:
+        body, payment = item.body, item.body.payment
+        candidates = await self.out.wallets.payers(chain, body.requested_wallet, payment.asset, payment.contract)
+        if not candidates:
+            wanted = body.requested_wallet or "an active hot wallet"
+            raise NotNow("NO_WALLET", f"{payment.chain} has not {wanted}", BACK_OFF_S)
+        short: set[str] = set()
+        room = [c for c in candidates if c.unconfirmed < network.unconfirmed_max]
+        for candidate in ranked(room, payment.asset):
+            if lacks := short_of(candidate, payment.asset, payment.contract, order.amount, body.native, 0):
+                short.add(lacks)
+                continue
+            try:
+                fee = await chain.quote(candidate.address, order, Shape.PAY, body.priority)
+            except WalletShort:
+                short.add(body.native)
+                continue
+            if lacks := short_of(candidate, payment.asset, payment.contract, order.amount, body.native, fee.worst):
+                short.add(lacks)
+                continue
+            return candidate, fee
+        if short:
+            raise NotNow(
+                "LOW_BALANCE", f"no wallet on {payment.chain} has enough {', '.join(sorted(short))}", BACK_OFF_S
+            )
+        raise NotNow("NO_ROOM", f"every wallet on {payment.chain} waits for its transactions", self._room_s())
+
+    def _room_s(self) -> float:
+        """Many that wait for room look less often each, so that looking costs no more than paying."""
+        self._crowd = min(self._crowd * 0.99 + 1, ROOM_S_MAX * 50)
+        return min(ROOM_S_MAX, 0.5 + self._crowd / 50)
+
+    def _refused(self, item: FlowRecord[Payout], code: str, message: str) -> Answer:
+        """This very payment is refused, and nothing is signed: try again a few times, then fail (W6, W39)."""
+        refusals = item.body.refusals + 1
+        if refusals >= REFUSALS_MAX:
+            return fails(code, message)
+        body = msgspec.structs.replace(item.body, refusals=refusals)
+        delay_s = min(BACK_OFF_S * 2**refusals, BACK_OFF_MAX_S)
+        return Answer(
+            outcome=Outcome.PENDING, code=code, message=message, body=body, retry_after_s=delay_s, decision=True
+        )
+
+    def _taken(
+        self,
+        item: FlowRecord[Payout],
+        chain: Chain,
+        network: ChainDocument,
+        candidate: Candidate,
+        order: Order,
+        fee: Fee,
+        slot: Slot,
+        floor: int,
+    ) -> Answer:
+        body, payment, number = item.body, item.body.payment, item.body.attempts + 1
+        needs = {payment.asset: order.amount}
+        needs[body.native] = needs.get(body.native, 0) + fee.worst
+        bounds = {payment.asset: candidate.tokens.get(payment.contract, 0), body.native: candidate.coin}
+        at_us = self.out.wallets.chosen(payment.chain, candidate.name, needs)
+        attempt = Attempt(number=number, shape=Shape.PAY, wallet=candidate.name, fee=fee, made_us=at_us)
+        rows: list[RowOperation] = [
+            Reserve(RESERVED, f"{candidate.name}/{code}", needs[code], bounds[code]) for code in sorted(needs)
+        ]
+        rows.append(Reserve(UNCONFIRMED, candidate.name, 1, network.unconfirmed_max))
+        if slot.nonce is not None:
+            key = nonce_key(payment.chain, candidate.address)
+            rows.append(Next(NONCE, key, max(floor, slot.nonce), {"payout": item.id, "at_us": at_us}))
+        else:
+            attempt = msgspec.structs.replace(attempt, expires=slot.expires, reference=slot.reference)
+        rows.append(put_attempt(item.id, attempt, 0))
+        after = msgspec.structs.replace(
+            body,
+            wallet=candidate.name,
+            sender=candidate.address,
+            fee=fee,
+            attempts=number,
+            current=number,
+            shape=Shape.PAY,
+            reserved=True,
+        )
+        return Answer(
+            outcome=Outcome.SUCCESS,
+            body=after,
+            rows=tuple(rows),
+            decision=True,
+            evidence={"wallet": candidate.name, "attempt": number},
+        )
+
+    async def _adopt(self, item: FlowRecord[Payout], new: list[KnownAttempt]) -> Answer:
+        """The signer has signed for this payout what this database does not know: it is watched, not paid again."""
+        payment = item.body.payment
+        chain = self.out.chains.get(payment.chain)
+        wallet = (await self.out.wallets.own_addresses(payment.chain)).get(new[-1].sender)
+        if chain is None or wallet is None:
+            raise NotNow(
+                "SIGNED_BEFORE", f"it was signed for {new[-1].sender}, which is no wallet known here", OUTAGE_S
+            )
+        body, rows = adopted(chain, item.id, item.body, wallet, new, self.out.ports.now_us())
+        log.critical("%s was signed before this database was restored; it is watched now", item.id)
+        return Answer(outcome=Outcome.SUCCESS, event=ADOPTED, body=body, rows=rows, decision=True)

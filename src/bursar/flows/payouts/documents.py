@@ -1,0 +1,171 @@
+"""Chains, assets on chains, and wallets, as data: versioned documents that operators change with four eyes.
+
+A further chain of a kind that exists is three documents and the URLs of its nodes (configuration); no code. Integers
+beyond 2^53 are text, because a document has one exact JSON. What a wallet has reserved and when it was used last are
+rows of the flow, not part of its document.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from bursar.model.document_kinds import DocumentKind
+from bursar.rails.chain import Network
+
+DECIMALS_MAX = 36
+ADDRESS_LENGTH_MAX = 128
+
+
+class Ranked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One number per priority."""
+
+    high: int
+    normal: int
+    low: int
+
+    @property
+    def in_order(self) -> tuple[int, int, int]:
+        """As `Priority` counts."""
+        return self.high, self.normal, self.low
+
+
+NOTHING_RANKED = Ranked(high=0, normal=0, low=0)
+
+
+class ChainDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A chain. Its nodes are configuration (`chain_nodes`)."""
+
+    kind: str
+    chain_id: int
+    native: str  # code of the asset that fees are paid in
+    decimals: int = 18  # of the native coin
+    genesis: str = ""
+    depth: int = 1
+    finalized_tag: bool = True
+    legacy_fees: bool = False
+    fee_ceilings: Ranked
+    tips: Ranked = NOTHING_RANKED
+    block_ms: int = 12_000
+    bump_after_s: int = 300  # 0: operators alone raise a fee
+    unconfirmed_max: int = 16  # transactions of one wallet that are not final yet
+    active: bool = True
+
+    def network(self, name: str) -> Network:
+        """As its codec and its nodes know it."""
+        return Network(
+            name=name,
+            kind=self.kind,
+            chain_id=self.chain_id,
+            genesis=self.genesis,
+            native=self.native,
+            legacy_fees=self.legacy_fees,
+            depth=self.depth,
+            finalized_tag=self.finalized_tag,
+            fee_ceilings=self.fee_ceilings.in_order,
+            tips=self.tips.in_order,
+        )
+
+
+class AssetDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An asset on a chain; the document's name is `asset:chain` in lower case."""
+
+    asset: str
+    chain: str
+    contract: str = ""  # "": the chain's own coin
+    decimals: int
+    gas_limit_max: int = 200_000
+    minimum: str = "0"  # in the chain's smallest units
+    one_node_limit: str = "0"  # the same: up to this, one node is enough to confirm or to prove death (W35)
+    contracts_allowed: bool = False  # whether it may be sent to an address that has code
+    active: bool = True
+
+
+class Role(StrEnum):
+    """What a wallet is for."""
+
+    HOT = "hot_wallet"  # pays out
+    COLD = "cold_wallet"  # receives sweeps
+    GAS = "gas_wallet"  # refills the coin for fees
+    DEPOSIT = "deposit_wallet"  # is swept
+
+
+class WalletStatus(StrEnum):
+    """Whether a wallet is used."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"  # takes no new payout
+    DISABLED = "disabled"
+
+
+class WalletDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A wallet of ours on a chain. Its name is the name of the signer's key."""
+
+    chain: str
+    address: str
+    role: Role = Role.HOT
+    derivation_path: str = ""
+    status: WalletStatus = WalletStatus.ACTIVE
+
+
+def asset_name(asset: str, chain: str) -> str:
+    """The name of an asset's document."""
+    return f"{asset.lower()}:{chain}"
+
+
+def _check_chain(old: ChainDocument | None, new: ChainDocument) -> None:
+    if old is not None and (old.kind, old.chain_id, old.native, old.decimals) != (
+        new.kind,
+        new.chain_id,
+        new.native,
+        new.decimals,
+    ):
+        raise ValueError("kind, chain_id, native and decimals never change: give another chain another name")
+    ranks = (*new.fee_ceilings.in_order, *new.tips.in_order)
+    if min(ranks) < 0 or any(tip > top for tip, top in zip(new.tips.in_order, new.fee_ceilings.in_order, strict=True)):
+        raise ValueError("ceilings and tips are not negative, and no tip is above its ceiling")
+    bounds = {
+        "chain_id": (new.chain_id, 1, 2**53 - 1),
+        "decimals": (new.decimals, 0, DECIMALS_MAX),
+        "depth": (new.depth, 0, 100_000),
+        "block_ms": (new.block_ms, 1, 3_600_000),
+        "bump_after_s": (new.bump_after_s, 0, 86_400 * 30),
+        "unconfirmed_max": (new.unconfirmed_max, 1, 10_000),
+    }
+    for name, (value, least, most) in bounds.items():
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {value}; from {least} to {most}")
+    if not new.finalized_tag and new.depth < 1:
+        raise ValueError("a chain that calls no block final needs a depth of at least 1")
+
+
+def _check_asset(old: AssetDocument | None, new: AssetDocument) -> None:
+    if old is not None and (old.asset, old.chain, old.contract, old.decimals) != (
+        new.asset,
+        new.chain,
+        new.contract,
+        new.decimals,
+    ):
+        raise ValueError("asset, chain, contract and decimals never change: a token that moves is another asset")
+    if not 0 <= new.decimals <= DECIMALS_MAX:
+        raise ValueError(f"decimals are {new.decimals}; from 0 to {DECIMALS_MAX}")
+    if not 21_000 <= new.gas_limit_max <= 30_000_000:
+        raise ValueError("gas_limit_max is not from 21000 to 30000000")
+    for name, text in (("minimum", new.minimum), ("one_node_limit", new.one_node_limit)):
+        if not (text.isascii() and text.isdigit() and len(text) <= 39):
+            raise ValueError(f"{name} is not a whole number of the chain's smallest unit")
+
+
+def _check_wallet(old: WalletDocument | None, new: WalletDocument) -> None:
+    if old is not None and (old.chain, old.address) != (new.chain, new.address):
+        raise ValueError("chain and address of a wallet never change: give another wallet another name")
+    if not 0 < len(new.address) <= ADDRESS_LENGTH_MAX or not new.address.isascii():
+        raise ValueError("the address is missing or too long")
+
+
+CHAIN: Final = DocumentKind(name="chain", body=ChainDocument, two_people=True, check=_check_chain)
+ASSET: Final = DocumentKind(name="asset_on_chain", body=AssetDocument, two_people=True, check=_check_asset)
+WALLET: Final = DocumentKind(name="wallet", body=WalletDocument, two_people=True, check=_check_wallet)
+KINDS: Final = (CHAIN, ASSET, WALLET)

@@ -1,0 +1,160 @@
+"""The signer's log against this database: each can be restored from a backup, and the other one shows it (W33).
+
+The signer refuses a caller who has seen more of its log than it has: then the signer was restored. If its log has
+attempts that this database does not know, the database was: payouts stop by themselves until two people have looked,
+and what was forgotten is put back. A payout that is missing is written down again, under its own id; when it goes on,
+the signer says that it has signed for it, and it is watched instead of paid again (assigning). A forgotten replacement
+is started again, and gets the same signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Final
+
+import msgspec
+
+from bursar.engine import Engine, set_pause
+from bursar.flows.payouts.machine import HOLD, KNOWN, MACHINE, REPLACEMENTS, STATUS
+from bursar.flows.payouts.outside import SIGNER_PEER, Outside
+from bursar.flows.payouts.payout import ATTEMPT, SUSPENSE, Attempt, Payout, Replacement, attempt_key, replacement_id
+from bursar.model.errors import Conflict, RecordMoved, Refusal
+from bursar.model.flow_rows import RowTaken
+from bursar.model.marks import Restored, restored
+from bursar.model.records import Record
+from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable, SignRequest
+
+PAGE: Final = 500
+INTERVAL_S: Final = 60.0
+RETRY_S: Final = 2.0
+ACTOR: Final = "signer"
+
+log = logging.getLogger("bursar.payouts")
+
+
+class Reconciling:
+    """Compares the signer's log with the attempts here."""
+
+    def __init__(self, out: Outside, engine: Engine) -> None:
+        self.out = out
+        self.engine = engine
+        self._checked = -1  # up to which sequence all is known here
+
+    async def run(self) -> None:
+        """Until cancelled: compare, at the start and from time to time."""
+        while True:
+            try:
+                await self.look()
+            except (SignerUnavailable, SignerRefused) as away:
+                log.error("the signer's log can't be compared: %s", away)
+            await self.out.ports.sleep(INTERVAL_S if self.out.reconciled else RETRY_S)
+
+    async def look(self) -> Restored:
+        """Compare once. Until this has succeeded, no payout takes a nonce in this process."""
+        mark = await self.out.store.read.marks.highest(SIGNER_PEER + self.out.signer.name)
+        status = await self.out.signer.status()
+        after, unknown = max(self._checked, mark), list[LogEntry]()
+        while page := await self.out.signer.log(after, PAGE):
+            unknown += [entry for entry in page if not await self._is_known(entry)]
+            after = page[-1].sequence
+        found = restored(mark=mark, sequence=status.sequence, unknown=len(unknown))
+        if found is Restored.PEER:
+            reason = f"the signer's log ends at {status.sequence}, and {mark} is known here: it was restored"
+            await self._stop(reason)
+            return found
+        if found is Restored.DATABASE:
+            numbers = ", ".join(sorted({entry.payout for entry in unknown})[:10])
+            await self._stop(f"the signer has signed what this database does not know: {numbers}; it was restored")
+            for entry in unknown:
+                await self._put_back(entry)
+        self._checked = max(after, mark)
+        self.out.reconciled = True
+        return found
+
+    async def _is_known(self, entry: LogEntry) -> bool:
+        """Whether the attempt is here. Its unsigned bytes are stored before the signer is asked (W30)."""
+        key = attempt_key(entry.payout, entry.attempt)
+        for flow in (MACHINE.name, REPLACEMENTS.name):
+            if await self.out.store.read.flow_rows.get(flow, ATTEMPT.name, key) is not None:
+                return True
+        id_ = replacement_id(entry.payout, entry.attempt)
+        return await self.engine.get(REPLACEMENTS.name, id_) is not None
+
+    async def _stop(self, reason: str) -> None:
+        await set_pause(self.out.store, "flow", MACHINE.name, actor=ACTOR, reason=reason, two_people=True)
+        await self.out.alert(None, "payouts and signer disagree", "critical", reason)
+
+    async def _put_back(self, entry: LogEntry) -> None:
+        """Write down what was forgotten; where it is there by now, nothing happens."""
+        request = entry.request
+        if request is None:
+            return  # a tombstone: nothing of it can ever happen
+        record = await self.engine.get(MACHINE.name, entry.payout)
+        if record is None:
+            await self._start_again(request)
+        elif STATUS[record.state] in ("processing", "confirming") and entry.attempt > _attempts(record):
+            await self._replace_again(record, request)
+
+    async def _start_again(self, request: SignRequest) -> None:
+        """Its hold is taken anew; from suspense, if its account has less than that by now."""
+        body = Payout(
+            payment=request.payment,
+            authorization=request.authorization,
+            native=self.out.chains[request.chain].network.native,
+        )
+        for _ in range(3):
+            try:
+                owner = request.payment.account
+                started = await self.engine.start(MACHINE.name, body, id=request.payout, owner=owner, actor=ACTOR)
+                await self.engine.hand_over(started.record)
+                return
+            except RowTaken as taken:  # requested again since the restore: it must not be paid a second time
+                await self._hold(taken.record, request.payout)
+                body = msgspec.structs.replace(body, claimed=f"restored:{request.payout}")
+            except (RecordMoved, Conflict):
+                return  # another process has done it
+            except Refusal as refusal:
+                log.critical("%s can't be held from its account again: %s", request.payout, refusal)
+                body = msgspec.structs.replace(body, booked_from=SUSPENSE)
+
+    async def _hold(self, number: int, payout: str) -> None:
+        """Hold the payout that has the same source as one that was signed before the restore."""
+        record = await self.out.store.read.records.by_number(number)
+        if record is None or STATUS[record.state] != "pending":
+            return
+        reason = f"{payout} was signed for the same reason before the database was restored; cancel this one"
+        with contextlib.suppress(RecordMoved, Conflict):
+            await self.engine.signal(record, HOLD, ACTOR, {"reason": reason}, sender=f"hold for {payout}")
+        await self.out.alert(record, "requested again after a restore", "critical", f"{record.id}: {reason}")
+
+    async def _replace_again(self, record: Record, request: SignRequest) -> None:
+        decoded = self.out.chains[request.chain].codec.decode(request.unsigned)
+        attempt = Attempt(
+            number=request.attempt,
+            shape=request.shape,
+            wallet=request.wallet,
+            nonce=decoded.slot.nonce,
+            expires=decoded.slot.expires,
+            reference=decoded.slot.reference,
+            fee=decoded.fee,
+            unsigned=request.unsigned.hex(),
+        )
+        body = Replacement(
+            payout=request.payout,
+            payment=request.payment,
+            authorization=request.authorization,
+            sender=request.sender,
+            attempt=attempt,
+        )
+        id_ = replacement_id(request.payout, request.attempt)
+        with contextlib.suppress(RecordMoved, Conflict):  # another process has done it
+            started = await self.engine.start(REPLACEMENTS.name, body, id=id_, owner=record.owner, actor=ACTOR)
+            await self.engine.hand_over(started.record)
+        evidence = {"attempt": request.attempt}
+        await self.engine.signal(record, KNOWN, ACTOR, evidence, sender=f"known {request.attempt}")
+
+
+def _attempts(record: Record) -> int:
+    """How many attempts a payout knows of: one that was forgotten may be adopted by now."""
+    return msgspec.json.decode(record.body, type=Payout).attempts

@@ -1,0 +1,149 @@
+"""Payouts from a configuration: the chains whose nodes are configured, the signer, and the flow on top of them.
+
+A chain is built from its document. A document that is added or changed while this runs is followed within seconds, so
+that a further chain needs its documents and the URLs of its nodes, and a changed ceiling of fees needs no restart.
+Nothing here listens; who asks is `runtime`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from bursar.config import SIGNER_SECRET_BYTES_MIN, Config, ConfigRefused, secret
+from bursar.documents import DOCUMENTS_S, Documents
+from bursar.engine import Engine
+from bursar.engine.background import AWAY
+from bursar.flows.payouts import Payouts
+from bursar.flows.payouts.documents import CHAIN, WALLET
+from bursar.flows.payouts.link import SignerStoreLink
+from bursar.ledger import Ledger
+from bursar.ports import Ports
+from bursar.rails.chain import Chain, Network
+from bursar.rails.evm.rpc import ANSWER_BYTES_MAX, Endpoint, Post
+from bursar.signer.client import SignerClient, SignerLink
+
+EVM: Final = "evm"
+
+log = logging.getLogger("bursar.payouts")
+
+
+class ConfiguredChains(Mapping[str, Chain]):
+    """The chains that have both a document and nodes in the configuration, by name."""
+
+    def __init__(self, config: Config, documents: Documents, ports: Ports, post: Post) -> None:
+        self._config = config
+        self._documents = documents
+        self._ports = ports
+        self._post = post
+        self._chains: dict[str, Chain] = {}
+        self._wallets: frozenset[str] = frozenset()
+        self._told: set[str] = set()  # what was logged already
+
+    def __getitem__(self, name: str) -> Chain:
+        return self._chains[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chains)
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    async def refresh(self) -> bool:
+        """Follow the documents; whether there is a new chain or wallet. A chain that is retired stays: what was sent
+        there is still confirmed."""
+        found = await self._documents.all(CHAIN)
+        names = frozenset(self._chains)
+        for name, urls in self._config.chain_nodes.items():
+            current = found.get(name)
+            if current is None:
+                self._log(f"{name}: nodes are configured, and there is no document of this chain yet")
+            elif current.body.kind != EVM:
+                self._log(f"{name}: there is no rail of the kind {current.body.kind}")
+            else:
+                self._use(current.body.network(name), urls)
+        for name in found.keys() - self._config.chain_nodes.keys():
+            self._log(f"{name}: no nodes are configured here (chain_nodes), so nothing is paid out there")
+        wallets = frozenset(await self._documents.all(WALLET))
+        is_new = names != frozenset(self._chains) or not wallets <= self._wallets
+        self._wallets = wallets
+        return is_new
+
+    def _use(self, network: Network, urls: tuple[str, ...]) -> None:
+        known = self._chains.get(network.name)
+        if known is None or known.network != network:
+            self._chains[network.name] = evm_chain(
+                network, urls, self._post, self._ports, self._config.chain_timeout_ms / 1000
+            )
+            log.info("chain %s is used with %s nodes", network.name, len(urls))
+
+    def _log(self, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            log.warning("%s", words)
+
+
+def evm_chain(network: Network, urls: tuple[str, ...], post: Post, ports: Ports, timeout_s: float) -> Chain:
+    """An EVM chain behind its nodes, which are named by their places: their URLs are never shown."""
+    from bursar.rails.evm.chain import EvmChain  # noqa: PLC0415 (an extra: only those who pay out need its libraries)
+
+    endpoints = [Endpoint(name=f"{network.name}-{number}", url=url) for number, url in enumerate(urls, 1)]
+    return EvmChain(network, endpoints, post, ports.monotonic, timeout_s)
+
+
+@dataclass(frozen=True)
+class PayingOut:
+    """Payouts as a process drives them."""
+
+    payouts: Payouts
+    chains: ConfiguredChains
+
+    async def follow_documents(self) -> None:
+        """Until cancelled: use chains and wallets that are added, and documents that are changed."""
+        ports = self.payouts.engine.ports
+        while True:
+            await ports.sleep(DOCUMENTS_S)
+            try:
+                if await self.chains.refresh():
+                    await self.payouts.prepare()
+            except AWAY as error:
+                log.error("the documents of chains and wallets can't be read now: %s", error)
+
+
+@asynccontextmanager
+async def paying_out(
+    config: Config, ports: Ports, ledger: Ledger, documents: Documents, engine: Engine
+) -> AsyncIterator[PayingOut]:
+    """Payouts on the engine of a process. Neither the signer nor any node has to answer now."""
+    try:
+        from bursar.http import Pool  # noqa: PLC0415 (an extra, as above)
+        from bursar.rails.evm import chain as _  # noqa: F401, PLC0415 (refused now, not at the first chain)
+    except ModuleNotFoundError as error:
+        raise ConfigRefused(f"chain_nodes: {error.name} is missing: pip install 'bursar[evm]'") from None
+    async with signer_client(config, ports, SignerStoreLink(ledger.store, config.signer_name)) as signer:
+        pool = Pool(ANSWER_BYTES_MAX)
+        try:
+            chains = ConfiguredChains(config, documents, ports, pool.post)
+            await chains.refresh()
+            payouts = Payouts(ledger, documents, chains, signer, engine=engine, names=config.chain_nodes)
+            await payouts.prepare()
+            yield PayingOut(payouts, chains)
+        finally:
+            await pool.close()
+
+
+def signer_client(config: Config, ports: Ports, link: SignerLink | None = None) -> SignerClient:
+    """A client of the configured signer, not started yet."""
+    key = secret(config.signer_secret_file, "signer_secret_file", SIGNER_SECRET_BYTES_MIN)
+    return SignerClient(
+        ports,
+        config.signer,
+        name=config.signer_name,
+        caller=config.signer_caller,
+        secret=key,
+        link=link,
+        timeout_s=config.signer_timeout_ms / 1000,
+    )

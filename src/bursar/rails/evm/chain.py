@@ -1,0 +1,334 @@
+"""An EVM chain behind its nodes (`rails.chain.Chain`): fees, nonces, sending, balances, and what became of it all.
+
+What ends a payment is decided in `verdict` from what `fates` collects; which nodes are believed, in `nodes`; what a
+transaction offers, in `fees`. Here each question becomes one request per node. Nothing is kept but what is known about
+nodes: every answer is of the chain as it is now. Sending never fails because of what a node says (W12): all answers are
+handed back, and the fate is asked afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import msgspec
+
+from bursar.model.records import Priority
+from bursar.rails.chain import (
+    Balances,
+    Codec,
+    DeepReorganisation,
+    Fate,
+    Fee,
+    InvalidAddress,
+    Network,
+    NodeStatus,
+    NodesUnavailable,
+    Order,
+    OwnTransaction,
+    Page,
+    Question,
+    Sent,
+    Shape,
+    Slot,
+    WalletShort,
+    WouldRevert,
+)
+from bursar.rails.evm.codec import EvmCodec, address_bytes, hash_of, transfer_data
+from bursar.rails.evm.fates import Fates
+from bursar.rails.evm.fees import (
+    GAS_LIMIT_DEFAULT_MAX,
+    PLAIN_GAS,
+    Market,
+    Reverted,
+    Short,
+    gas_limit,
+    median,
+    offer,
+    refusal,
+    replacement,
+    transfer_answer,
+)
+from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Nodes, block_call, result
+from bursar.rails.evm.reading import Block, block
+from bursar.rails.evm.rpc import Call, CallError, Endpoint, Malformed, Post, data, quantity
+
+SCAN_BLOCKS_MAX = 16  # of one page
+_BALANCE_OF = bytes.fromhex("70a08231")  # balanceOf(address)
+_DELEGATION = bytes.fromhex("ef0100")  # EIP-7702: an account with a key that lets code act for it
+_KNOWN = ("already known", "known transaction", "already imported", "already in mempool", "already exists")
+
+
+T = TypeVar("T")
+
+
+class _DryRun(msgspec.Struct, frozen=True):
+    """What one node says about a payment that has not been made."""
+
+    market: Market
+    coin: int
+    tokens: int | None  # None: the payment is not of a token, or there is none
+    gas: int | Reverted | Short
+
+
+class EvmChain:
+    """One chain. `post` is `bursar.http.Pool.post`; `monotonic` is the clock's."""
+
+    def __init__(
+        self,
+        network: Network,
+        endpoints: Sequence[Endpoint],
+        post: Post,
+        monotonic: Callable[[], float],
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.network = network
+        self.codec: Codec = EvmCodec()
+        self._nodes = Nodes(network, endpoints, post, monotonic, timeout_s)
+        self._fates = Fates(self._nodes)
+        self._scan_blocks = SCAN_BLOCKS_MAX
+
+    # --- fees --------------------------------------------------------------------------------------------------------
+
+    async def quote(self, sender: str, order: Order, shape: Shape, priority: Priority) -> Fee:
+        runs = await self._dry_runs(sender, order, shape)
+        market = Market(median(run.market.base for run in runs.values()), self.network.legacy_fees)
+        held = [run.tokens for run in runs.values() if run.tokens is not None]
+        if held:
+            self._require(sender, order.contract, max(held), order.amount)
+        gas = self._gas(runs, order)
+        ceiling, tip = self.network.ceiling(priority), self.network.tips[priority]
+        fee = offer(self.network.name, market, tip, ceiling, gas or PLAIN_GAS)
+        coin = order.amount if shape is Shape.PAY and not order.contract else 0
+        self._require(sender, self.network.native or "coin", max(run.coin for run in runs.values()), coin + fee.worst)
+        if gas is None:
+            names = ", ".join(sorted(runs))
+            raise NodesUnavailable(self.network.name, f"{names}: the wallet is said to have too little, and has enough")
+        return fee
+
+    def _require(self, wallet: str, asset: str, has: int, needs: int) -> None:
+        if has < needs:
+            raise WalletShort(self.network.name, wallet, asset, has, needs)
+
+    def _gas(self, runs: Answers[_DryRun], order: Order) -> int | None:
+        """The gas limit; None if the nodes say nothing but that the wallet has too little coin."""
+        estimates = [run.gas for run in runs.values() if isinstance(run.gas, int)]
+        if estimates:
+            highest = order.gas_limit_max or GAS_LIMIT_DEFAULT_MAX
+            limit = gas_limit(max(estimates), highest)
+            if limit is None:
+                why = f"it takes {max(estimates)} gas, and the limit of the asset is {highest}"
+                raise WouldRevert(self.network.name, why)
+            return limit
+        refused = {name: run.gas for name, run in runs.items() if isinstance(run.gas, Reverted)}
+        if not refused:
+            return None
+        name, reason = sorted(refused.items())[0]
+        # A refusal fails the payment for good, so that one node, which may be behind, is not enough.
+        if len(refused) < self._nodes.quorum:
+            why = f"only {name} says that the payment would fail ({reason.why}){self._nodes.missing(runs)}"
+            raise NodesUnavailable(self.network.name, why)
+        raise WouldRevert(self.network.name, reason.why)
+
+    async def _dry_runs(self, sender: str, order: Order, shape: Shape) -> Answers[_DryRun]:
+        """What each node says to this very payment: it runs against the newest state, and nothing is signed."""
+        to, value, payload = sender, 0, b""
+        if shape is Shape.PAY:
+            to, value = order.contract or order.to, 0 if order.contract else order.amount
+            payload = transfer_data(order.to, order.amount) if order.contract else b""
+        tokens = bool(payload)
+        message = {"from": sender, "to": to, "value": hex(value), "data": "0x" + payload.hex()}
+        calls = [
+            self._market_call(),
+            Call("eth_getBalance", (sender, "latest")),
+            Call("eth_estimateGas", (message,)),
+        ]
+        if tokens:
+            calls += [
+                Call("eth_call", (message, "latest")),
+                _balance_call(order.contract, sender, "latest"),
+                Call("eth_getCode", (order.contract, "latest")),
+            ]
+
+        def read(results: list[Any]) -> _DryRun:
+            gas = _tried_token(results[2], results[3], results[5]) if tokens else _tried(results[2])
+            held = _word(results[4]) if tokens else None
+            return _DryRun(self._market(results[0]), quantity(result(results[1])), held, gas)
+
+        return self._some("a fee", await self._nodes.ask(calls, None, read))
+
+    def _market_call(self) -> Call:
+        return Call("eth_gasPrice") if self.network.legacy_fees else Call("eth_feeHistory", ("0x1", "latest", []))
+
+    def _market(self, value: Any) -> Market:
+        found = result(value)
+        if self.network.legacy_fees:
+            return Market(quantity(found), True)
+        fees = found.get("baseFeePerGas") if isinstance(found, dict) else None
+        if not isinstance(fees, list) or len(fees) != 2:
+            raise Malformed("a fee history of one block has two base fees")
+        return Market(quantity(fees[1]), False)
+
+    async def higher(self, fee: Fee, priority: Priority) -> Fee | None:
+        said = await self._nodes.ask([self._market_call()], None, lambda results: self._market(results[0]).base)
+        base = median(self._some("a fee", said).values())
+        market = Market(base, self.network.legacy_fees)
+        return replacement(fee, market, self.network.tips[priority], self.network.ceiling(priority))
+
+    def _some(self, what: str, said: Answers[T]) -> Answers[T]:
+        if not said:
+            raise NodesUnavailable(
+                self.network.name, f"no node answers when asked for {what}{self._nodes.missing(said)}"
+            )
+        return said
+
+    # --- nonces and sending ------------------------------------------------------------------------------------------
+
+    async def slot(self, sender: str) -> Slot:
+        # Never "pending": a node's pool is its own, and forgets (W11).
+        call = Call("eth_getTransactionCount", (sender, "latest"))
+        said = await self._nodes.ask([call], None, lambda results: quantity(result(results[0])))
+        return Slot(nonce=max(self._some("a nonce", said).values()))
+
+    async def send(self, raw: bytes) -> Sent:
+        hash_ = hash_of(raw)
+
+        def read(results: list[Any]) -> tuple[bool, str]:
+            if isinstance(said := results[0], CallError):
+                return any(words in said.message.lower() for words in _KNOWN), f"{said.code}: {said.message}"
+            if isinstance(said, str) and said.lower() == hash_:
+                return True, "accepted"
+            return False, "another hash came back than that of the bytes"
+
+        answered = await self._nodes.ask([Call("eth_sendRawTransaction", ("0x" + raw.hex(),))], None, read)
+        words = {name: said for name, (_, said) in answered.items()} | answered.silent
+        return Sent(accepted=any(accepted for accepted, _ in answered.values()), answers=words)
+
+    async def fate(self, question: Question) -> Fate:
+        return await self._fates.ask(question)
+
+    # --- what the chain holds ----------------------------------------------------------------------------------------
+
+    async def balances(self, address: str, contracts: Sequence[str]) -> Balances:
+        anchor = await self._nodes.firm_anchor()
+        at = hex(anchor.number)
+        calls = [
+            Call("eth_getBalance", (address, at)),
+            *(_balance_call(contract, address, at) for contract in contracts),
+        ]
+
+        def read(results: list[Any]) -> tuple[int, list[int | None]]:
+            return quantity(result(results[0])), [_word(one) for one in results[1:]]
+
+        said = await self._nodes.ask(calls, anchor.nodes, read)
+        coin, tokens = self._nodes.agree(f"balances of {address} at block {anchor.number}", said)
+        held = {}
+        for contract, amount in zip(contracts, tokens, strict=True):
+            if amount is None:
+                raise InvalidAddress(self.network.name, contract, "no token is at this address")
+            held[contract] = amount
+        return Balances(block=anchor.number, block_hash=anchor.hash, coin=coin, tokens=held)
+
+    async def final_block(self) -> tuple[int, str]:
+        anchor = await self._nodes.firm_anchor()
+        return anchor.number, anchor.hash
+
+    async def is_contract(self, address: str) -> bool:
+        def read(results: list[Any]) -> bool:
+            code = data(result(results[0]))
+            return bool(code) and not (len(code) == 23 and code.startswith(_DELEGATION))
+
+        await self._nodes.anchor()  # learns who is behind
+        said = await self._nodes.ask([Call("eth_getCode", (address, "latest"))], None, read)
+        if any(said.values()):
+            return True  # one node that has seen code is enough to be careful
+        known = {name: found for name, found in said.items() if not self._nodes.is_behind(name)}
+        return self._nodes.agree(f"code at {address}", Answers(known, said.silent))
+
+    async def nodes(self) -> tuple[NodeStatus, ...]:
+        return await self._nodes.status()
+
+    # --- watching ----------------------------------------------------------------------------------------------------
+
+    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+        anchor = await self._nodes.firm_anchor()
+        if anchor.number <= after:
+            if anchor.number == after and after_hash:
+                self._require_same(after, after_hash, anchor.hash)
+            return Page(up_to=after, up_to_hash=after_hash, transactions=())
+        blocks = await self._blocks(anchor, after, frozenset(address.lower() for address in addresses))
+        parent = after_hash or blocks[0].header.parent
+        self._require_same(after, parent, blocks[0].header.parent)
+        own = tuple(
+            OwnTransaction(
+                hash=one.hash,
+                sender=self.codec.check_address(self.network.name, one.sender),
+                nonce=one.nonce,
+                block=found.header.number,
+            )
+            for found in blocks
+            for one in found.own
+        )
+        last = blocks[-1].header
+        return Page(up_to=last.number, up_to_hash=last.hash, transactions=own)
+
+    def _require_same(self, number: int, expected: str, found: str) -> None:
+        if expected.lower() != found:
+            raise DeepReorganisation(self.network.name, number, expected, found)
+
+    async def _blocks(self, anchor: Anchor, after: int, addresses: frozenset[str]) -> tuple[Block, ...]:
+        """The next blocks, read whole at two nodes that say the same about every transaction in them.
+
+        One node could leave out a transaction or name another sender; its block hash would not show it.
+        """
+        numbers = range(after + 1, min(anchor.number, after + self._scan_blocks) + 1)
+
+        def read(results: list[Any]) -> tuple[Block, ...]:
+            found = tuple(block(result(one), n, addresses) for n, one in zip(numbers, results, strict=True))
+            for earlier, later in pairwise(found):
+                if later.header.parent != earlier.header.hash:
+                    raise Malformed(f"block {later.header.number} is no child of the one before it")
+            if found[-1].header.number == anchor.number and found[-1].header.hash != anchor.hash:
+                raise Malformed(f"block {anchor.number} is another than a moment ago")
+            return found
+
+        calls = [block_call(number, whole=True) for number in numbers]
+        first = anchor.nodes[: self._nodes.quorum]
+        said = await self._nodes.ask(calls, first, read)
+        if len(said) < self._nodes.quorum or len(set(said.values())) > 1:  # only then are the others asked, too
+            others = await self._nodes.ask(calls, anchor.nodes[self._nodes.quorum :], read)
+            said = Answers(said | others, said.silent | others.silent)
+        if len(said) < self._nodes.quorum and self._scan_blocks > 1:
+            self._scan_blocks //= 2  # the blocks may be too large for one answer
+        found = self._nodes.agree(f"blocks {numbers[0]} to {numbers[-1]}", said)
+        self._scan_blocks = min(SCAN_BLOCKS_MAX, self._scan_blocks + 1)
+        return found
+
+
+def _tried(value: Any) -> int | Reverted | Short:
+    """An estimate of gas, or why there is none."""
+    return refusal(value) if isinstance(value, CallError) else quantity(value)
+
+
+def _tried_token(estimate: Any, called: Any, code: Any) -> int | Reverted | Short:
+    """A call to an address without code succeeds and does nothing: that is not a token."""
+    if not data(result(code)):
+        return Reverted("there is no contract at the token's address")
+    if isinstance(called, CallError):
+        return refusal(called)
+    return transfer_answer(data(called)) or _tried(estimate)
+
+
+def _balance_call(contract: str, address: str, at: str) -> Call:
+    payload = _BALANCE_OF + address_bytes(address).rjust(32, b"\0")
+    return Call("eth_call", ({"to": contract, "data": "0x" + payload.hex()}, at))
+
+
+def _word(value: Any) -> int | None:
+    """What `balanceOf` returns; None if that is no number: there is no token at that address."""
+    if isinstance(value, CallError):
+        refusal(value)  # raises if the error is the node's own trouble
+        return None
+    found = data(value)
+    return int.from_bytes(found, "big") if len(found) == 32 else None

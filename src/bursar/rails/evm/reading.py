@@ -1,0 +1,177 @@
+"""What nodes say about blocks, transactions and receipts, read strictly into plain values.
+
+A field that is missing or is not what the interface says makes the whole answer `Malformed`: half an answer would look
+like an absence. Addresses and hashes are lower-case text here; `same` compares an address of ours with one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from bursar.rails.evm.rpc import Malformed, data, field, fixed, quantity
+
+TRANSFER_TOPIC = (
+    "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"  # Transfer(address,address,uint256)
+)
+
+
+class Header(msgspec.Struct, frozen=True):
+    """A block without its transactions."""
+
+    number: int
+    hash: str
+    parent: str
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """A transaction as a node has it, in its pool (no block) or in a block."""
+
+    hash: str
+    sender: str
+    nonce: int
+    to: str  # "": it creates a contract
+    value: int
+    data: bytes
+    block: int | None
+    block_hash: str | None
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """A Transfer event of a token."""
+
+    contract: str
+    sender: str
+    to: str
+    amount: int
+    index: int
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What became of a transaction in a block."""
+
+    hash: str
+    block: int
+    block_hash: str
+    succeeded: bool
+    gas_used: int
+    gas_price: int
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def fee(self) -> int:
+        """What it has cost."""
+        return self.gas_used * self.gas_price
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A block with the hashes of all its transactions, and those that certain addresses have signed."""
+
+    header: Header
+    hashes: tuple[str, ...]
+    own: tuple[Transaction, ...]
+
+
+def same(ours: str, theirs: str) -> bool:
+    """Whether an address of ours is the one that a node names."""
+    return ours.lower() == theirs
+
+
+def header(value: Any, number: int | None = None) -> Header:
+    """A block that must be there; with a number: that block and no other."""
+    found = Header(
+        quantity(field(value, "number")), fixed(field(value, "hash"), 32), fixed(field(value, "parentHash"), 32)
+    )
+    if number is not None and found.number != number:
+        raise Malformed(f"block {number} was asked for and {found.number} came")
+    return found
+
+
+def header_hash(value: Any, number: int) -> str | None:
+    """The hash of a block; None if the node does not have it."""
+    return None if value is None else header(value, number).hash
+
+
+def transaction(value: Any, hash_: str) -> Transaction | None:
+    """The transaction of that hash; None if the node does not have it."""
+    if value is None:
+        return None
+    found = _transaction(value)
+    if found.hash != hash_.lower():
+        raise Malformed("another transaction came than was asked for")
+    return found
+
+
+def _transaction(value: Any) -> Transaction:
+    to, block, block_hash = field(value, "to"), value.get("blockNumber"), value.get("blockHash")
+    return Transaction(
+        hash=fixed(field(value, "hash"), 32),
+        sender=fixed(field(value, "from"), 20),
+        nonce=quantity(field(value, "nonce")),
+        to="" if to is None else fixed(to, 20),
+        value=quantity(field(value, "value")),
+        data=data(field(value, "input")),
+        block=None if block is None else quantity(block),
+        block_hash=None if block_hash is None else fixed(block_hash, 32),
+    )
+
+
+def receipt(value: Any, hash_: str) -> Receipt | None:
+    """The receipt of that hash; None if the transaction is in no block that the node knows."""
+    if value is None:
+        return None
+    if fixed(field(value, "transactionHash"), 32) != hash_.lower():
+        raise Malformed("another receipt came than was asked for")
+    status = quantity(field(value, "status"))
+    if status not in (0, 1):
+        raise Malformed("a receipt's status is 0 or 1")
+    logs = field(value, "logs")
+    if not isinstance(logs, list):
+        raise Malformed("a receipt's logs are a list")
+    return Receipt(
+        hash=hash_.lower(),
+        block=quantity(field(value, "blockNumber")),
+        block_hash=fixed(field(value, "blockHash"), 32),
+        succeeded=status == 1,
+        gas_used=quantity(field(value, "gasUsed")),
+        gas_price=quantity(field(value, "effectiveGasPrice")),
+        transfers=tuple(_transfers(logs)),
+    )
+
+
+def _transfers(logs: list[Any]) -> Iterable[Transfer]:
+    for log in logs:
+        topics = field(log, "topics")
+        if not isinstance(topics, list):
+            raise Malformed("a log's topics are a list")
+        if not topics or fixed(topics[0], 32) != TRANSFER_TOPIC:
+            continue
+        words = [fixed(topic, 32) for topic in topics[1:]]
+        amount = data(field(log, "data"))
+        if len(words) != 2 or len(amount) != 32:
+            continue  # the same event with other indexes: an NFT's
+        yield Transfer(
+            contract=fixed(field(log, "address"), 20),
+            sender="0x" + words[0][26:],
+            to="0x" + words[1][26:],
+            amount=int.from_bytes(amount, "big"),
+            index=quantity(field(log, "logIndex")),
+        )
+
+
+def block(value: Any, number: int, addresses: frozenset[str]) -> Block:
+    """A whole block. `Malformed` if any of its transactions is missing or not in full."""
+    head = header(value, number)
+    listed = field(value, "transactions")
+    if not isinstance(listed, list):
+        raise Malformed("a block's transactions are a list")
+    hashes, own = [], []
+    for index, one in enumerate(listed):
+        if quantity(field(one, "transactionIndex")) != index or fixed(field(one, "blockHash"), 32) != head.hash:
+            raise Malformed(f"transaction {index} of block {number} is missing")
+        hashes.append(fixed(field(one, "hash"), 32))
+        if fixed(field(one, "from"), 20) in addresses:
+            own.append(_transaction(one))
+    return Block(head, tuple(hashes), tuple(own))

@@ -1,0 +1,24 @@
+"""Keys and signatures on the curve secp256k1, and the address that a key has on EVM chains."""
+
+from __future__ import annotations
+
+from coincurve import PrivateKey
+from eth_utils.address import to_checksum_address
+from eth_utils.crypto import keccak
+
+
+def sign_digest(private_key: bytearray, digest: bytes) -> bytes:
+    """A signature on secp256k1, with the nonce of RFC 6979: the same bytes each time."""
+    if len(digest) != 32:
+        raise ValueError("a digest has 32 bytes")
+    return PrivateKey(bytes(private_key)).sign_recoverable(digest, hasher=None)
+
+
+def public_key(private_key: bytearray) -> bytes:
+    """The public key, 64 bytes: x and y."""
+    return PrivateKey(bytes(private_key)).public_key.format(compressed=False)[1:]
+
+
+def evm_address(public: bytes) -> str:
+    """The address of a public key on EVM chains, with the checksum of EIP-55."""
+    return str(to_checksum_address(keccak(public)[-20:]))

@@ -1,0 +1,223 @@
+"""A simulated EVM chain behind real HTTP, and a real signer behind its socket: what a process that pays out talks to.
+
+    with evm_town(folder) as town:
+        config = config_for(url, folder, **town.settings)
+        town.mine(3)
+
+Two nodes serve the chain `sim`, whose wallet `hot` has coin and tokens. The signer's policy has a mandate `auto` for
+small payments, and the approvers of `tests.signing` for all others. Both run in threads, so that a command, which has
+an event loop of its own, can reach them, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.signing import SECRET, public_half
+
+from bursar.ports import SystemPorts
+from bursar.rails.evm.codec import EvmCodec
+from bursar.signer.codecs import codec_of
+from bursar.signer.curve import evm_address, public_key, sign_digest
+from bursar.signer.policy import Wallet, parse
+from bursar.signer.server import Server
+from bursar.signer.service import Service
+from bursar.sim.chain_state import Token
+from bursar.sim.evm_nodes import Nodes
+from bursar.sim.evm_world import GWEI, Terms, World
+
+KEY = bytearray(b"\x33" * 32)
+CODEC = EvmCodec()
+HOT = CODEC.check_address("sim", evm_address(public_key(KEY)))
+SHOP = CODEC.check_address("sim", "0x" + "a5" * 20)
+TOKEN = CODEC.check_address("sim", "0x" + "0d" * 20)
+CHAIN_ID = 77
+COIN = 10**18
+USDT = 10**6
+CHAIN = {
+    "kind": "evm",
+    "chain_id": CHAIN_ID,
+    "native": "SIM",
+    "fee_ceilings": {"high": 500 * GWEI, "normal": 300 * GWEI, "low": 100 * GWEI},
+    "tips": {"high": 3 * GWEI, "normal": 2 * GWEI, "low": GWEI},
+    "block_ms": 20,
+    "bump_after_s": 0,
+}
+ASSETS = {
+    "usdt:sim": {"asset": "USDT", "chain": "sim", "contract": TOKEN, "decimals": 6, "minimum": "1000"},
+    "sim:sim": {"asset": "SIM", "chain": "sim", "decimals": 18},
+}
+WALLET = {"chain": "sim", "address": HOT}
+POLICY = f"""
+name = "hot"
+
+[unhalt]
+people = ["ann", "ben", "eve"]
+
+[chains.sim]
+kind = "evm"
+chain_id = {CHAIN_ID}
+fee_max = "{COIN}"
+cancel_fee_max = "{COIN}"
+
+[wallets.hot]
+chain = "sim"
+address = "{HOT}"
+key = "main"
+
+[approvers.ann]
+public_key = "{public_half("ann")}"
+[approvers.ben]
+public_key = "{public_half("ben")}"
+
+[assets.sim.USDT]
+contract = "{TOKEN}"
+decimals = 6
+payment_max = "{1_000 * USDT}"
+dual_above = "{100 * USDT}"
+hourly_max = "{5_000 * USDT}"
+daily_max = "{9_000 * USDT}"
+
+[mandates.auto]
+chain = "sim"
+asset = "USDT"
+payment_max = "{10 * USDT}"
+hourly_max = "{100 * USDT}"
+daily_max = "{200 * USDT}"
+
+[callers.payouts]
+secret_file = "payouts.secret"
+rights = ["preview", "sign", "cancel", "log", "status"]
+"""
+
+
+class _Keys:
+    """The wallet's key, in memory."""
+
+    def address(self, _wallet: Wallet) -> str:
+        return HOT
+
+    async def sign(self, _wallet: Wallet, digest: bytes) -> bytes:
+        return sign_digest(KEY, digest)
+
+
+class Town:
+    """The chain and the signer."""
+
+    def __init__(self, folder: Path, urls: list[str], world: World, lock: threading.Lock) -> None:
+        self.world = world
+        self.lock = lock
+        secret = folder / "payouts.secret"
+        secret.write_bytes(SECRET)
+        secret.chmod(0o600)
+        self.settings: dict[str, Any] = {
+            "chain_nodes": {"sim": tuple(urls)},
+            "chain_timeout_ms": 2_000,
+            "signer": f"unix:{folder}/signer.sock",
+            "signer_name": "hot",
+            "signer_caller": "payouts",
+            "signer_secret_file": str(secret),
+        }
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The same settings as variables."""
+        found = self.settings | {"chain_nodes": json.dumps(self.settings["chain_nodes"])}
+        return {f"BURSAR_{name.upper()}": str(value) for name, value in found.items()}
+
+    def mine(self, blocks: int = 1) -> None:
+        with self.lock:
+            for _ in range(blocks):
+                self.world.mine()
+
+    def has(self, address: str, contract: str = "") -> int:
+        with self.lock:
+            return self.world.balance(address.lower(), contract.lower())
+
+
+@contextmanager
+def evm_town(folder: Path) -> Iterator[Town]:
+    """The chain at two nodes, and the signer, until the end of the context."""
+    world, lock = World(Terms(chain_id=CHAIN_ID, finality=2)), threading.Lock()
+    world.deploy(Token(TOKEN))
+    world.fund(HOT, 10 * COIN)
+    world.fund(HOT, 10_000 * USDT, TOKEN)
+    nodes = Nodes(world, ("one", "two"), seed=1)
+    with _served(nodes, lock) as urls, _signing(folder):
+        town = Town(folder, urls, world, lock)
+        town.mine(4)
+        yield town
+
+
+@contextmanager
+def _served(nodes: Nodes, lock: threading.Lock) -> Iterator[list[str]]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            with lock:
+                answer = nodes[self.path.strip("/")].serve(body)
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Not on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=lambda: server.serve_forever(0.02))
+    thread.start()
+    try:
+        yield [f"http://127.0.0.1:{server.server_port}/{name}" for name in nodes.by_name]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def _signing(folder: Path) -> Iterator[None]:
+    ready, stop = threading.Event(), threading.Event()
+    trouble: list[BaseException] = []
+
+    async def serve() -> None:
+        ports = SystemPorts()
+        (folder / "signer").mkdir(mode=0o700, exist_ok=True)
+        policy = parse("policy", POLICY.encode(), codec_of)
+        service = await Service.open(ports, str(folder / "signer"), policy, _Keys(), codec_of, new=True)
+        server = Server(ports, service, {"payouts": SECRET}, local_secret=SECRET, log=lambda _: None)
+        run = server.run(f"unix:{folder}/signer.sock", f"unix:{folder}/local.sock", lambda _: ready.set())
+        task = asyncio.create_task(run)
+        while not stop.is_set() and not task.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        server.stop()
+        await task
+        service.close()
+
+    def work() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            trouble.append(error)
+            ready.set()
+            raise
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ready.wait(30)
+    assert not trouble
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

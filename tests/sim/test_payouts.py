@@ -1,0 +1,169 @@
+"""Payouts under the simulator: many seeds, every crash point of one, and code that is broken on purpose.
+
+What is broken on purpose are the lines that guard the money: each of them must show, or the oracle is blind there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+import pytest
+
+from bursar.engine import Answer, FlowRecord
+from bursar.flows.payouts.assigning import Assigning
+from bursar.flows.payouts.confirming import Confirming
+from bursar.flows.payouts.reconciling import Reconciling
+from bursar.flows.payouts.signing import Signing
+from bursar.model.marks import Restored
+from bursar.model.outcome import Outcome
+from bursar.rails.chain import Dead, Order, Pending, Shape, Unknown
+from bursar.signer import rules
+from bursar.signer.client import SignerClient
+from bursar.sim import payouts
+from bursar.sim.command import Job, every_crash, run_everywhere, run_jobs
+
+SEEDS = int(os.environ.get("BURSAR_PAYOUTS_SEEDS", "1000"))
+
+
+@pytest.mark.timeout(900)
+def test_no_payout_is_made_twice_whatever_breaks() -> None:
+    tally = run_everywhere("payouts", [Job(seed) for seed in range(SEEDS)], os.cpu_count() or 1, show=False)
+    assert tally.failures == []
+    assert tally.seeds == SEEDS and tally.crashes > 2 * SEEDS
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("seed", "share"), [(0, 1), (2, 2)])  # on the chain with nonces, and on the one that expires
+def test_crash_at_every_port_call_of_a_payout_breaks_nothing(seed: int, share: int) -> None:
+    jobs = every_crash("payouts", seed, "any", small=True)
+    assert {job.crashes[0][0] for job in jobs if job.crashes} == {"payouts", "payouts-2", "signer"}
+    jobs = jobs if "BURSAR_PAYOUTS_SEEDS" in os.environ else jobs[::share]
+    tally = run_everywhere("payouts", jobs, os.cpu_count() or 1, show=False)
+    assert tally.failures == []
+    assert tally.crashes > len(jobs) // 4  # the rest are calls that are made only as long as it waits for nothing
+
+
+def test_seeds_do_what_they_are_for() -> None:
+    runs = [payouts.play(seed) for seed in range(20)]
+    again = payouts.play(3)
+    assert again.trace_hash == runs[3].trace_hash != runs[4].trace_hash
+    values = [run.value for run in runs]
+    for name in ("confirmed", "failed", "replaced", "reorgs", "restored"):
+        assert sum(getattr(value, name) for value in values) > 0, name
+    assert {crash.process for run in runs for crash in run.crashes} == {"payouts", "payouts-2", "signer"}
+
+
+# --- broken on purpose -----------------------------------------------------------------------------------------------
+
+
+def noticed(*words: str, seeds: range = range(30)) -> bool:
+    """Whether some seed fails, in one of these words; any, if none is given."""
+    for seed in seeds:
+        for _, error in run_jobs("payouts", [Job(seed)]).failures:
+            if not words or any(word in error for word in words):
+                return True
+    return False
+
+
+def test_payout_that_is_given_back_on_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = Confirming._settled
+
+    async def hasty(self: Confirming, item: FlowRecord[Any], chain: Any, fate: Any, *more: Any) -> Answer:
+        silent = isinstance(fate, Unknown) or (isinstance(fate, Pending) and not fate.seen)
+        return await settled(self, item, chain, Dead(proof={"silence": 1}) if silent else fate, *more)
+
+    monkeypatch.setattr(Confirming, "_settled", hasty)
+    assert noticed("was paid", "I9")
+
+
+def test_transaction_that_counts_before_it_is_final_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = Confirming._settled
+
+    async def hasty(self: Confirming, item: FlowRecord[Any], chain: Any, fate: Any, *more: Any) -> Answer:
+        if isinstance(fate, Pending) and fate.block is not None:
+            return Answer(outcome=Outcome.SUCCESS, evidence={"hash": ""})
+        return await settled(self, item, chain, fate, *more)
+
+    monkeypatch.setattr(Confirming, "_settled", hasty)
+    assert noticed("was paid", "I9")
+
+
+def test_attempt_that_is_built_anew_at_each_try_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other bytes for an attempt whose signature was lost: the signer refuses them, and the payout never ends (W30)."""
+    signed = Signing._signed
+
+    async def forgetful(self: Signing, item: Any, request: Any, **more: Any) -> Any:
+        chain = self.out.chains[request.chain]
+        does = chain.codec.decode(request.unsigned)
+        fee = msgspec.structs.replace(does.fee, price=does.fee.price + 1 + item.record.attempt)
+        order = Order(payout=request.payout, to=does.to, contract=does.contract, amount=does.amount)
+        other = chain.codec.build(chain.network, request.sender, order, Shape.PAY, does.slot, fee)
+        return await signed(self, item, msgspec.structs.replace(request, unsigned=other), **more)
+
+    monkeypatch.setattr(Signing, "_signed", forgetful)
+    monkeypatch.setattr(payouts, "HEALED_S", 200.0)
+    assert noticed("not ended in time")
+
+
+def test_restored_database_that_is_not_compared_with_the_signer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def blind(self: Reconciling) -> Restored:
+        self.out.reconciled = True
+        return Restored.NEITHER
+
+    async def nothing(self: SignerClient, payout: str) -> tuple[()]:
+        return ()
+
+    monkeypatch.setattr(Reconciling, "look", blind)
+    monkeypatch.setattr(SignerClient, "attempts", nothing)
+    monkeypatch.setattr(payouts, "HEALED_S", 200.0)
+    assert noticed(seeds=range(4, 64, 5))  # those whose database goes back to a backup
+
+
+def test_signer_that_signs_a_second_slot_for_a_live_payout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a worker that takes another slot whenever it is not answered."""
+    monkeypatch.setattr(rules._Case, "_other_slots", lambda *_: ())
+    monkeypatch.setattr("bursar.signer.service.Service._live", lambda *_: ())
+    settled = Confirming._settled
+
+    async def impatient(self: Confirming, item: FlowRecord[Any], chain: Any, fate: Any, *more: Any) -> Answer:
+        waits = isinstance(fate, Pending) and not item.body.dead
+        return await settled(self, item, chain, Dead(proof={"impatience": 1}) if waits else fate, *more)
+
+    monkeypatch.setattr(Confirming, "_settled", impatient)
+    assert noticed("I7", "was paid", "I9")
+
+
+def test_gas_that_is_not_booked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bursar.flows.payouts.payout._gas", lambda *_: ())
+    assert noticed("I9")
+
+
+def test_reservation_that_is_not_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bursar.flows.payouts.payout._given_back", lambda *_: ())
+    monkeypatch.setattr(payouts, "HEALED_S", 200.0)
+    assert noticed()
+
+
+def test_nonce_below_what_the_signer_has_signed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restore the database would give out nonces that were used: the signer's floor and the chain forbid it."""
+    taken = Assigning._taken
+
+    def low(
+        self: Assigning,
+        item: Any,
+        chain: Any,
+        network: Any,
+        candidate: Any,
+        order: Any,
+        fee: Any,
+        slot: Any,
+        floor: int,
+    ) -> Answer:
+        low_slot = msgspec.structs.replace(slot, nonce=None if slot.nonce is None else 0)
+        return taken(self, item, chain, network, candidate, order, fee, low_slot, 0)
+
+    monkeypatch.setattr(Assigning, "_taken", low)
+    monkeypatch.setattr(payouts, "HEALED_S", 200.0)
+    assert noticed(seeds=range(4, 104, 5))

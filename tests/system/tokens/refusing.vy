@@ -1,0 +1,21 @@
+# pragma version 0.4.3
+"""
+@notice Returns false instead of reverting, and moves nothing.
+"""
+
+event Transfer:
+    sender: indexed(address)
+    receiver: indexed(address)
+    amount: uint256
+
+balanceOf: public(HashMap[address, uint256])
+
+
+@deploy
+def __init__(supply: uint256):
+    self.balanceOf[msg.sender] = supply
+
+
+@external
+def transfer(to: address, amount: uint256) -> bool:
+    return False
