@@ -114,25 +114,32 @@ class PayingOut:
 
 
 @asynccontextmanager
-async def paying_out(
-    config: Config, ports: Ports, ledger: Ledger, documents: Documents, engine: Engine
-) -> AsyncIterator[PayingOut]:
-    """Payouts on the engine of a process. Neither the signer nor any node has to answer now."""
+async def asked_chains(config: Config, ports: Ports, documents: Documents) -> AsyncIterator[ConfiguredChains]:
+    """The configured chains alone, without a signer: for what only looks. No node has to answer now."""
     try:
         from bursar.http import Pool  # noqa: PLC0415 (an extra, as above)
         from bursar.rails.evm import chain as _  # noqa: F401, PLC0415 (refused now, not at the first chain)
     except ModuleNotFoundError as error:
         raise ConfigRefused(f"chain_nodes: {error.name} is missing: pip install 'bursar[evm]'") from None
-    async with signer_client(config, ports, SignerStoreLink(ledger.store, config.signer_name)) as signer:
-        pool = Pool(ANSWER_BYTES_MAX)
-        try:
-            chains = ConfiguredChains(config, documents, ports, pool.post)
-            await chains.refresh()
-            payouts = Payouts(ledger, documents, chains, signer, engine=engine, names=config.chain_nodes)
-            await payouts.prepare()
-            yield PayingOut(payouts, chains)
-        finally:
-            await pool.close()
+    pool = Pool(ANSWER_BYTES_MAX)
+    try:
+        chains = ConfiguredChains(config, documents, ports, pool.post)
+        await chains.refresh()
+        yield chains
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def paying_out(
+    config: Config, ports: Ports, ledger: Ledger, documents: Documents, engine: Engine
+) -> AsyncIterator[PayingOut]:
+    """Payouts on the engine of a process. Neither the signer nor any node has to answer now."""
+    link = SignerStoreLink(ledger.store, config.signer_name)
+    async with asked_chains(config, ports, documents) as chains, signer_client(config, ports, link) as signer:
+        payouts = Payouts(ledger, documents, chains, signer, engine=engine, names=config.chain_nodes)
+        await payouts.prepare()
+        yield PayingOut(payouts, chains)
 
 
 def signer_client(config: Config, ports: Ports, link: SignerLink | None = None) -> SignerClient:

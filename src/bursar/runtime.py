@@ -22,6 +22,7 @@ from bursar.engine.background import AWAY, Job, finish, usual_jobs
 from bursar.engine.background import running as running_jobs
 from bursar.flows.deposits import Deposits
 from bursar.flows.payouts import KINDS, Payouts
+from bursar.flows.payouts.coverage import watch_wallets
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.checks import Horizons
 from bursar.flows.transfers.closing import watch_closings
@@ -177,6 +178,7 @@ async def running(config: Config, ports: Ports, role: str, stopping: Stopping | 
         if runtime.paying_out is not None:
             jobs["bursar-signer-log"] = runtime.paying_out.payouts.reconciling.run
             jobs["bursar-chains"] = runtime.paying_out.follow_documents
+            jobs["bursar-wallets"] = partial(watch_wallets, runtime.paying_out.payouts, config.audit_interval_s)
         async with running_jobs(runtime.worker, jobs, stopping):
             await first_look(runtime)
             yield runtime

@@ -14,7 +14,7 @@ from tests.till import CONTRACT, Till, Town, till, wallet_account
 from bursar import deposit
 from bursar.audit import Finding, audit
 from bursar.audit.checks import Scene
-from bursar.flows.payouts.coverage import wallets_cover
+from bursar.flows.payouts.coverage import stop_if_short, wallets_cover
 from bursar.flows.payouts.documents import ASSET, AssetDocument
 from bursar.flows.payouts.invariants import CHECKS
 from bursar.flows.payouts.payout import Payout
@@ -325,3 +325,16 @@ async def test_units_of_chain_and_ledger_are_compared_exactly(place: Place) -> N
         town.chain.tokens["@btc", "@hot1"] -= 1
         (text,) = (await covered(t)).broken
         assert "hot1 has 1.499999999999999999 BTC" in text
+
+
+@scenario
+async def test_wallet_with_less_than_the_ledger_says_stops_payouts(place: Place) -> None:
+    town = Town()
+    async with till(place, town) as t:
+        assert (await stop_if_short(t.payouts)).ok
+        town.chain.tokens[CONTRACT, "@hot2"] -= 1
+        finding = await stop_if_short(t.payouts)
+        assert not finding.ok and "hot2" in finding.broken[0]
+        assert [a.severity for a in await t.engine.store.read.alerts.open()] == ["critical"]
+        made = await t.request()
+        assert (await t.step(made.id)).state == "pending", "nothing is paid until two people have looked"

@@ -166,4 +166,4 @@ def test_nonce_below_what_the_signer_has_signed_is_noticed(monkeypatch: pytest.M
 
     monkeypatch.setattr(Assigning, "_taken", low)
     monkeypatch.setattr(payouts, "HEALED_S", 200.0)
-    assert noticed(seeds=range(4, 104, 5))
+    assert noticed(seeds=range(4, 504, 5))

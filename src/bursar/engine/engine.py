@@ -186,10 +186,7 @@ class Engine:
         return found
 
     async def hand_over(self, record: Record) -> None:
-        """Let any worker go on with a record at once that was started here and is not driven here.
-
-        Otherwise it waits until the lease of this process is over, as it does if the database is away just now.
-        """
+        """Let any worker go on at once with a record that was started here; else it waits until our lease is over."""
         with contextlib.suppress(StoreError):
             await self.store.single().records.look_again(record, 0)
 
@@ -374,7 +371,8 @@ class Engine:
                     code=refusal.code,
                     message=str(refusal),
                     evidence=refusal.facts,
-                    unchanged=not said.is_known,  # not now: it is asked again, and that is no news
+                    unchanged=answer.decision
+                    and not said.is_known,  # not now: it is decided again, and that is no news
                 )
                 return await self._settle(flow, item, state, no, actor=actor, fact=False)
             # An outside fact whose booking is refused: a mistake in the flow or in the ledger's set-up, no answer.

@@ -56,6 +56,7 @@ SCAN_S: Final = 1.0
 CHAOS_S: Final = 25.0
 HEALED_S: Final = 2_000.0  # within which everything must have ended: back-off is up to a quarter of an hour
 OFFICE_S: Final = 3.0
+ASKS_S_MAX: Final = 4.0  # between two requests of a client
 RESTORED_EVERY: Final = 5  # to one seed in so many the database goes back to a backup
 EXPIRES_EVERY: Final = 3  # one seed in so many pays on a chain on which transactions expire
 MEDDLED_EVERY: Final = 2  # to one seed in so many operators come
@@ -141,7 +142,7 @@ class Scenario(TwoProcessRun[Outcome]):
             self.boot(name)
         loop = self.kernel.loop
         if self.kernel.seed % RESTORED_EVERY == RESTORED_EVERY - 1 and not self.town.calm:
-            loop.call_later(2 + self.rng.random() * 6, self.back_up, context=Context())
+            loop.call_later(0.2 + self.rng.random() * 5, self.back_up, context=Context())
         if not await self.over_by(CHAOS_S):
             self.heal()
             if not await self.over_by(CHAOS_S + HEALED_S):
@@ -219,6 +220,8 @@ class Scenario(TwoProcessRun[Outcome]):
         for key, amount in client.wants.items():
             if key in client.told and self.rng.random() < 0.5:
                 continue
+            if not self.town.calm:
+                await process.ports.sleep(self.rng.random() * ASKS_S_MAX)
             request = PayoutRequest(
                 account=client.user,
                 asset="USDT",
@@ -227,9 +230,8 @@ class Scenario(TwoProcessRun[Outcome]):
                 amount=str(amount),
                 source=key,
                 mandate="auto",
-                priority=self.rng.choice(("high", "normal", "low")),
+                priority=("high", "normal", "low")[amount % 3],
             )
-            request = msgspec.structs.replace(request, priority=("high", "normal", "low")[amount % 3])
             told = ""
             while not told:
                 try:

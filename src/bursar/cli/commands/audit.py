@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -16,13 +16,17 @@ from bursar.cli.output import Drawing, Output, plain, shown, stack, table
 from bursar.cli.place import open_database, until_back
 from bursar.cli.state import Command, configured, output, state
 from bursar.cli.types import settings_options
+from bursar.documents import Documents
+from bursar.flows.payouts import KINDS
 from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.payouts.invariants import CHECKS
 from bursar.flows.transfers import AccountType, Transfers
 from bursar.flows.transfers.conservation import cores_hold
 from bursar.instance import Bursar
 from bursar.model.errors import DatabaseUnavailable
+from bursar.payout_setup import asked_chains
 from bursar.ports import SystemPorts
+from bursar.rails.chain import Chain
 from bursar.rails.trading import TradingClient
 from bursar.runtime import asked_cores
 
@@ -64,11 +68,11 @@ Look = Callable[[Progress | None], Awaitable[list[Finding]]]
 def audit(only: tuple[str, ...], watch: float | None, file: str | None, data: str | None, cores: bool | None) -> int:
     """Check the invariants over one consistent moment. Others go on writing meanwhile.
 
-    With a configuration its cores are asked what they hold, and I5 is one more row. I9 names the wallets that could
-    not be asked; if there is no node to ask, that alone does not change the exit code.
+    With a configuration its cores are asked what they hold (I5), and its nodes what the wallets have (I9). I9 names
+    the wallets that could not be asked; if no node is configured, that alone does not change the exit code.
 
     Exit code 0: all hold. 1: something is broken, and the evidence says what. 3: some can't be judged, because a
-    core does not answer.
+    core or a node does not answer.
     """
     asks = bool(file or data) if cores is None else cores
     if "I5" in only and not asks:
@@ -81,8 +85,12 @@ def audit(only: tuple[str, ...], watch: float | None, file: str | None, data: st
             clients: dict[AccountType, TradingClient] = {}
             if config is not None and asks:
                 clients = await opened.enter_async_context(asked_cores(config, b.store, SystemPorts()))
-            look = _looking(b, clients, only)
-            optional = {"I9"} - set(only)  # no node was named, so none was to be asked
+            chains: Mapping[str, Chain] = {}
+            if config is not None and config.chain_nodes:
+                documents = Documents(b.store, KINDS)
+                chains = await opened.enter_async_context(asked_chains(config, SystemPorts(), documents))
+            look = _looking(b, clients, chains, only)
+            optional = set() if chains else {"I9"} - set(only)  # no node was named, so none was to be asked
             return await _audit(output(), look if watch is None else _patient(b, look), watch, optional)
 
     return asyncio.run(work())
@@ -99,14 +107,16 @@ async def _audit(out: Output, look: Look, watch: float | None, optional: set[str
     return 0 if all(f.judged or f.invariant in optional for f in findings) else NOT_JUDGED
 
 
-def _looking(b: Bursar, clients: dict[AccountType, TradingClient], only: tuple[str, ...]) -> Look:
-    """One look at everything that was asked for: the database's own invariants, then what the cores say."""
+def _looking(
+    b: Bursar, clients: dict[AccountType, TradingClient], chains: Mapping[str, Chain], only: tuple[str, ...]
+) -> Look:
+    """One look at everything that was asked for: the database's own invariants, then what cores and chains say."""
     ours = [name for name in only if name in INVARIANTS]
 
     async def look(progress: Progress | None) -> list[Finding]:
         findings = await run_audit(b.store, only=ours, progress=progress, more=CHECKS) if ours or not only else []
         if "I9" in only or (not only and await b.store.read.documents.list(WALLETS, limit=1)):
-            findings.append(await wallets_cover(b.store, {}))
+            findings.append(await wallets_cover(b.store, chains))
         if clients and (not only or "I5" in only):
             findings.append(await cores_hold(Transfers(b.ledger, clients), clients))
         return sorted(findings, key=lambda finding: finding.invariant)

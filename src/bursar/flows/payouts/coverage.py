@@ -14,6 +14,7 @@ coin that was never booked. A deficit can hide behind a payout that is open, unt
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
@@ -21,16 +22,20 @@ from typing import Final
 import msgspec
 
 from bursar.audit import UNREADABLE, Finding, said
-from bursar.engine import FlowRecord
+from bursar.engine import FlowRecord, set_pause
 from bursar.flows.payouts.documents import ASSET, CHAIN, AssetDocument, ChainDocument, WalletDocument
 from bursar.flows.payouts.invariants import NUMBERS_MAX, PAGE, read_wallets
 from bursar.flows.payouts.machine import MACHINE, OPEN, REPLACEMENTS
 from bursar.flows.payouts.payout import ATTEMPT, Attempt, Payout, attempt_key, held, wallet_account
+from bursar.flows.payouts.payouts import Payouts
+from bursar.model.actors import REASON_LENGTH_MAX
 from bursar.model.money import Asset, Money
 from bursar.rails.chain import Balances, Chain, NodesUnavailable
 from bursar.store import Store
 from bursar.store.records import NEWEST
 from bursar.store.tables import Tables
+
+log = logging.getLogger("bursar.payouts")
 
 NAMED_MAX: Final = 10  # wallets that a note names
 Place = tuple[str, str]  # account of the wallet, code of the asset
@@ -85,6 +90,26 @@ async def wallets_cover(store: Store, chains: Mapping[str, Chain]) -> Finding:
         not_judged=found.not_judged,
         note="; ".join(found.notes),
     )
+
+
+async def stop_if_short(payouts: Payouts) -> Finding:
+    """I9 once: if a wallet has less than the ledger says, payouts stop until two people have looked."""
+    finding = await wallets_cover(payouts.ledger.store, payouts.chains)
+    if not finding.ok:
+        reason = f"I9 is broken: {'; '.join(finding.broken)}"[:REASON_LENGTH_MAX]
+        store = payouts.ledger.store
+        await set_pause(store, "flow", MACHINE.name, actor="audit", reason=reason, two_people=True)
+        await payouts.engine.alert(None, "wallets have less than the ledger says", "critical", reason)
+    return finding
+
+
+async def watch_wallets(payouts: Payouts, interval_s: float) -> None:
+    """Until cancelled: compare the wallets with the ledger from time to time. 0 seconds: never."""
+    while interval_s:
+        await payouts.engine.ports.sleep(interval_s)
+        finding = await stop_if_short(payouts)
+        if finding.note:
+            log.warning("I9: %s", finding.note)
 
 
 async def _compared(store: Store, chains: Mapping[str, Chain]) -> _Found:
