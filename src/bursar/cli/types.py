@@ -115,7 +115,7 @@ meta_option = click.option(
     multiple=True,
     type=pair,
     callback=lambda _ctx, _option, pairs: dict(pairs),
-    help="OperationResult with the envelope; may be given several times.",
+    help="Kept with the envelope; may be given several times.",
 )
 entry_options = together(
     key_option,
