@@ -97,7 +97,7 @@ class Service:
             await service._lane.run(partial(service._log.open, service.state, (lambda: first) if new else None))
             service.durable, service._written = service.state.sequence, service.state.number
             service.use(policy)
-        except BaseException:
+        except BaseException:  # it has answered no caller yet: let go of the log's lock, and pass it on
             service.close()
             raise
         return service
