@@ -19,10 +19,10 @@ export PYTHONHASHSEED := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test mutants chaos lint format bench clean
+.PHONY: help setup demo demo-evm test mutants chaos lint format bench clean
 
 help: ## this table
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with everything pinned, and PostgreSQL if the machine has none
 
@@ -43,14 +43,17 @@ demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: 
 	@$(BIN)/bursar demo-payouts
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
+demo-evm: setup $(ANVIL_STAMP) ## payouts on a real EVM node (anvil), which is fetched with npm
+	@$(BIN)/bursar demo-payouts --chain anvil
+
 # By file: a file's tests share one worker, and each worker starts one PostgreSQL. As many workers as a small machine has
 # cores: with twice as many, the same tests cost up to 1.45 times as much CPU, because processes take turns on the cores.
 # In the order in which they are collected: what lasts comes first (tests/conftest.py).
 test: setup $(ANVIL_STAMP) ## every test
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# An EVM node for tests: a program of its own, which comes as an npm package. Its install script is not run: it would only
-# look for what npm has put beside it. Not part of `setup`: nothing but the tests starts it.
+# An EVM node for tests, chaos tests and the demo: a program of its own, which comes as an npm package. Its install script
+# is not run: it would only look for what npm has put beside it. Not part of `setup`: most targets do without it.
 $(ANVIL_STAMP): Makefile requirements-node.lock | $(STAMP)
 	@test -n "$(BURSAR_ANVIL_BIN)" || command -v npm >/dev/null || { \
 		echo "No npm on this machine: installing a wheel that carries it ..."; \
@@ -67,7 +70,7 @@ mutants: setup ## change the model one operator at a time and see whether its un
 CHAOS_SECONDS ?= 600
 CHAOS_STORE ?= both
 
-chaos: setup $(if $(filter cluster,$(CHAOS_STORE)),$(CLUSTER_STAMP)) ## kill -9 of everything at random under load (CHAOS_SECONDS=600 CHAOS_STORE=both|cluster CHAOS_SEED=)
+chaos: setup $(if $(filter cluster,$(CHAOS_STORE)),$(CLUSTER_STAMP),$(ANVIL_STAMP)) ## kill -9 of everything at random under load (CHAOS_SECONDS=600 CHAOS_STORE=both|cluster CHAOS_SEED=)
 	@$(BIN)/bursar chaos --seconds $(CHAOS_SECONDS) --store $(CHAOS_STORE) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 $(CLUSTER_STAMP): requirements-cluster.lock $(STAMP)

@@ -31,9 +31,12 @@ settings.load_profile("bursar")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Every process of a run makes all tests there are: the collector would walk over them again and again.
+garbage.while_loading()
+
 _numbers = count(1)
 
-# Begun first: they last a minute each however fast the machine is, and at the end would have it for themselves.
+# Begun first: they last 40 seconds and more however fast the machine is, and at the end would have it for themselves.
 LASTING = ("test_chaos_postgres.py", "test_chaos_sqlite.py")
 
 # Runs only if it is named: it lasts for minutes, and needs requirements-cluster.lock, which `make setup` leaves out.

@@ -114,7 +114,9 @@ class PaperChain:
         self.away = False
         self.reverts: set[str] = set()  # recipients whose payment is refused in a dry run
         self.failing: set[str] = set()  # recipients whose payment fails in a block, after a dry run that was fine
+        self.failed: set[str] = set()  # hashes
         self.shy: set[str] = set()  # recipients whose payment leaves no event
+        self.dropped = False  # whether nodes have dropped the balances of old blocks
         self.contracts: set[str] = set()
         self.fork = ""  # part of the hashes of all blocks: another one is another chain
         self.keeps = True  # whether the node keeps what it is sent
@@ -174,6 +176,7 @@ class PaperChain:
         self.mined[hash_] = (decoded, sender, self.height)
         self.coin[sender] = self.coin.get(sender, 0) - GAS * decoded.fee.price
         if decoded.to in self.failing:
+            self.failed.add(hash_)
             return
         held: dict[Any, int] = self.tokens if decoded.contract else self.coin
         source = (decoded.contract, sender) if decoded.contract else sender
@@ -192,6 +195,8 @@ class PaperChain:
 
     async def fate(self, question: Question) -> Fate:
         self._up()
+        if len({one.slot for one in question.tries}) > 1:
+            raise ValueError("all tries of a question share one nonce")
         final = [t for t in question.tries if t.hash in self.mined]
         if final:
             hash_ = final[0].hash
@@ -203,11 +208,12 @@ class PaperChain:
             }
             if final[0].shape is Shape.CANCEL:
                 return Dead(proof={"nonce": decoded.slot.nonce, "taken_by": hash_}, hash=hash_, **paid)
-            if decoded.to in self.failing:
+            if hash_ in self.failed:
                 return Dead(proof={"reverted": hash_}, hash=hash_, **paid)
             if decoded.to in self.shy:
                 return Mismatch(hash=hash_, why="there is no Transfer event", **paid)
-            return Confirmed(hash=hash_, block=block, block_hash=self.hash_of(block), **paid)
+            where: dict[str, Any] = {"block": block, "block_hash": self.hash_of(block)}
+            return Confirmed(hash=hash_, by_event_alone=self.dropped, **where, **paid)
         nonce = question.tries[0].slot.nonce if question.tries else None
         if nonce is not None and nonce < self.nonces.get(question.sender, 0):
             if question.consumer:
@@ -219,7 +225,11 @@ class PaperChain:
         self._up()
         tokens = {contract: self.tokens.get((contract, address), 0) for contract in contracts}
         return Balances(
-            block=self.height, block_hash=self.hash_of(self.height), coin=self.coin.get(address, 0), tokens=tokens
+            block=self.height,
+            block_hash=self.hash_of(self.height),
+            coin=self.coin.get(address, 0),
+            tokens=tokens,
+            nonce=self.nonces.get(address, 0),
         )
 
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
@@ -297,6 +307,8 @@ class PaperSigner:
         if known is None:
             if self.refusal is not None:
                 raise self.refusal
+            if request.shape is Shape.CANCEL and not any(e.payout == request.payout for e in self.entries):
+                raise SignerRefused("NOTHING_TO_CANCEL", "nothing was signed or tombstoned", False, len(self.entries))
             done = PaperCodec().signed(request.unsigned, request.sender.encode(), request.sender)
             known = self._append(request.payout, request.attempt, request=request, raw=done.raw, hash=done.hash)
         if known.request is None:

@@ -258,7 +258,7 @@ own_wallets = true
 
 [callers.payouts]
 secret_file = "payouts.secret"
-rights = ["preview", "sign", "cancel", "log", "status", "halt"]
+rights = ["preview", "sign", "cancel", "log", "status", "halt", "release"]
 
 [callers.viewer]
 secret_file = "viewer.secret"

@@ -21,7 +21,7 @@ from typing import Any
 from bursar import config_readers as as_
 from bursar.config_readers import Reader
 from bursar.model.errors import Refusal
-from bursar.signer.wire import SECRET_BYTES_MIN
+from bursar.signer import SECRET_BYTES_MIN
 from bursar.store import Options
 
 PREFIX = "BURSAR_"
@@ -238,7 +238,8 @@ class Config:
         metadata={
             "read": as_.nodes,
             "what": "The nodes of each chain that is paid out on: URLs by the name of its document; in the environment "
-            "as JSON. Two nodes must agree: name at least two of different operators. Never printed.",
+            "as JSON. Two nodes must agree: name at least two of different operators. TRON: behind `#` stands the port "
+            "of `walletsolidity`, if that is another. Never printed.",
         },
     )
     chain_timeout_ms: int = setting(

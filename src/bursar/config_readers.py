@@ -157,6 +157,9 @@ def _urls(name: str, urls: list[Any]) -> tuple[str, ...]:
     for number, url in enumerate(urls, 1):
         if not isinstance(url, str) or _http(url) is None:
             raise ValueError(f"{name}: node {number} is not http://… or https://…")
+        port = urlsplit(url).fragment  # TRON: where a node calls blocks final, if that is another port
+        if "#" in url and not (port.isdecimal() and port.isascii() and 0 < int(port) < 65_536):
+            raise ValueError(f"{name}: node {number}: a port stands behind #, or nothing")
     if len(set(urls)) < len(urls):
         raise ValueError(f"{name}: one URL is given twice; a node can't be its own witness")
     return tuple(urls)

@@ -1,4 +1,4 @@
-"""HTTP client: the one module that imports httpx. It comes with `bursar[webhook]` and `bursar[evm]`.
+"""HTTP client: the one module that imports httpx. It comes with `bursar[webhook]`, `[evm]` and `[tron]`.
 
 Redirects are not followed and proxies of the environment not used: what is sent goes where the configuration says, or
 nowhere. Certificates are checked against the system's own list (or `SSL_CERT_FILE`).

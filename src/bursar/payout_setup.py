@@ -11,7 +11,6 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
 
 from bursar.config import SIGNER_SECRET_BYTES_MIN, Config, ConfigRefused, secret
 from bursar.documents import DOCUMENTS_S, Documents
@@ -22,11 +21,10 @@ from bursar.flows.payouts.documents import CHAIN, WALLET
 from bursar.flows.payouts.link import SignerStoreLink
 from bursar.ledger import Ledger
 from bursar.ports import Ports
+from bursar.rails.behind import RAILS, chain_behind
 from bursar.rails.chain import Chain, Network
-from bursar.rails.evm.rpc import ANSWER_BYTES_MAX, Endpoint, Post
+from bursar.rails.nodes import ANSWER_BYTES_MAX, Post
 from bursar.signer.client import SignerClient, SignerLink
-
-EVM: Final = "evm"
 
 log = logging.getLogger("bursar.payouts")
 
@@ -42,6 +40,7 @@ class ConfiguredChains(Mapping[str, Chain]):
         self._chains: dict[str, Chain] = {}
         self._wallets: frozenset[str] = frozenset()
         self._told: set[str] = set()  # what was logged already
+        self.refused: list[str] = []  # chains that can't be used as they are configured, with the reason
 
     def __getitem__(self, name: str) -> Chain:
         return self._chains[name]
@@ -61,7 +60,7 @@ class ConfiguredChains(Mapping[str, Chain]):
             current = found.get(name)
             if current is None:
                 self._log(f"{name}: nodes are configured, and there is no document of this chain yet")
-            elif current.body.kind != EVM:
+            elif current.body.kind not in RAILS:
                 self._log(f"{name}: there is no rail of the kind {current.body.kind}")
             else:
                 self._use(current.body.network(name), urls)
@@ -75,23 +74,27 @@ class ConfiguredChains(Mapping[str, Chain]):
     def _use(self, network: Network, urls: tuple[str, ...]) -> None:
         known = self._chains.get(network.name)
         if known is None or known.network != network:
-            self._chains[network.name] = evm_chain(
-                network, urls, self._post, self._ports, self._config.chain_timeout_ms / 1000
-            )
+            try:
+                self._chains[network.name] = chain_behind(
+                    network, urls, self._post, self._ports, self._config.chain_timeout_ms / 1000
+                )
+            except ModuleNotFoundError as error:
+                self._refuse(f"{network.name}: {error.name} is missing: pip install 'bursar[{network.kind}]'")
+                return
+            except ValueError as error:  # what is wrong with a URL, without that URL
+                self._refuse(f"{network.name}: {error}")
+                return
             log.info("chain %s is used with %s nodes", network.name, len(urls))
+
+    def _refuse(self, why: str) -> None:
+        if why not in self.refused:
+            self.refused.append(why)
+        self._log(why)
 
     def _log(self, words: str) -> None:
         if words not in self._told:
             self._told.add(words)
             log.warning("%s", words)
-
-
-def evm_chain(network: Network, urls: tuple[str, ...], post: Post, ports: Ports, timeout_s: float) -> Chain:
-    """An EVM chain behind its nodes, which are named by their places: their URLs are never shown."""
-    from bursar.rails.evm.chain import EvmChain  # noqa: PLC0415 (an extra: only those who pay out need its libraries)
-
-    endpoints = [Endpoint(name=f"{network.name}-{number}", url=url) for number, url in enumerate(urls, 1)]
-    return EvmChain(network, endpoints, post, ports.monotonic, timeout_s)
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,15 @@ async def asked_chains(config: Config, ports: Ports, documents: Documents) -> As
     """The configured chains alone, without a signer: for what only looks. No node has to answer now."""
     try:
         from bursar.http import Pool  # noqa: PLC0415 (an extra, as above)
-        from bursar.rails.evm import chain as _  # noqa: F401, PLC0415 (refused now, not at the first chain)
     except ModuleNotFoundError as error:
-        raise ConfigRefused(f"chain_nodes: {error.name} is missing: pip install 'bursar[evm]'") from None
+        why = f"{error.name} is missing: pip install 'bursar[evm]' or 'bursar[tron]'"
+        raise ConfigRefused(f"chain_nodes: {why}") from None
     pool = Pool(ANSWER_BYTES_MAX)
     try:
         chains = ConfiguredChains(config, documents, ports, pool.post)
         await chains.refresh()
+        if chains.refused:  # now, and not at the first payout
+            raise ConfigRefused(f"chain_nodes: {'; '.join(chains.refused)}")
         yield chains
     finally:
         await pool.close()

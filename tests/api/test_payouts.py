@@ -24,6 +24,7 @@ from bursar.instance import Bursar
 from bursar.model.authorizations import Payment
 from bursar.ports import SystemPorts
 from bursar.runtime import running
+from bursar.sim.chain_state import Behaviour
 
 PAYOUTS = "/api/v1/payouts"
 ACCOUNT = f"user:{ALICE}:funding"
@@ -77,7 +78,7 @@ class Counter:
             if mines:
                 self.town.mine()
             found = await self.show(id_)
-            return found if found["status"] == status else None
+            return found if status in (found["status"], found["state"]) else None
 
         found: dict[str, Any] = await until(there, 30)
         return found
@@ -149,6 +150,18 @@ def test_payout_waits_for_an_approval_made_with_the_approvers_key(url: str, tmp_
         assert done.json()["approvals"] == ["ben"]
         await c.reaches(made["id"], "confirmed")
         assert town.has(SHOP, TOKEN) == 20 * USDT
+
+    at(url, tmp_path, town, work)
+
+
+def test_payout_of_a_token_that_lies_in_its_event_is_disputed(url: str, tmp_path: Path, town: Town) -> None:
+    town.world.tokens[TOKEN.lower()].behaviour = Behaviour.LIES
+
+    async def work(c: Counter) -> None:
+        made = (await c.request("5")).json()["id"]
+        found = await c.reaches(made, "disputed")
+        assert "the recipient's balance rose by 5000000, but it did not change" in found["error"]
+        assert town.has(SHOP, TOKEN) == 0
 
     at(url, tmp_path, town, work)
 

@@ -15,24 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from tests.commands import Ran, command
 from tests.shared import folder_in_memory
 
-from bursar.cli.app import TRACEBACK_VARIABLE, root
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """What it printed for programs."""
-        return json.loads(self.out)
+from bursar.cli.app import TRACEBACK_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -42,10 +28,7 @@ class Shell:
     url: str
 
     def __call__(self, *words: str) -> Ran:
-        result = CliRunner().invoke(root, ["--database", self.url, *words])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        assert "Traceback" not in result.output
-        return Ran(result.exit_code, result.stdout, result.stderr)
+        return command("--database", self.url, *words)
 
     def ok(self, *words: str) -> str:
         """Run it, and expect that it went well."""
@@ -63,9 +46,9 @@ class Shell:
 
     def process(self, *words: str, **more: Any) -> subprocess.Popen[str]:
         """Run it as a process of its own."""
-        command = [sys.executable, "-c", "from bursar.cli import main; main()", "--database", self.url, *words]
+        program = [sys.executable, "-c", "from bursar.cli import main; main()", "--database", self.url, *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, **(pipes | more))
+        return subprocess.Popen(program, **(pipes | more))
 
     @contextmanager
     def running(self, *words: str, **more: Any) -> Iterator[subprocess.Popen[str]]:

@@ -14,7 +14,8 @@ from typing import Any
 import asyncpg
 import pytest
 from click.testing import CliRunner
-from tests.cli.conftest import Ran, Shell
+from tests.cli.conftest import Shell
+from tests.commands import Ran
 
 import bursar
 from bursar.audit import Finding

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.api.office import ALICE, config_for, until
-from tests.cli.conftest import Ran
+from tests.commands import Ran
 from tests.evm_town import ASSETS, CHAIN, HOT, SHOP, TOKEN, USDT, Town, evm_town
 from tests.unit.rails.desk import desk
 

@@ -15,7 +15,7 @@ import jwt
 import pytest
 from click.testing import CliRunner
 from tests.api.office import ALICE, BOB, KEY, office
-from tests.cli.conftest import Ran
+from tests.commands import Ran
 from tests.unit.rails.desk import desk
 
 from bursar import pay

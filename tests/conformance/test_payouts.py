@@ -5,15 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.builders import Place, scenario
+from tests.conformance.test_transfers import behind
 from tests.till import CONTRACT, DOCUMENT, FEES, GAS, Till, Town, till, wallet_account
 
 from bursar.engine import Operators
+from bursar.engine.forced import ask_due
 from bursar.flows.payouts import PayoutRefused
 from bursar.flows.payouts.documents import CHAIN, WALLET
 from bursar.flows.payouts.outside import order_of, sign_request
-from bursar.flows.payouts.payout import Attempt, Payout
+from bursar.flows.payouts.payout import REFUSALS_MAX, Attempt, Payout
 from bursar.model.errors import IdempotencyKeyReused, InsufficientFunds
-from bursar.rails.chain import Decoded, Fee, InvalidAddress, Shape, Slot
+from bursar.model.records import Record
+from bursar.rails.chain import Decoded, Fee, InvalidAddress, NodesUnavailable, Shape, Slot
 from bursar.signer.protocol import Signature, SignerRefused
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -150,6 +153,51 @@ async def test_stuck_transaction_is_bumped_and_either_one_counts_once(place: Pla
         assert view.tx_hash == (one.hash if first_wins else two.hash)
         assert town.chain.tokens[CONTRACT, "@bob"] == 5_000_000
         assert no_longer_reserved(await t.reserved())
+
+
+@scenario
+async def test_bump_while_nodes_are_away_waits_for_them(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They answer what became of it, and are gone when they are asked for a higher fee."""
+    town = Town()
+    async with till(place, town) as t:
+        made = await t.request("5")
+        await t.until(made.id, "confirming")
+        town.chain.price = 50
+        town.chain.mine()
+        await t.payouts.bump(made.id, **WHY)
+        monkeypatch.setattr(town.chain, "higher", gone)
+        waiting = await t.step(made.id)
+        assert waiting.state == "confirming" and waiting.error.startswith("NODES_UNAVAILABLE")
+        monkeypatch.undo()
+        assert (await t.step(made.id)).state == "confirming"
+        assert (await t.replace(made.id, 2)).state == "sent"
+
+
+async def gone(*_: object) -> Fee | None:
+    raise NodesUnavailable("paper", "no node answers")
+
+
+@scenario
+@pytest.mark.parametrize("verb", ["bump", "cancel"])
+async def test_operator_is_heard_though_the_payout_moves_at_that_moment(
+    place: Place, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with till(place, Town()) as t:
+        made = await t.request("5")
+        look, moves = t.engine.record, 3
+
+        async def looked_at_too_early(flow: str, id_: str) -> Record:
+            nonlocal moves
+            found = await look(flow, id_)
+            if (moves := moves - 1) >= 0:
+                await t.step(id_)
+            return found
+
+        monkeypatch.setattr(t.engine, "record", looked_at_too_early)
+        await getattr(t.payouts, verb)(made.id, **WHY)
+        monkeypatch.undo()
+        body = msgspec.json.decode((await t.record(made.id)).body, type=Payout)
+        assert (body.bumps, body.cancel) == ((1, "") if verb == "bump" else (0, WHY["reason"]))
 
 
 @scenario
@@ -310,6 +358,42 @@ async def test_final_and_failed_is_tried_again_with_another_nonce_and_costs_us(p
 
 
 @scenario
+@pytest.mark.parametrize("ends", ["released", "cancelled"])
+async def test_payout_waits_while_the_signer_has_not_seen_that_its_attempt_is_dead(place: Place, ends: str) -> None:
+    """It neither fails nor waits in silence: an operator reads what two approvers would sign (W31)."""
+    town = Town()
+    release = '{"payout":"p","dead":[{"attempt":1,"hash":"0x1"}]}'
+    async with till(place, town) as t:
+        before = await t.minor("alice")
+        town.chain.failing.add("@bob")
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.mine()
+        town.signer.refusal = SignerRefused("SECOND_SLOT", f"two approvers release it: {release}", False, 1)
+        await t.step(made.id)
+        town.chain.failing.clear()
+        assert (await t.step(made.id)).error.startswith("SECOND_SLOT"), "the signer's nodes may be a moment behind"
+        assert await t.engine.store.read.alerts.open() == []
+        for _ in range(REFUSALS_MAX):
+            await t.step(made.id)
+        waits = await t.step(made.id)
+        assert waits.state == "pending" and waits.error.startswith("NEEDS_RELEASE") and release in waits.error
+        (alert,) = await t.engine.store.read.alerts.open()
+        assert (alert.severity, alert.reason) == ("critical", "needs release")
+        assert made.id in alert.message and release in alert.message and "payout cancel" in alert.message
+        if ends == "cancelled":
+            await t.payouts.cancel(made.id, **WHY)
+            await t.until(made.id, "failed")
+            assert await t.minor("alice") == before
+            return
+        town.signer.refusal = None
+        await t.until(made.id, "confirming")
+        town.chain.mine()
+        await t.until(made.id, "confirmed")
+        assert town.chain.tokens[CONTRACT, "@bob"] == 5_000_000
+
+
+@scenario
 @pytest.mark.parametrize("paid", [True, False])
 async def test_final_without_the_transfer_waits_for_two_people(place: Place, paid: bool) -> None:
     town = Town()
@@ -326,6 +410,31 @@ async def test_final_without_the_transfer_waits_for_two_people(place: Place, pai
         assert (await t.record(made.id)).state == ("confirmed" if paid else "failed")
         assert await t.minor("alice") == (95_000_000 if paid else 100_000_000)
         assert no_longer_reserved(await t.reserved())
+
+
+@scenario
+@pytest.mark.parametrize("dropped", [True, False])
+async def test_payout_that_was_declared_not_paid_is_not_contradicted_by_its_event_alone(
+    place: Place, dropped: bool
+) -> None:
+    """Balances were not what its event says, and nodes drop old balances; seen anew, they count."""
+    town = Town()
+    async with till(place, town) as t:
+        town.chain.shy.add("@bob")
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.mine()
+        await t.until(made.id, "disputed")
+        for person in (WHY, ALSO):
+            await t.payouts.resolve(made.id, paid=False, **person)
+        town.chain.shy.clear()
+        town.chain.dropped = dropped
+        ago = "now() - interval '1 second'" if place.engine == "postgres" else "0"
+        await behind(place, f"UPDATE {{s}}forced_calls SET due = {ago}")
+        assert await ask_due(t.engine) == (not dropped)
+        alerts = {alert.reason for alert in await t.engine.store.read.alerts.open()}
+        assert ("contradiction" in alerts) is not dropped
+        assert bool(await t.engine.store.read.pauses.list()) is not dropped
 
 
 @scenario
@@ -468,6 +577,54 @@ async def test_deep_reorganisation_stops_the_chain_and_sends_the_same_bytes_agai
         late = await t.request(key="k2")
         assert (await t.step(late.id)).state == "pending", "nothing is sent until two people have looked"
         assert (await t.record(made.id)).state == "confirmed", "terminal records never move"
+        asked = await t.engine.store.read.forced_calls.open()
+        assert [call.state for call in asked] == ["confirming"], "what became of it is asked again"
+
+
+@scenario
+async def test_what_used_up_the_nonce_of_a_cancelled_payout_is_sent_again_after_a_deep_reorganisation(
+    place: Place,
+) -> None:
+    """Without it the nonce would be a hole, and whatever the wallet sends after it would wait for ever."""
+    town = Town()
+    async with till(place, town) as t:
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.price = 50  # what was sent is not mined at its price
+        await t.payouts.cancel(made.id, **WHY)
+        for _ in range(8):
+            await t.step(made.id)
+            if await t.engine.get("replacements", f"{made.id}-r2") is not None:
+                await t.replace(made.id, 2)
+            town.chain.price = 10
+            town.chain.mine()
+        await watch(t)
+        record = await t.record(made.id)
+        hash_ = msgspec.json.decode(record.body, type=Payout).result.hash
+        assert record.state == "failed" and hash_
+        before = town.chain.sends.count(hash_)
+        town.chain.forget(hash_)
+        town.chain.fork = "other"
+        await watch(t)
+        assert town.chain.sends.count(hash_) == before + 1
+        assert [call.state for call in await t.engine.store.read.forced_calls.open()] == ["confirming"]
+
+
+@scenario
+async def test_watcher_goes_on_from_where_it_began_again_once_people_have_looked(place: Place) -> None:
+    town = Town()
+    async with till(place, town) as t:
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.mine()
+        await t.until(made.id, "confirmed")
+        await watch(t)
+        town.chain.fork = "other"
+        await watch(t)
+        await Operators(t.engine).signal("chains", "paper", "REBASE", actor="ann", reason="looked it up")
+        await watch(t)
+        record = await t.engine.get("chains", "paper")
+        assert record is not None and msgspec.json.decode(record.body)["hash"], "its place is written down again"
 
 
 @scenario

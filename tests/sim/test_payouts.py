@@ -16,9 +16,12 @@ from bursar.flows.payouts.assigning import Assigning
 from bursar.flows.payouts.confirming import Confirming
 from bursar.flows.payouts.reconciling import Reconciling
 from bursar.flows.payouts.signing import Signing
+from bursar.flows.payouts.watching import Watching
 from bursar.model.marks import Restored
 from bursar.model.outcome import Outcome
-from bursar.rails.chain import Dead, Order, Pending, Shape, Unknown
+from bursar.rails.chain import Dead, NodesUnavailable, Order, Pending, Shape, Slot, Unknown
+from bursar.rails.evm.chain import EvmChain
+from bursar.rails.evm.rpc import Call, quantity
 from bursar.signer import rules
 from bursar.signer.client import SignerClient
 from bursar.sim import payouts
@@ -46,13 +49,30 @@ def test_crash_at_every_port_call_of_a_payout_breaks_nothing(seed: int, share: i
 
 
 def test_seeds_do_what_they_are_for() -> None:
-    runs = [payouts.play(seed) for seed in range(20)]
+    runs = [payouts.play(seed) for seed in (*range(21), 50, 54)]
     again = payouts.play(3)
     assert again.trace_hash == runs[3].trace_hash != runs[4].trace_hash
     values = [run.value for run in runs]
-    for name in ("confirmed", "failed", "replaced", "reorgs", "restored"):
+    for name in (
+        "confirmed",
+        "failed",
+        "replaced",
+        "reorgs",
+        "restored",
+        "lied",
+        "named",
+        "deep",
+        "behind",
+        "rebound",
+        "decided",
+    ):
         assert sum(getattr(value, name) for value in values) > 0, name
     assert {crash.process for run in runs for crash in run.crashes} == {"payouts", "payouts-2", "signer"}
+
+
+def test_nodes_that_lie_to_the_end_are_named_and_stop_nothing() -> None:
+    done = payouts.play(1).value
+    assert done.lied > 0 and done.named and done.confirmed + done.failed == done.payouts
 
 
 # --- broken on purpose -----------------------------------------------------------------------------------------------
@@ -75,7 +95,8 @@ def test_payout_that_is_given_back_on_silence_is_noticed(monkeypatch: pytest.Mon
         return await settled(self, item, chain, Dead(proof={"silence": 1}) if silent else fate, *more)
 
     monkeypatch.setattr(Confirming, "_settled", hasty)
-    assert noticed("was paid", "I9")
+    # The signer refuses a second slot for what may still pay: then the payout never ends, and nothing is lost.
+    assert noticed("was paid", "I9", "NEEDS_RELEASE")
 
 
 def test_transaction_that_counts_before_it_is_final_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +139,7 @@ def test_restored_database_that_is_not_compared_with_the_signer_is_noticed(monke
     monkeypatch.setattr(Reconciling, "look", blind)
     monkeypatch.setattr(SignerClient, "attempts", nothing)
     monkeypatch.setattr(payouts, "HEALED_S", 200.0)
-    assert noticed(seeds=range(4, 64, 5))  # those whose database goes back to a backup
+    assert noticed("was paid", seeds=range(54, 185, 65))  # their databases go back to a backup
 
 
 def test_signer_that_signs_a_second_slot_for_a_live_payout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,3 +188,27 @@ def test_nonce_below_what_the_signer_has_signed_is_noticed(monkeypatch: pytest.M
     monkeypatch.setattr(Assigning, "_taken", low)
     monkeypatch.setattr(payouts, "HEALED_S", 200.0)
     assert noticed(seeds=range(4, 504, 5))
+
+
+def test_node_that_is_believed_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nonce that any single node names leaves a hole, behind which a wallet's payouts wait for ever."""
+
+    async def credulous(self: EvmChain, sender: str) -> Slot:
+        call = Call("eth_getTransactionCount", (sender, "latest"))
+        said = await self._nodes.ask([call], None, lambda results: quantity(results[0]))
+        if not said:
+            raise NodesUnavailable(self.network.name, "no node answers")
+        return Slot(nonce=max(said.values()))
+
+    monkeypatch.setattr(EvmChain, "slot", credulous)
+    monkeypatch.setattr(payouts, "HEALED_S", 200.0)
+    assert noticed("not ended in time", seeds=range(309, 667, 357))
+
+
+def test_final_block_that_is_gone_and_not_looked_at_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def blind(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(Watching, "_incident", blind)
+    monkeypatch.setattr(payouts, "HEALED_S", 100.0)
+    assert noticed("W19", "was paid", "not ended", seeds=range(18, 400, 13))

@@ -92,7 +92,7 @@ def test_a_stuck_transfer_is_told_once(tmp_path: Path) -> None:
             large = {"user_id": 1001, "asset": "USDT", "amount": "1000", "reference": "wire-2"}
             assert here.send("POST", "/api/v1/deposits", large, who="anna", role="operator").status_code == 202
             until(lambda: [alert["record_id"] for alert in hook.sent(200, "waiting")] == ["wire-2"])
-            assert here.transfer("FUNDING", "SPOT", "10", "first").json()["state"] == "COMMITTED"
+            here.committed("FUNDING", "SPOT", "10", "first")
             core = here.core()
             hook.status = 503  # before there is anything to tell: on a busy machine it would be told in between
             moved = freeze_between(here, core)

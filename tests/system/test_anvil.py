@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bursar.testbed import anvil
-from bursar.testbed.anvil import AnvilFailedError, AnvilNotFoundError, find_anvil, throwaway_anvil
+from bursar.testbed import Guard, anvil
+from bursar.testbed.anvil import Anvil, AnvilFailedError, AnvilNotFoundError, find_anvil, throwaway_anvil
 
 WAIT_S = 20.0
 
@@ -33,6 +34,28 @@ def test_it_mines_when_it_is_asked_to_and_calls_that_fail_say_why() -> None:
         assert node.rpc("eth_getBlockByNumber", "finalized", False)["number"] == "0x3"
         with pytest.raises(AnvilFailedError, match="eth_nothing"):
             node.rpc("eth_nothing")
+
+
+def test_it_starts_again_at_the_same_address_after_kill_9(tmp_path: Path) -> None:
+    """What it knew is gone; a state that was read before brings its blocks back, as they were."""
+    guard = Guard("")
+    node = Anvil(77, "--timestamp", "1700000000", guard=guard)
+    try:
+        node.start()
+        node.mine(5)
+        url, last = node.url, node.rpc("eth_getBlockByNumber", "latest", False)["hash"]
+        state = gzip.decompress(bytes.fromhex(node.rpc("anvil_dumpState", True).removeprefix("0x")))
+        (tmp_path / "state.json").write_bytes(state)
+        node.kill()
+        assert node.pid == 0
+        node.start()
+        assert (node.url, node.rpc("eth_blockNumber")) == (url, "0x0")
+        node.kill()
+        node.start("--load-state", str(tmp_path / "state.json"))
+        assert node.rpc("eth_getBlockByNumber", "latest", False)["hash"] == last
+    finally:
+        node.kill()
+        guard.close()
 
 
 def test_a_program_that_does_not_start_is_reported_with_its_own_words() -> None:

@@ -11,17 +11,16 @@ import sqlite3
 import subprocess
 from pathlib import Path
 
-from tests.system.test_serve import ALICE, COMMAND, WAIT_S, Serve, serve, until
+from tests.commands import Ran, command
+from tests.system.test_serve import ALICE, COMMAND, Serve, serve, until
 
 from bursar.model.outcome import Outcome
 from bursar.ports import SystemPorts
 from bursar.rails.trading import TradingClient
 
 
-def audit(here: Serve, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = here.environ | {"BURSAR_CORE_TIMEOUT_MS": "2000"}
-    command = [*COMMAND, "audit", *words]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WAIT_S, check=False)
+def audit(here: Serve, *words: str) -> Ran:
+    return command("audit", *words, environ=here.environ | {"BURSAR_CORE_TIMEOUT_MS": "2000"})
 
 
 async def deposit_by_hand(folder: Path, minor: int) -> None:
@@ -38,30 +37,30 @@ def test_the_cores_are_one_more_row_and_one_more_reason(tmp_path: Path) -> None:
         fact = here.start()
         here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
         here.fund("100", "wire-1")
-        assert here.transfer("FUNDING", "SPOT", "40", "a").json()["state"] == "COMMITTED"
+        here.committed("FUNDING", "SPOT", "40", "a")
 
         held = audit(here, "--data", str(folder), "--json")
-        assert (held.returncode, held.stderr) == (0, "")
-        verdicts = {f["invariant"]: (f["ok"], f["judged"]) for f in json.loads(held.stdout)}
+        assert (held.code, held.err) == (0, "")
+        verdicts = {f["invariant"]: (f["ok"], f["judged"]) for f in json.loads(held.out)}
         assert list(verdicts) == ["I1", "I2", "I3", "I4", "I5", "I7", "I8"]
         assert set(verdicts.values()) == {(True, True)}
         unasked = audit(here, "--data", str(folder), "--no-cores", "--json")
-        assert [f["invariant"] for f in json.loads(unasked.stdout)] == ["I1", "I2", "I3", "I4", "I7", "I8"]
+        assert [f["invariant"] for f in json.loads(unasked.out)] == ["I1", "I2", "I3", "I4", "I7", "I8"]
         by_environment = audit(here, "--cores", "--only", "I5", "--json")
-        assert [(f["invariant"], f["ok"]) for f in json.loads(by_environment.stdout)] == [("I5", True)]
+        assert [(f["invariant"], f["ok"]) for f in json.loads(by_environment.out)] == [("I5", True)]
 
         asyncio.run(deposit_by_hand(folder, 7))
         wrong = audit(here, "--data", str(folder))
-        assert wrong.returncode == 1
-        assert "core SPOT holds 40000007 of USDT" in wrong.stdout
-        assert wrong.stdout.count("BROKEN") == 1
+        assert wrong.code == 1
+        assert "core SPOT holds 40000007 of USDT" in wrong.out
+        assert wrong.out.count("BROKEN") == 1
 
         here.kill()
         away = audit(here, "--data", str(folder))
-        assert away.returncode == 3
-        assert "I5: core SPOT does not answer" in away.stdout
-        assert "not judged" in away.stdout
-        [finding] = json.loads(audit(here, "--data", str(folder), "--only", "I5", "--json").stdout)
+        assert away.code == 3
+        assert "I5: core SPOT does not answer" in away.out
+        assert "not judged" in away.out
+        [finding] = json.loads(audit(here, "--data", str(folder), "--only", "I5", "--json").out)
         assert (finding["judged"], finding["checked"]) == (False, 0)
 
         watching = subprocess.Popen(
@@ -93,8 +92,8 @@ def test_one_unreadable_record_ends_neither_the_watch_nor_an_audit(tmp_path: Pat
             assert file.execute(damage, (done["req_id"],)).rowcount == 1
 
         found = audit(here, "--data", str(folder))
-        assert (found.returncode, found.stderr) == (0, "")
-        assert f"transfer {done['req_id']} can't be read" in " ".join(found.stdout.split())
+        assert (found.code, found.err) == (0, "")
+        assert f"transfer {done['req_id']} can't be read" in " ".join(found.out.split())
 
         asyncio.run(deposit_by_hand(folder, 7))
         orders = itertools.count()

@@ -18,15 +18,19 @@ import tempfile
 import termios
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bursar.cli.state import State
 from bursar.config import read
-from bursar.demo import command
+from bursar.demo import command, payout_chains
 from bursar.demo import story as demo
+from bursar.demo.payout_chains import SimulatedChain
+from bursar.demo.payouts import demo_payouts
 from bursar.demo.story import Blow, Report, Story
 from bursar.testbed import Guard, program
 from bursar.testbed.load import Habits, Load
@@ -77,14 +81,51 @@ def check(told: dict[str, Any]) -> None:
     assert all(f["ok"] and f["judged"] for f in told["audit"])
 
 
-def test_payouts_on_a_simulated_chain_end_well(place: dict[str, str]) -> None:
-    done = subprocess.run(
-        [*COMMAND, "demo-payouts", "--json"], env=place, capture_output=True, timeout=WAIT_S, check=True
-    )
+def test_payouts_on_a_real_node_end_well(place: dict[str, str]) -> None:
+    """The whole story against anvil: bumped and cancelled on one nonce, reorganised away and sent again."""
+    words = ["demo-payouts", "--chain", "anvil", "--json"]
+    done = subprocess.run([*COMMAND, *words], env=place, capture_output=True, timeout=WAIT_S, check=False)
     told = json.loads(done.stdout)
-    assert told["ok"] is True and told["wrong"] == []
-    assert Counter(one["status"] for one in told["payouts"].values()) == {"confirmed": 7, "failed": 1}
-    assert sum(one["attempts"] > 1 for one in told["payouts"].values()) >= 1, "the stuck one was bumped"
+    assert (done.returncode, told["ok"], told["wrong"]) == (0, True, []), told
+    assert Counter((one["status"], one["attempts"]) for one in told["payouts"].values()) == {
+        ("confirmed", 1): 8,
+        ("confirmed", 2): 1,
+        ("failed", 2): 1,
+    }
+    assert len({one["hash"] for one in told["payouts"].values()}) == 10
+    assert len(told["wallets"]) == 4 and all(one["on_chain"] == one["in_ledger"] for one in told["wallets"])
+    assert {"I1", "I4", "I7", "I9"} <= {f["invariant"] for f in told["audit"]}
+    assert all(f["ok"] and f["judged"] for f in told["audit"])
+
+
+def test_payouts_on_a_simulated_chain_are_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain that shows a payment twice and a unit too few is found out, and nothing else is wrong with the story."""
+
+    class Doubling(SimulatedChain):
+        async def arrived(self, to: str) -> list[int]:
+            return await super().arrived(to) * (2 if to.lower().endswith("abc0") else 1)
+
+        async def balance(self, address: str, *, token: bool) -> int:
+            return await super().balance(address, token=token) - token
+
+    monkeypatch.setattr(payout_chains, "SimulatedChain", Doubling)
+    ran = CliRunner().invoke(demo_payouts, obj=State(json=True), standalone_mode=False)
+    told = json.loads(ran.stdout)
+    assert (ran.return_value, told["ok"]) == (1, False)
+    twice, *short = told["wrong"]
+    assert re.search(r"is confirmed, and its recipient has received \[(\d+), \1\]", twice)
+    assert [words.split()[0] for words in short] == ["hot1", "hot2"]
+    assert all(f["ok"] for f in told["audit"])
+
+
+@pytest.mark.parametrize("after", ["misbehave", "Then the signer gets kill -9"])
+def test_ctrl_c_in_the_demo_of_payouts_leaves_nothing_behind(place: dict[str, str], after: str) -> None:
+    """Neither the node nor the signer nor a folder, whichever of them is there just then."""
+    terminal = Terminal(place, "--chain", "anvil", command=[*COMMAND, "demo-payouts"])
+    terminal.until(after)
+    terminal.press_ctrl_c()
+    assert terminal.exit_code() == 130, terminal.text
+    assert "Traceback" not in terminal.text and "error" not in terminal.text, terminal.text
 
 
 def test_two_at_once_for_programs_and_one_is_kept(place: dict[str, str]) -> None:
@@ -189,10 +230,10 @@ def test_a_port_that_was_asked_for_and_is_taken_is_refused(place: dict[str, str]
 class Terminal:
     """A demo in a terminal."""
 
-    def __init__(self, environ: dict[str, str], *words: str, columns: int = 80) -> None:
+    def __init__(self, environ: dict[str, str], *words: str, columns: int = 80, command: Sequence[str] = DEMO) -> None:
         self.pid, self._screen = pty.fork()
         if self.pid == 0:
-            os.execve(sys.executable, [*DEMO, *words], environ)
+            os.execve(sys.executable, [*command, *words], environ)
         fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         self.text = ""
 

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.system.attackers import attackers
-from tests.system.test_serve import ALICE, TRANSFERS, CoreProcess, Serve, on_postgres, serve, until
+from tests.system.test_serve import ALICE, TOO_LATE, TRANSFERS, CoreProcess, Serve, on_postgres, serve, until
 
 BOB = 1002
 FILES = 1_024
@@ -57,23 +57,27 @@ def p99(seconds: list[float]) -> float:
 def test_attackers_do_not_slow_an_honest_user_down(tmp_path: Path) -> None:
     """A slow-loris, an endless header and 1,100 silent connections: his p99 less than twice its value without them.
 
-    With and without in turns, so that whatever else the machine does happens to both. Where that is a lot, there are
-    more rounds: what is really twice as slow stays so.
+    With and without in turns, and each round compared with its neighbour: what the machine does for seconds happens to
+    both, and what it does for a moment to either alike. The middle one of the rounds decides; there are more of them
+    where they differ, since what is really twice as slow stays so.
     """
     with started(tmp_path) as (here, port), attackers(port, silent=1_100, loris=20, endless=1) as gang:
-        took: dict[str, list[float]] = {"alone": [], "attacked": []}
+        took: dict[str, list[float]] = {}
+        slower: list[float] = []
 
         def round_of(which: str, number: int) -> None:
+            took[which] = []
             for n in range(SAMPLES):
                 began = time.perf_counter()
                 answer = here.transfer(
                     *(("FUNDING", "SPOT") if n % 2 else ("SPOT", "FUNDING")), "1", f"{which}-{number}-{n}"
                 )
                 took[which].append(time.perf_counter() - began)
-                # A disk that stalls for longer than the deadline is no attacker's doing, and its time counts as well.
-                assert answer.status_code in (200, 202) or answer.json()["code"] == "COMMIT_UNKNOWN", answer.text
+                # A machine that stalls for longer than the deadline, before the transfer is written or while it is, is
+                # no attacker's doing, and its time counts as well.
+                assert answer.status_code in (200, 202) or answer.json()["code"] in TOO_LATE, answer.text
 
-        assert here.transfer("FUNDING", "SPOT", "1000", "first").status_code == 200
+        here.committed("FUNDING", "SPOT", "1000", "first")
         for number in range(ROUNDS_MAX):
             round_of("alone", number)
             gang.begin()
@@ -81,10 +85,10 @@ def test_attackers_do_not_slow_an_honest_user_down(tmp_path: Path) -> None:
             with httpx.Client(base_url=here.http.base_url) as newcomer:
                 assert newcomer.get("/healthz").status_code == 200
             gang.end()
-            if number + 1 >= ROUNDS_MIN and p99(took["attacked"]) < 2 * p99(took["alone"]):
+            slower.append(p99(took["attacked"]) / p99(took["alone"]))
+            if number + 1 >= ROUNDS_MIN and statistics.median(slower) < 2:
                 break
-        alone, attacked = p99(took["alone"]) * 1e3, p99(took["attacked"]) * 1e3
-        assert attacked < 2 * alone, f"p99 {attacked:.1f} ms, alone {alone:.1f} ms"
+        assert statistics.median(slower) < 2, f"p99 as against alone, by round: {slower}"
         assert metric(here, 'bursar_http_closed_total{reason="headers_too_large"}') > ROUNDS_MIN
         assert metric(here, 'bursar_http_closed_total{reason="evicted"}') > 300 * ROUNDS_MIN
         assert len(here.log()) < 4_000, here.log()
@@ -153,7 +157,8 @@ def test_bodies_that_never_come_keep_no_other_user_out(tmp_path: Path) -> None:
             for _ in range(600):
                 held.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(head)
             body = {"from": "FUNDING", "to": "SPOT", "asset": "USDT", "amount": "1"}
-            assert [here.send("POST", TRANSFERS, body, who=str(BOB)).status_code for _ in range(20)] == [200] * 20
+            answers = [here.send("POST", TRANSFERS, body, who=str(BOB)) for _ in range(20)]
+            assert {answer.status_code for answer in answers} <= {200, 202}  # 202: the machine is busy, and it goes on
             assert metric(here, "bursar_http_in_progress") == 0
             too_many = 'bursar_http_requests_total{method="(none)",route="(none)",status="429"}'
             until(lambda: metric(here, too_many) == 600 - 64)

@@ -7,10 +7,8 @@ Both configured nodes are the same program, so that the quorum is met; nodes tha
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Coroutine, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -40,13 +38,12 @@ from bursar.rails.chain import (
     WouldRevert,
 )
 from bursar.rails.evm.chain import EvmChain
-from bursar.rails.evm.codec import EvmCodec, address_of
+from bursar.rails.evm.codec import EvmCodec, address_of, transfer_data
 from bursar.rails.evm.rpc import ANSWER_BYTES_MAX, Endpoint
-from bursar.testbed.anvil import Anvil, throwaway_anvil
+from bursar.testbed.anvil import Anvil, throwaway_anvil, token_code
 
 T = TypeVar("T")
 
-TOKENS = json.loads((Path(__file__).parent / "tokens" / "compiled.json").read_text())
 CODEC = EvmCodec()
 KEY = PrivateKey(b"\x2a" * 32)
 WALLET = address_of(KEY.public_key.format(compressed=False))
@@ -76,8 +73,7 @@ class Desk:
     def deploy(self, name: str) -> str:
         """A token of which the wallet has all there is."""
         self.anvil.rpc("anvil_impersonateAccount", WALLET)
-        code = TOKENS[name]["bytecode"] + f"{10**12:064x}"
-        hash_ = self.anvil.rpc("eth_sendTransaction", {"from": WALLET, "data": code})
+        hash_ = self.anvil.rpc("eth_sendTransaction", {"from": WALLET, "data": token_code(name, 10**12)})
         self.anvil.mine()
         return CODEC.check_address("", self.anvil.rpc("eth_getTransactionReceipt", hash_)["contractAddress"])
 
@@ -354,6 +350,47 @@ def test_a_token_that_moves_or_reports_something_else_is_a_mismatch(desk: Desk, 
     assert isinstance(found, Mismatch)
     assert why in found.why
     assert found.fee_paid > 0
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        ("pretending", "recipient's balance rose by 1000, but it did not change"),
+        ("skimming", "recipient's balance rose by 1000, but it rose by 990"),
+        ("charging", "wallet's balance fell by 1000, but it fell by 1010"),
+    ],
+)
+def test_a_token_whose_one_event_is_right_and_whose_balances_are_not_is_a_mismatch(
+    desk: Desk, token: str, why: str
+) -> None:
+    contract = desk.deploy(token)
+    payment = order(1_000, contract)
+    signed = desk.pay(payment)
+    desk.finish()
+    found = desk.fate(payment, signed)
+    assert isinstance(found, Mismatch)
+    assert why in found.why
+    assert [one["amount"] for one in found.evidence["transfers"]] == ["1000"]
+
+
+def test_several_payments_to_one_recipient_in_one_block_are_all_confirmed(desk: Desk) -> None:
+    """The recipient pays on in the same block, too."""
+    contract = desk.deploy("good")
+    payments = [order(amount, contract) for amount in (1_000, 2_000, 3_000)]
+    fee, first = desk.quote(payments[0]), desk.nonce()
+    signed = [desk.sign(one, fee, nonce=first + place) for place, one in enumerate(payments)]
+    for one in signed:
+        assert desk.send(one).accepted
+    onward = {"from": ALICE, "to": contract, "data": "0x" + transfer_data(BOB, 500).hex(), "gas": hex(100_000)}
+    desk.anvil.rpc("anvil_setBalance", ALICE, hex(COIN))
+    desk.anvil.rpc("anvil_impersonateAccount", ALICE)
+    desk.anvil.rpc("eth_sendTransaction", onward | {"gasPrice": hex(GWEI * 3)})
+    desk.finish()
+    found = [desk.fate(payment, one) for payment, one in zip(payments, signed, strict=True)]
+    assert [type(one) for one in found] == 3 * [Confirmed]
+    assert len({one.block for one in found if isinstance(one, Confirmed)}) == 1
+    assert desk.run(desk.chain.balances(ALICE, [contract])).tokens == {contract: 5_500}
+    assert not any("balances_not_checked" in one.evidence for one in found if isinstance(one, Confirmed))
 
 
 def test_a_payment_that_reverts_in_its_block_is_dead_at_our_cost(desk: Desk) -> None:

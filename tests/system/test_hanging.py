@@ -186,7 +186,7 @@ def test_stop_is_a_stop_while_a_core_and_a_client_hang(tmp_path: Path) -> None:
         fact = here.start()
         here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
         here.fund("100", "wire-1")
-        assert here.transfer("FUNDING", "SPOT", "10", "first").json()["state"] == "COMMITTED"
+        here.committed("FUNDING", "SPOT", "10", "first")
         core = here.core()
         host, port = fact["listen"].removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.commands import command
 from tests.system.test_serve import COMMAND, Serve, until
 
 from bursar.rails.evm.codec import EvmCodec
@@ -70,7 +71,9 @@ class Signer:
         self.address = EvmCodec().check_address("", address)
 
     def run(self, *words: str) -> str:
-        return subprocess.run([*COMMAND, "--json", *words], capture_output=True, text=True, check=True).stdout
+        ran = command("--json", *words)
+        assert ran.code == 0, ran.err + ran.out
+        return ran.out
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:

@@ -13,14 +13,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.system.test_serve import COMMAND, TRANSFERS, WAIT_S, Serve, serve, until
+from tests import commands
+from tests.commands import Ran
+from tests.system.test_serve import COMMAND, TRANSFERS, Serve, serve, until
 
 
-def command(here: Serve, *words: str) -> subprocess.CompletedProcess[str]:
+def command(here: Serve, *words: str) -> Ran:
     """A command on the same folder, however it ends."""
-    return subprocess.run(
-        [*COMMAND, *words], env=here.environ, capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    return commands.command(*words, environ=here.environ)
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def traded(folder: Path, **environ: str) -> Iterator[Serve]:
         fact = here.start()
         here.run("--database", fact["database"], "asset", "create", "USDT", "--precision", "6")
         here.fund("1100", "wire-1")
-        assert here.transfer("FUNDING", "SPOT", "100", "early").json()["state"] == "COMMITTED"
+        here.committed("FUNDING", "SPOT", "100", "early")
         yield here
 
 
@@ -55,7 +55,7 @@ def test_a_restored_database_takes_no_transfer_before_it_was_reconciled(tmp_path
     folder = tmp_path / "data"
     with traded(folder) as here:
         copy = back_up(folder)
-        assert here.transfer("FUNDING", "SPOT", "575", "late").json()["state"] == "COMMITTED"
+        here.committed("FUNDING", "SPOT", "575", "late")
         here.stop()
         put_back(folder, copy)
 
@@ -63,25 +63,25 @@ def test_a_restored_database_takes_no_transfer_before_it_was_reconciled(tmp_path
         answer = here.transfer("FUNDING", "SPOT", "575", "late")
         assert (answer.status_code, answer.json()["code"]) == (503, "TRANSFERS_PAUSED")
         audited = command(here, "audit", "--data", str(folder))
-        assert audited.returncode == 1
-        assert "is ahead of this database" in audited.stdout
-        assert "DEPOSIT of 575000000 USDT for user 1001" in audited.stdout.replace("\n", " ")
+        assert audited.code == 1
+        assert "is ahead of this database" in audited.out
+        assert "DEPOSIT of 575000000 USDT for user 1001" in audited.out.replace("\n", " ")
         alone = command(here, "transfer", "allow", "--actor", "anna", "--reason", "looks fine")
-        assert (alone.returncode, "I5 is broken" in alone.stderr) == (1, True)
+        assert (alone.code, "I5 is broken" in alone.err) == (1, True)
         assert here.transfer("FUNDING", "SPOT", "1", "other").status_code == 503
 
         seen = command(here, "transfer", "reconcile")
-        assert "575000000 USDT of user 1001, COMMITTED" in seen.stdout.replace("\n", " ")
+        assert "575000000 USDT of user 1001, COMMITTED" in seen.out.replace("\n", " ")
         booked = command(here, "transfer", "reconcile", "--book", "--actor", "anna", "--reason", "ticket 17")
-        assert booked.returncode == 0, booked.stderr
-        assert command(here, "audit", "--data", str(folder)).returncode == 0
+        assert booked.code == 0, booked.err
+        assert command(here, "audit", "--data", str(folder)).code == 0
         again = command(here, "transfer", "reconcile")
-        assert "know the same" in again.stdout
+        assert "know the same" in again.out
 
         for person in ("anna", "ben"):
-            assert command(here, "transfer", "allow", "--actor", person, "--reason", "reconciled").returncode == 0
+            assert command(here, "transfer", "allow", "--actor", person, "--reason", "reconciled").code == 0
         until(lambda: here.transfer("SPOT", "FUNDING", "675", "back").json().get("state") == "COMMITTED")
-        assert command(here, "audit", "--data", str(folder)).returncode == 0
+        assert command(here, "audit", "--data", str(folder)).code == 0
         everything = here.transfer("FUNDING", "SPOT", "1100", "all").json()
         assert everything["state"] == "COMMITTED", "all of it is there, once"
 
@@ -91,24 +91,24 @@ def test_recover_says_it_too_and_pauses(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     with traded(folder) as here:
         copy = back_up(folder)
-        assert here.transfer("FUNDING", "SPOT", "575", "late").json()["state"] == "COMMITTED"
+        here.committed("FUNDING", "SPOT", "575", "late")
         here.stop()
         put_back(folder, copy)
         alone = command(here, "--database", f"sqlite:///{folder}/bursar.db", "recover", "--restored")
-        assert (alone.returncode, "the cores were not asked" in alone.stdout) == (0, True), alone.stderr
+        assert (alone.code, "the cores were not asked" in alone.out) == (0, True), alone.err
         said = command(here, "recover", "--restored", "--data", str(folder))
-        assert said.returncode == 0, said.stderr
-        assert "core spot is ahead of this database" in said.stdout
-        assert "DEPOSIT of 575000000 USDT for user 1001" in said.stdout
-        assert "paused" in said.stdout
+        assert said.code == 0, said.err
+        assert "core spot is ahead of this database" in said.out
+        assert "DEPOSIT of 575000000 USDT for user 1001" in said.out
+        assert "paused" in said.out
         here.start()
         assert here.transfer("FUNDING", "SPOT", "1", "a").json()["code"] == "TRANSFERS_PAUSED"
         again = command(here, "recover", "--restored", "--data", str(folder))
-        assert "DEPOSIT of 575000000 USDT for user 1001" in again.stdout, again.stderr
+        assert "DEPOSIT of 575000000 USDT for user 1001" in again.out, again.err
         booked = command(here, "transfer", "reconcile", "--book", "--actor", "anna", "--reason", "ticket 17")
-        assert booked.returncode == 0, booked.stderr
+        assert booked.code == 0, booked.err
         for person in ("anna", "ben"):
-            assert command(here, "transfer", "allow", "--actor", person, "--reason", "compared").returncode == 0
+            assert command(here, "transfer", "allow", "--actor", person, "--reason", "compared").code == 0
         until(lambda: here.transfer("FUNDING", "SPOT", "1", "b").json().get("state") == "COMMITTED")
 
 
@@ -119,12 +119,12 @@ def test_a_transfer_made_by_command_looks_at_the_cores_first(tmp_path: Path) -> 
         copy = back_up(folder)
         words = ("transfer", "create", "--user", "1001", "--from", "FUNDING", "--to", "SPOT", "USDT", "10", "--order")
         made = command(here, *words, "by-hand")
-        assert (made.returncode, "is COMMITTED" in made.stdout) == (0, True), made.stderr
+        assert (made.code, "is COMMITTED" in made.out) == (0, True), made.err
         here.stop()
         put_back(folder, copy)
         here.start()
         refused = command(here, *words, "by-hand")
-        assert (refused.returncode, "TRANSFERS_PAUSED" in refused.stderr) == (1, True), refused.stderr
+        assert (refused.code, "TRANSFERS_PAUSED" in refused.err) == (1, True), refused.err
 
 
 def test_two_servers_on_one_database_are_not_two_cores(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_two_servers_on_one_database_are_not_two_cores(tmp_path: Path) -> None:
         assert empty.returncode == 4, empty.stderr
         assert "this ledger is bound to the core with identity" in empty.stderr
         here.start()
-        assert here.transfer("SPOT", "FUNDING", "100", "back").json()["state"] == "COMMITTED"
+        here.committed("SPOT", "FUNDING", "100", "back")
 
 
 def test_a_core_of_another_ledger_is_refused(tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_a_core_that_is_lost_is_replaced_by_people(tmp_path: Path) -> None:
             assert core.stdout is not None and core.stdout.readline()
             rebind = ("transfer", "rebind", "spot", "--actor", "anna", "--reason", "its disk is lost")
             done = command(here, *rebind)
-            assert (done.returncode, "is bound to core" in done.stdout) == (0, True), done.stderr
-            assert command(here, *rebind).returncode == 4, "twice is once"
+            assert (done.code, "is bound to core" in done.out) == (0, True), done.err
+            assert command(here, *rebind).code == 4, "twice is once"
             shown = command(here, "transfer", "cores")
-            assert (shown.returncode, "spot" in shown.stdout) == (0, True), shown.stderr
+            assert (shown.code, "spot" in shown.out) == (0, True), shown.err
         finally:
             core.terminate()
             core.communicate()
@@ -202,4 +202,4 @@ def test_a_core_that_is_lost_is_replaced_by_people(tmp_path: Path) -> None:
         assert here.transfer("FUNDING", "SPOT", "1", "a").json()["code"] == "TRANSFERS_PAUSED"
         for person in ("anna", "ben"):
             alone = command(here, "transfer", "allow", "--actor", person, "--reason", "it is there again")
-            assert (alone.returncode, "I5 is broken" in alone.stderr) == (1, True), "100 are missing there"
+            assert (alone.code, "I5 is broken" in alone.err) == (1, True), "100 are missing there"

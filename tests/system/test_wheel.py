@@ -14,7 +14,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
-NOT_SHIPPED = ("bursar/bench/", "bursar/chaos/", "bursar/testbed/anvil.py", "bursar/testbed/devdb.py")
+NOT_SHIPPED = (
+    "bursar/bench/",
+    "bursar/chaos/",
+    "bursar/demo/payout_anvil.py",
+    "bursar/testbed/anvil.py",
+    "bursar/testbed/devdb.py",
+    "bursar/testbed/tokens/",
+)
 MAIN = "from bursar.cli import main; main()"
 
 
@@ -90,6 +97,13 @@ def test_a_command_of_the_repository_says_where_it_runs(installed: Path, name: s
     refused = run(installed, "-c", MAIN, name)
     assert refused.returncode == 2
     assert f"make setup && .venv/bin/bursar {name}" in refused.stderr
+
+
+@pytest.mark.parametrize(("words", "said"), [(["--chain", "anvil"], "make demo-evm"), ([], "bursar[evm,signer]")])
+def test_the_demo_of_payouts_says_what_it_lacks(installed: Path, words: list[str], said: str) -> None:
+    refused = run(installed, "-c", MAIN, "demo-payouts", *words)
+    assert refused.returncode == 2
+    assert said in refused.stderr
 
 
 def test_it_keeps_a_ledger(installed: Path) -> None:

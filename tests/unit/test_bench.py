@@ -16,11 +16,12 @@ from rich.console import Console
 
 import bursar
 from bursar.bench import baseline as baselines
-from bursar.bench import ledger, report
+from bursar.bench import ledger, payouts, report
 from bursar.bench.baseline import ONE_STATEMENT
 from bursar.bench.command import command
 from bursar.bench.load import BASE
 from bursar.bench.measure import Pace, Row, ours, row_of
+from bursar.bench.payouts_polling import Polls, polls_row
 from bursar.bench.places import SqlitePlace
 from bursar.bench.plot import plot
 from bursar.bench.workload import ACCOUNTS, ASSET, HOT_ID, SEED_MINOR, Workload, path_of
@@ -154,13 +155,33 @@ def test_the_command_prints_rows_with_the_keys_that_others_rely_on(monkeypatch: 
     assert cases >= {("plain-uniform", 256), ("growth-uniform-20000", 256), ("growth-hot-20000", 256), ("memory", 256)}
 
 
+def test_a_row_of_payouts_is_the_median_of_windows_beside_the_bare_sender() -> None:
+    mine = [payouts.Window(seconds, 0.1, [0.5, 1.0, 2.0, 1.0]) for seconds in (4.0, 2.0, 8.0)]
+    bare = [payouts.Window(seconds, 0.04, [0.25] * 4) for seconds in (1.0, 2.0, 2.0)]
+    row = payouts.row_beside("wallets-4", "sqlite", 256, mine, bare)
+    assert (row.ours_per_s, row.baseline_per_s, row.ratio) == (1.0, 2.0, 0.5)
+    assert (row.callers, row.p50_ms, row.p99_ms) == (256, 1_000.0, 2_000.0)
+    assert row.samples == [(1.0, 4.0), (2.0, 2.0), (0.5, 2.0)]
+    assert "25.0 ms of CPU a payout and 10.0 a bare payment" in row.note
+
+
+def test_a_row_of_polls_is_flat_at_one_and_below_it_where_more_that_wait_cost_more() -> None:
+    few = Polls(100, [1.0, 2.0, 3.0], [2.0, 4.0, 6.0], 0)
+    row = polls_row("sqlite", few, Polls(10_000, [2.5, 2.5, 5.0], [5.0, 5.0, 5.0], 7))
+    assert (row.ours_per_s, row.baseline_per_s, row.ratio) == (400.0, 500.0, 0.8)
+    assert (row.case, row.callers, row.against) == ("polling-10000", 10_000, "the same with 100")
+    assert "2.50 ms of CPU and 5.00 ms of time a poll, 1.25 times that with 100" in row.note
+    assert row.note.endswith("; 7 rows of history")
+    assert polls_row("sqlite", few, few).ratio == 1.0
+
+
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
     result = CliRunner().invoke(command, ["nothing"])
     assert result.exit_code == 2
     assert "ledger" in result.output
 
 
-@pytest.mark.parametrize("name", ["ledger", "trading", "transfers"])
+@pytest.mark.parametrize("name", ["ledger", "payouts", "trading", "transfers"])
 def test_no_figure_is_cut_off_in_a_terminal_of_eighty_columns(name: str) -> None:
     kept = Path(__file__).parents[2] / "docs" / "bench" / f"{name}.json"
     rows = msgspec.json.decode(kept.read_bytes(), type=list[Row])

@@ -184,6 +184,7 @@ def test_payouts_are_configured_whole_or_not_at_all(missing: str) -> None:
     [
         ({"bsc": []}, "bsc: 1 to 16 nodes are needed"),
         ({"bsc": ["one"]}, "bsc: node 1 is not http"),
+        ({"tron": ["http://one#8091", "http://two#port"]}, "tron: node 2: a port stands behind #"),
         ({"bsc": ["https://one", 2]}, "bsc: node 2 is not http"),
         ({"bsc": ["https://one", "https://one"]}, "its own witness"),
         ({"BSC": ["https://one"]}, "not the name of a chain's document"),

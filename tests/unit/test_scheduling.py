@@ -177,6 +177,7 @@ def test_an_inbox_is_bounded_and_a_full_one_still_moves_its_record() -> None:
     with pytest.raises(InvalidState, match="100 signals"):
         check_possible(flow(), record("SENDING", inbox=INBOX_MAX), "PAID")
     check_possible(flow(), record("SENT", inbox=INBOX_MAX), "PAID")
+    check_possible(flow(), record("SENDING", inbox=INBOX_MAX), "BUMP")  # no state waits for it: it never stays
 
 
 def test_a_sender_id_stands_for_one_signal() -> None:

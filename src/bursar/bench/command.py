@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bursar import garbage
-from bursar.bench import ledger, report, trading, transfers
+from bursar.bench import ledger, payouts, report, trading, transfers
 from bursar.bench.measure import FULL, QUICK, Row
 from bursar.cli.place import ALL_USERS, make_folder
+from bursar.testbed.anvil import AnvilFailedError, AnvilNotFoundError
 from bursar.testbed.devdb import PostgresFailedError, PostgresNotFoundError
 
 STORES = ("sqlite", "postgres")
@@ -49,7 +50,7 @@ def _progress(total: int) -> Iterator[ledger.Say]:
 
 
 @click.command("bench", epilog=EXAMPLES)
-@click.argument("name", type=click.Choice(["ledger", "trading", "transfers"]))
+@click.argument("name", type=click.Choice(["ledger", "payouts", "trading", "transfers"]))
 @click.option("--quick", is_flag=True, help="Short windows and no database of 10^6 postings: under 45 seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON and nothing else.")
 @click.option(
@@ -57,7 +58,7 @@ def _progress(total: int) -> Iterator[ledger.Say]:
     type=click.Choice([*STORES, "all"]),
     default="all",
     show_default=True,
-    help="Of ledger and transfers: which store.",
+    help="Of ledger, transfers and payouts: which store.",
 )
 @click.option(
     "--out",
@@ -80,6 +81,9 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     Transfers are measured beside plain (by hand, one statement per transaction) and dbos (the same as a DBOS workflow),
     in process and over HTTP. half-rate: beside the p99 allowed. overload-http: settled beside accepted. recovery: of
     transfers left in flight by a crash, beside what is allowed.
+
+    Payouts are token payments on anvil, from request to confirmed, beside a bare sender that signs, sends and waits for
+    the same finality. polling: polls per second of CPU while so many wait, beside the same with 100.
     """
     if out is not None:
         make_folder(out, "--out", ALL_USERS)  # before the minutes that it takes
@@ -100,6 +104,10 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
 
 def _on_stores(name: str, stores: tuple[str, ...], quick: bool) -> list[Row]:
     try:
+        if name == "payouts":
+            pay = payouts.QUICK if quick else payouts.FULL
+            with _progress(payouts.steps(stores, pay)) as say:
+                return asyncio.run(payouts.run(stores, pay, say))
         if name == "transfers":
             haste = transfers.QUICK if quick else transfers.FULL
             with _progress(transfers.steps(stores, haste)) as say:
@@ -111,3 +119,5 @@ def _on_stores(name: str, stores: tuple[str, ...], quick: bool) -> list[Row]:
         raise click.ClickException(f"{error.name} is missing: run `make setup`") from error
     except (PostgresNotFoundError, PostgresFailedError) as error:
         raise click.ClickException(f"{error} Or leave PostgreSQL out: --store sqlite") from error
+    except (AnvilNotFoundError, AnvilFailedError) as error:
+        raise click.ClickException(str(error)) from error

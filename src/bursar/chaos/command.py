@@ -48,15 +48,17 @@ def chaos(state: State, seconds: float, store: str, seed: int | None) -> int:
     """The whole system as real processes under load, killed at random; then healed, and judged from outside.
 
     SQLite: `bursar serve` and its core. PostgreSQL: two `bursar serve`, a worker, two cores, and a throw-away database.
-    Any of them gets kill -9 or is held still, at any moment, several at once too. Cluster: the same programs on three
-    nodes of PostgreSQL under Patroni (docs/how-to/cluster.md); nodes are killed, silenced, cut off, restarted and
+    Both: a signer and an EVM node. Any of them gets kill -9 or is held still, at any moment, several at once too, and
+    the chain reorganises, forgets transactions, stops and goes silent. Cluster: the same programs without payouts, on
+    three nodes of PostgreSQL under Patroni (docs/how-to/cluster.md); nodes are killed, silenced, cut off, restarted and
     switched over, and transfers must be back within the failover plus two seconds. Clients repeat their requests until
-    they know. In the end: nothing lost, nothing twice, every transfer ended, and every answer is true.
+    they know. In the end: nothing lost, nothing twice, all transfers and payouts ended, and every answer is true.
 
     Exit code 0 only then. If not, the folder with all logs and files is kept.
     """
     from bursar.chaos import ClusterUnavailable
     from bursar.chaos import chaos as run
+    from bursar.testbed.anvil import AnvilNotFoundError
 
     out = Output(as_json=state.json)
     seed = int(time.time()) if seed is None else seed
@@ -66,7 +68,7 @@ def chaos(state: State, seconds: float, store: str, seed: int | None) -> int:
         try:
             with _watched(out, seconds) as watch:
                 reports.append(run(name, seconds=seconds, seed=seed, say=watch))
-        except ClusterUnavailable as error:
+        except (ClusterUnavailable, AnvilNotFoundError) as error:
             raise click.ClickException(str(error)) from error
         if not out.as_json:
             _tell(out, reports[-1])
@@ -102,6 +104,8 @@ def _watched(out: Output, seconds: float) -> Iterator[Watch]:
 
 def _line(r: Report) -> str:
     words = f"{r.asked:,} asked, {sum(r.lost.values()):,} lost answers, {sum(r.kills.values())} kills"
+    if r.chain_faults:
+        words += f", {sum(r.chain_faults.values())} faults of the chain"
     return f"{r.phase}: {words}" + (f", last {r.last}" if r.last and r.phase == "striking" else "")
 
 
@@ -109,12 +113,16 @@ def _tell(out: Output, r: Report) -> None:
     rows: list[tuple[str, Any]] = [
         ("killed (kill -9)", _counts(r.kills)),
         ("held still", _counts(r.pauses)),
+        ("happened to the chain", _counts(r.chain_faults)),
         ("ended because the database was away", f"{r.restarts:,}"),
         ("requests", f"{r.requests:,}"),
         ("without a useful answer", _counts(r.lost)),
         ("wishes (client_order_id)", f"{r.asked:,}"),
         ("transfers in the database", _counts(r.ends)),
         ("refused, nothing written", _counts(r.refusals)),
+        ("payouts in the database", _counts(r.payouts)),
+        ("transactions signed for them", f"{r.transactions:,}"),
+        ("what operators did to payouts", _counts(r.operated)),
         ("accounts frozen for a moment", f"{r.frozen:,}"),
         ("all at their end after", f"{r.drain_s:.1f} s"),
     ]
@@ -157,8 +165,10 @@ def _verdict(reports: list[Report]) -> str:
     if bad:
         return f"NOT well: {' and '.join(bad)}; see above."
     moved = sum(sum(report.ends.values()) for report in reports)
+    paid = sum(sum(report.payouts.values()) for report in reports)
     kills = sum(sum(report.kills.values()) for report in reports)
-    return f"All is well: {kills} kills, {moved:,} transfers, nothing lost, nothing twice, all at their end."
+    things = f"{moved:,} transfers, {paid:,} payouts"
+    return f"All is well: {kills} kills, {things}, nothing lost, nothing twice, all at their end."
 
 
 def outage_json(o: Outage) -> dict[str, Any]:
@@ -184,11 +194,15 @@ def report_json(r: Report) -> dict[str, Any]:
         "seconds": round(r.elapsed, 3),
         "kills": dict(r.kills),
         "pauses": dict(r.pauses),
+        "chain_faults": dict(r.chain_faults),
         "restarts": r.restarts,
         "requests": r.requests,
         "lost": dict(r.lost),
         "asked": r.asked,
         "transfers": dict(r.ends),
+        "payouts": dict(r.payouts),
+        "transactions": r.transactions,
+        "operated": dict(r.operated),
         "refusals": dict(r.refusals),
         "frozen": r.frozen,
         "drain_s": round(r.drain_s, 3),

@@ -204,9 +204,7 @@ class Relays:
     kind = "relays on loopback"
 
     def __init__(self, count: int) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="relays", daemon=True)
-        self._thread.start()
+        self._thread = RelayThread()
         etcd_port, *others = free_ports(5 * count + 1)
         self.etcd_listen, taken = f"127.0.0.1:{etcd_port}", iter(others)
         self.places = []
@@ -215,7 +213,7 @@ class Relays:
         for _ in range(count):
             port, rest_port, reach_port, reach_rest_port, to_etcd = (next(taken) for _ in range(5))
             pairs = [(reach_port, port), (reach_rest_port, rest_port), (to_etcd, etcd_port)]
-            relays = [self._relay(*pair) for pair in pairs]
+            relays = [self._thread.relay(*pair) for pair in pairs]
             self._relays.append(relays)
             self._rest.append(relays[1])
             self.places.append(
@@ -238,22 +236,44 @@ class Relays:
 
     def cut(self, number: int) -> None:
         for relay in [*self._relays[number], *self._rest]:
-            self._loop.call_soon_threadsafe(relay.passing.clear)
+            self._thread.silence(relay)
 
     def heal(self, number: int) -> None:
         for relay in [*self._relays[number], *self._rest]:
-            self._loop.call_soon_threadsafe(relay.passing.set)
+            self._thread.pass_on(relay)
 
     def close(self) -> None:
+        self._thread.close()
+
+
+class RelayThread:
+    """Where relays run: an event loop of their own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="relays", daemon=True)
+        self._thread.start()
+
+    def relay(self, listen: int, target: int) -> Relay:
+        """A relay that listens at one port of the loopback and leads to another."""
+        relay = Relay(target)
+        asyncio.run_coroutine_threadsafe(relay.listen(listen), self._loop).result(TOOL_S)
+        return relay
+
+    def silence(self, relay: Relay) -> None:
+        """Pass nothing on."""
+        self._loop.call_soon_threadsafe(relay.passing.clear)
+
+    def pass_on(self, relay: Relay, after_s: float = 0.0) -> None:
+        """Pass everything on again, what was held back too."""
+        self._loop.call_soon_threadsafe(self._loop.call_later, after_s, relay.passing.set)
+
+    def close(self) -> None:
+        """End all of them."""
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(TOOL_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def _relay(self, listen: int, target: int) -> Relay:
-        relay = Relay(target)
-        asyncio.run_coroutine_threadsafe(relay.listen(listen), self._loop).result(TOOL_S)
-        return relay
 
 
 async def _cancel_others() -> None:

@@ -18,15 +18,19 @@ from bursar.chaos.cluster import Cluster
 from bursar.chaos.failover import Faults
 from bursar.chaos.operators import Operators
 from bursar.chaos.outages import Fault, Outage, plan
+from bursar.chaos.paid import judge_payouts, look_at_payouts, open_payouts
+from bursar.chaos.paying import CHAIN_NAME, MANDATE, TOKEN
 from bursar.chaos.probe import DatabaseProbe, Pulses
-from bursar.chaos.scene import DATABASE_AWAY, Scene, Victim, until
+from bursar.chaos.scene import DATABASE_AWAY, SIGNER, Scene, Victim, until
 from bursar.testbed import Guard
-from bursar.testbed.load import Habits, Load
-from bursar.testbed.look import audited, create_assets, look, open_transfers, trouble
-from bursar.testbed.promises import Kind, judge
+from bursar.testbed.load import Habits, Load, PayoutHabits
+from bursar.testbed.look import audited, look, open_transfers, trouble
+from bursar.testbed.promises import CONFIRMED, FUNDING, Place, judge
 
 USERS = range(1_001, 1_013)
-ASSETS = {"USDT": 6, "BTC": 8}
+ASSETS = {TOKEN: 6, "BTC": 8}
+FEE = 7  # smallest units of TOKEN that a user pays us for a payout
+PAYING_OUT = PayoutHabits(callers=3, think_s=0.4, operated=0.3, asset=TOKEN, chain=CHAIN_NAME, mandate=MANDATE, fee=FEE)
 PULSES = range(1_013, 1_015)  # users who are never frozen, one per server
 OPENING = 1_000_000  # smallest units, of each asset
 HEAL_S = 60.0
@@ -50,12 +54,16 @@ class Report:
     last: str = ""  # what was done last, in words
     kills: Counter[str] = field(default_factory=Counter)
     pauses: Counter[str] = field(default_factory=Counter)
+    chain_faults: Counter[str] = field(default_factory=Counter)
     restarts: int = 0  # of programs that ended by themselves, because the database was away
     asked: int = 0
     requests: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)  # of transfers
+    payouts: Counter[str] = field(default_factory=Counter)  # by their ends
+    operated: Counter[str] = field(default_factory=Counter)  # what operators did to payouts
+    transactions: int = 0  # that were signed
     frozen: int = 0
     drain_s: float = 0.0
     network: str = ""  # how a node of the cluster is cut off
@@ -82,7 +90,7 @@ def chaos(store: str, *, seconds: float, seed: int, say: Say, faults: Iterable[F
     folder = Path(tempfile.mkdtemp(prefix="bursar-chaos-", dir=parent))
     guard = Guard("")
     try:
-        scene = Scene(store, folder, guard)
+        scene = Scene(store, folder, guard, ASSETS)
         with scene.running():
             _Session(scene, report, say).run(faults)
         if report.ok:
@@ -112,6 +120,7 @@ class _Session:
             once_more=0.05,
             large=0.25,
             impossible=0.05,
+            payouts=PAYING_OUT if scene.chain else None,
             quiet=PULSES if scene.cluster else range(0),
         )
         self.load = Load(scene.config, habits, scene.addresses(), report.seed)
@@ -119,10 +128,11 @@ class _Session:
 
     def run(self, faults: Iterable[Fault] | None) -> None:
         """All of it."""
-        asyncio.run(create_assets(self.scene.config, ASSETS))
         self.load.open()
         self.load.start()
         self.operators.start()
+        if self.scene.chain is not None:
+            self.scene.chain.strike(self.report.seed)
         if self.scene.cluster is None:
             self._strike()
         else:
@@ -136,7 +146,9 @@ class _Session:
         report.phase, report.last = phase, last or report.last
         report.asked, report.requests = len(self.load.asks), tally.requests
         report.lost, report.refusals = tally.lost, tally.refusals
-        report.frozen = self.operators.frozen
+        report.frozen, report.operated = self.operators.frozen, tally.operated
+        if self.scene.chain is not None:
+            report.chain_faults = self.scene.chain.faults
         self._say(report)
 
     def _strike(self) -> None:
@@ -194,6 +206,8 @@ class _Session:
 
     def _heal(self) -> None:
         self.say("healing")
+        if self.scene.chain is not None and (failed := self.scene.chain.heal()):
+            self.report.wrong.append(failed)
         if thawed := self.operators.stop():
             self.report.wrong.append(thawed)
         if not self.scene.until_ready(HEAL_S):
@@ -217,7 +231,8 @@ class _Session:
 
     def _open(self) -> int:
         try:
-            return open_transfers(self.scene.config)
+            payouts = 0 if self.scene.chain is None else open_payouts(self.scene.config)
+            return open_transfers(self.scene.config) + payouts
         except Exception as error:
             if not trouble(error):
                 raise
@@ -235,17 +250,39 @@ class _Session:
         report.wrong += [f"unexpected: {text}" for text in self.load.tally.unexpected[:10]]
         for hired in self.scene.hired:
             report.restarts += hired.ended[DATABASE_AWAY]
-            others = {code: n for code, n in hired.ended.items() if code != DATABASE_AWAY}
+            away = () if hired.name == SIGNER else (DATABASE_AWAY,)  # that code of the signer: its log can't be used
+            others = {code: n for code, n in hired.ended.items() if code not in away}
             report.wrong += [f"{hired.name} ended by itself with {code}, {n} times" for code, n in others.items()]
         report.wrong += [f"a traceback: {text}" for text in self.scene.traces()[:10]]
-        if not any(ask.was(Kind.ACCEPTED) for ask in self.load.asks):
+        if not report.ends:
             report.wrong.append("no transfer was accepted: nothing is proved")
+        if self.scene.chain is not None and not report.payouts[CONFIRMED]:
+            report.wrong.append("no payout was confirmed: nothing is proved")
         self.say("judged")
 
     def _look(self) -> None:
         report = self.report
         found = look(self.scene.config, range(USERS.start, PULSES.stop))
         report.ends = Counter(row.state for row in found.rows)
-        report.wrong += judge(self.load.asks, self.load.deposits, found)
+        taken = self._look_at_payouts()
+        # What was paid out has left the user's account, and nothing else may.
+        deposits = Counter(self.load.deposits)
+        deposits.subtract(taken)
+        report.wrong += judge([ask for ask in self.load.asks if not ask.is_payout], deposits, found)
         report.findings = asyncio.run(audited(self.scene.config))
         report.wrong += [f"{f.invariant}: {text}" for f in report.findings for text in f.broken]
+
+    def _look_at_payouts(self) -> Counter[Place]:
+        """What confirmed payouts have taken from each user."""
+        scene, report = self.scene, self.report
+        if scene.chain is None or scene.signer is None:
+            return Counter()
+        found = look_at_payouts(scene.config, scene.chain, scene.signer.data)
+        report.payouts = Counter(row.state for row in found.rows)
+        report.transactions = len(found.signed)
+        report.wrong += judge_payouts([ask for ask in self.load.asks if ask.is_payout], found)
+        taken: Counter[Place] = Counter()
+        for row in found.rows:
+            if row.state == CONFIRMED:
+                taken[row.user, FUNDING, row.asset] += row.minor + FEE
+        return taken

@@ -1,8 +1,9 @@
 """The system under test, as processes that can be hit and come back.
 
 SQLite: one `bursar serve`, which has its core as a child. PostgreSQL: two `bursar serve`, a `bursar worker`, a core
-each for SPOT and FUTURE, and the database itself. Cluster: the same, and the database is three nodes, which
-`failover.py` hits. A supervisor restarts a program that has ended, as systemd would.
+each for SPOT and FUTURE, and the database itself. Both: a `bursar signer run`, and an EVM node (`chain.py`). Cluster:
+as PostgreSQL, without payouts, and the database is three nodes, which `failover.py` hits. A supervisor restarts a
+program that has ended, as systemd would.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from bursar.chaos.chain import Chain
 from bursar.chaos.cluster import Cluster
+from bursar.chaos.paying import SignerFolder, furnish
 from bursar.chaos.probe import DATABASE as PROBE
 from bursar.config import Config, read
 from bursar.testbed import Guard, Program, children_of, environment
 from bursar.testbed.devdb import ThrowawayPostgres
+from bursar.testbed.look import create_assets
 
 STORES = ("sqlite", "postgres", "cluster")
 TEND_S = 0.05
 READY_S = 90.0
 KEY_BYTES = 32
 DATABASE_AWAY = 4  # exit code of a program that can't reach its database, or whose folder is still in use
+SIGNER = "signer"
 KILLED = -signal.SIGKILL
 
 # Short waits, so that all of it fits into a minute; no limits, since few users do a lot; and the product's own audit,
@@ -190,14 +195,17 @@ class Database:
 class Scene:
     """All of it."""
 
-    def __init__(self, store: str, folder: Path, guard: Guard) -> None:
+    def __init__(self, store: str, folder: Path, guard: Guard, assets: dict[str, int]) -> None:
         self.store = store
         self.folder = folder
         self.guard = guard
+        self.assets = assets
         self.victims: list[Victim] = []
         self.hired: list[Hired] = []
         self.apis: list[Hired] = []
         self.cluster: Cluster | None = None
+        self.chain: Chain | None = None
+        self.signer: SignerFolder | None = None
         self.config = Config()
         self.accounts = ("FUNDING", "SPOT") if store == "sqlite" else ("FUNDING", "SPOT", "FUTURE")
         self._over = threading.Event()
@@ -242,14 +250,16 @@ class Scene:
         return found
 
     def _set_up(self, stack: contextlib.ExitStack) -> None:
+        payouts = {} if self.store == "cluster" else self._payouts(stack)
         if self.store == "sqlite":
-            settings = SETTINGS | {"data": str(self.folder / "data")}
+            settings = SETTINGS | payouts | {"data": str(self.folder / "data")}
+            (self.folder / "data").mkdir(mode=0o700)
             server = self._hire("server", ["serve"], settings)
             self.apis = [server]
-            self.victims = [server, Child("core", server)]
+            self.victims += [server, Child("core", server)]
         else:
             database = self._cluster(stack) if self.store == "cluster" else self._postgres(stack)
-            settings = SETTINGS | database | {"jwt_key_file": self._key("jwt.key")}
+            settings = SETTINGS | payouts | database | {"jwt_key_file": self._key("jwt.key")}
             settings |= {"data": str(self.folder / "a")}
             cores = [self._core(kind, settings) for kind in ("spot", "future")]
             both = [
@@ -260,6 +270,16 @@ class Scene:
             self.apis = both
             self.victims += [*cores, *both, worker]
         self.config = read("", {k: v for k, v in environment(settings).items() if k.startswith("BURSAR_")})
+        asyncio.run(create_assets(self.config, self.assets))
+        if self.chain is not None:
+            asyncio.run(furnish(self.config, self.chain))
+
+    def _payouts(self, stack: contextlib.ExitStack) -> dict[str, str]:
+        self.chain = Chain(self.folder, self.guard)
+        stack.enter_context(self.chain.running())
+        self.signer = SignerFolder(self.folder, self.chain)
+        self.victims += [self._hire(SIGNER, self.signer.words(), {}), self.chain]
+        return self.signer.settings(self.chain)
 
     def _postgres(self, stack: contextlib.ExitStack) -> dict[str, str]:
         # Without fsync a committed row still survives kill -9 of the server: the kernel has it.

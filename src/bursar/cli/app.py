@@ -65,7 +65,7 @@ COMMANDS = {
     "demo": ("bursar.demo.command:demo", "All of it, killed with money in flight; nothing is lost."),
     "demo-payouts": (
         "bursar.demo.payouts:demo_payouts",
-        "Payouts on a simulated chain that misbehaves.",
+        "Payouts on a chain that misbehaves; simulated, or anvil.",
     ),
 }
 # Commands of packages that the wheel does not have (docs/decisions/0030-what-the-wheel-ships.md).

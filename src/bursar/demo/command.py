@@ -81,7 +81,7 @@ def demo(state: State, seconds: float | None, folder: str | None, listen: str | 
     make_folder(where, "--folder")
     guard = Guard("" if folder is not None else str(where))
     try:
-        with _ended_by_signals():
+        with ended_by_signals():
             return _run(out, where, listen, seconds or SECONDS, guard, stays=stays, kept=folder)
     finally:
         guard.close()
@@ -112,7 +112,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end it as Ctrl-C does: in good order, leaving nothing behind."""
 
     def end(number: int, _frame: object) -> None:

@@ -17,12 +17,13 @@ from bursar.engine.flow import (
     RecordSignal,
 )
 from bursar.engine.forced import keep_asking
-from bursar.engine.operators import Operators
+from bursar.engine.operators import FORCED_BY, Operators
 from bursar.engine.pauses import Lift, lift_pause, set_pause, watch_pauses
 from bursar.engine.sinks import DeliveryFailed, Program, Webhook
 from bursar.engine.worker import Worker
 
 __all__ = [
+    "FORCED_BY",
     "SUCCESS",
     "AlertDispatcher",
     "Answer",

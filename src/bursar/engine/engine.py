@@ -188,7 +188,7 @@ class Engine:
     async def hand_over(self, record: Record) -> None:
         """Let any worker go on at once with a record that was started here; else it waits until our lease is over."""
         with contextlib.suppress(StoreError):
-            await self.store.single().records.look_again(record, 0)
+            await self.store.single().records.look_again([(record.number, record.version, 0)])
 
     # --- driving -----------------------------------------------------------------------------------------------
 
@@ -371,10 +371,12 @@ class Engine:
                     code=refusal.code,
                     message=str(refusal),
                     evidence=refusal.facts,
-                    unchanged=answer.decision
-                    and not said.is_known,  # not now: it is decided again, and that is no news
+                    unchanged=answer.decision and not said.is_known,  # decided again, on what the faster one has left
+                    retry_after_s=flow.retry.first_s if answer.decision else None,
                 )
                 return await self._settle(flow, item, state, no, actor=actor, fact=False)
+            if (now := await late.moved_meanwhile(self, item, answer if fact else None)) is not None:
+                return now
             # An outside fact whose booking is refused: a mistake in the flow or in the ledger's set-up, no answer.
             message = f"the booking of {event} is refused: {refusal}"
             await self.alert(item.record, "booking refused", "critical", message)

@@ -163,7 +163,7 @@ Action = Callable[[FlowRecord[Any]], Awaitable[Answer]]
 
 
 class Dispute(msgspec.Struct, frozen=True):
-    """What accompanies a contradiction: entries that put the books right, and the body from then on."""
+    """What accompanies a late answer: entries that put the books right, and the body from then on."""
 
     intents: tuple[Intent, ...] = ()
     body: msgspec.Struct | None = None
@@ -196,6 +196,8 @@ class Flow(Generic[B]):
     # An answer (the third) to the call that the first was making contradicts what was decided; the second is how the
     # record stands by now. The disputed amount goes to `suspense:{flow}`, so that the books show it (T34); pure.
     dispute: Callable[[FlowRecord[Any], FlowRecord[Any], Answer], Dispute] = lambda *_: UNDISPUTED
+    # The same for a late answer that contradicts nothing: what operators did not know when they decided; pure.
+    learned: Callable[[FlowRecord[Any], FlowRecord[Any], Answer], Dispute] = lambda *_: UNDISPUTED
     choose: Callable[[FlowRecord[Any]], str] | None = None  # the event of a rest state that has several ways on; pure
     cancels: Mapping[str, Action] = field(default_factory=dict)  # per action: make sure it never happens (T34)
     # Per action: what the rail has on record of it, without making it happen: asked after its end was forced (T34).
@@ -213,10 +215,10 @@ class Flow(Generic[B]):
     # When a record leaves the waiting state that it comes to, if that has a `timeout_event` and no `timeout_s`; None:
     # not by itself. Pure.
     timer: Callable[[FlowRecord[Any]], datetime | None] | None = None
-    # Events that a record may be sent before it waits for them: they stay in its inbox. Also some that no state waits
-    # for, which only change the body. Any other event is refused unless the record waits for it.
+    # Events that a record may be sent before it waits for them: they stay in its inbox. Also those that no state waits
+    # for: they only change the body, and are consumed by that. Any other is refused unless the record waits for it.
     inbox_events: frozenset[str] = frozenset()
-    # The body once a signal stays in the inbox, from its event and evidence; None: as it was. Pure.
+    # The body once a signal has come that moves nothing, from its event and evidence; None: as it was. Pure.
     on_signal: Callable[[FlowRecord[Any], str, dict[str, Any]], msgspec.Struct | None] = lambda *_: None
     priority: Callable[[Any], Priority] = lambda _body: Priority.NORMAL  # by the body that it starts with; pure
     share: float = 1.0  # the largest part of a worker's places and queue that records of this flow may take

@@ -1,14 +1,16 @@
 """Answers that come too late: the record has left the state they belong to, and what they say is kept (T34).
 
-Harmless if it is what is believed already. If not, it is a contradiction: a critical alert, a transition, and with it
-the entries that put the books right: the disputed amount goes to `suspense:{flow}`, where operators see it. What is
-believed of a call is what the record left its state with, and after a contradiction what that said; so each is booked
-once, however often it is heard, and one that is taken back is booked back.
+Harmless if it is what is believed already; a flow may still learn something from it. If not, it is a contradiction: a
+critical alert, a transition, and with it the entries that put the books right: the disputed amount goes to
+`suspense:{flow}`, where operators see it. What is believed of a call is what the record left its state with, and after
+a contradiction what that said; so each is booked once, however often it is heard, and one that is taken back is booked
+back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from bursar.engine.flow import UNDISPUTED, Answer, Dispute, Flow, FlowRecord
 from bursar.engine.moves import staying_move
 from bursar.model.errors import Conflict, RecordMoved, Refusal
+from bursar.model.machine import Kind
 from bursar.model.outcome import Outcome
 from bursar.model.proof import was_declared_dead
 from bursar.model.records import Record, Transition
@@ -34,12 +37,13 @@ async def record_answer(engine: Engine, called: FlowRecord[Any], answer: Answer)
     for _ in range(TRIES):
         record = await engine.store.read.records.by_number(called.record.number)
         assert record is not None  # records are never deleted
-        if not _contradicts(flow, called.record, answer, await engine.store.read.records.history(record.number)):
-            return
         left, said = called.record.state, answer.outcome.value
         message = f"{record.flow} {record.id} left {left}, and then {said} was heard of it"
-        await engine.alert(record, "contradiction", "critical", message)
-        dispute = flow.dispute(called, flow.item(record), answer)
+        if _contradicts(flow, called.record, answer, await engine.store.read.records.history(record.number)):
+            await engine.alert(record, "contradiction", "critical", message)
+            dispute = flow.dispute(called, flow.item(record), answer)
+        elif (dispute := flow.learned(called, flow.item(record), answer)) == UNDISPUTED:
+            return
         try:
             await _write(engine, called, record, answer, dispute)
         except RecordMoved:
@@ -49,6 +53,16 @@ async def record_answer(engine: Engine, called: FlowRecord[Any], answer: Answer)
             await _write(engine, called, record, answer, UNDISPUTED)
         return
     raise Conflict(f"record {called.id} is being driven", TRIES)
+
+
+async def moved_meanwhile(engine: Engine, called: FlowRecord[Any], heard: Answer | None) -> Record | None:
+    """The record, if another worker has moved it: then what is refused is refused for what that one has booked."""
+    now = await engine.store.read.records.by_number(called.record.number)
+    if now is None or now.version == called.record.version:
+        return None
+    if heard is not None and heard.outcome.is_known:
+        await record_answer(engine, called, heard)
+    return now
 
 
 def _contradicts(flow: Flow[Any], called: Record, answer: Answer, history: Sequence[Transition]) -> bool:
@@ -62,7 +76,10 @@ def _contradicts(flow: Flow[Any], called: Record, answer: Answer, history: Seque
     believed: tuple[object, str] | None = None
     if was_declared_dead(history, called.version):
         believed = (Outcome.EXPLICIT_FAIL, meant.target if meant.answer is Outcome.EXPLICIT_FAIL else "")
-    for transition in history:
+    for transition, after in pairwise((*history, None)):
+        assert transition is not None
+        if after is not None and after.target == left and machine.state(after.source).kind is Kind.AUTOMATIC:
+            continue  # it went through, and came back in the same transaction: it is asked again
         # A transition that stays is a call without an answer, or a note: it says nothing.
         if transition.version > called.version and transition.source == left != transition.target and believed is None:
             arrow = machine.arrow(left, transition.event)

@@ -84,7 +84,10 @@ class Moves:
         return booking, self.apply(item, transitions, booking, answer, actor=actor, signal=signal, inbox=inbox)
 
     def kept(self, flow: Flow[Any], record: Record, signal: Signal, evidence: dict[str, Any]) -> Move:
-        """A signal stays in the inbox: the body may change, and a record that calls is due at once."""
+        """A signal that moves nothing: the body may change, and a record that calls is due at once.
+
+        It stays in the inbox unless it is consumed by that.
+        """
         kind = flow.machine.state(record.state).kind
         body = flow.on_signal(flow.item(record), signal.event, evidence)
         note = msgspec.json.encode({"sender": signal.sender}).decode()
@@ -97,7 +100,7 @@ class Moves:
             delay_us=0 if wakes else KEEP_DUE,
             worker="" if wakes else record.worker,
             body=None if body is None else msgspec.json.encode(body).decode(),
-            inbox=1,
+            inbox=0 if signal.consumed else 1,
             signal=signal,
         )
 

@@ -27,6 +27,7 @@ from bursar.writer import KEEP_DUE, Change
 RETRY_ASKED = "RETRY ASKED"
 FORCE_ASKED = "FORCE ASKED"
 TELL_ASKED = "TELL ASKED"
+FORCED_BY = "forced_by"  # in the evidence of a call whose end two operators decided
 DECLARED_DEAD = "declared_dead"  # in the evidence of that
 TRIES = 20
 
@@ -138,8 +139,8 @@ class Operators:
     async def force(self, flow: str, id: str, event: str, *, actor: str, reason: str) -> Record:
         """Say how a call ended. The first person asks, another who says the same decides.
 
-        `SUCCESS` is taken at their word. Anything that gives money back goes to the rail first, which must promise that
-        it never happened and never will; if it says that it did happen, that counts.
+        `SUCCESS` is taken at their word, with what the rail can say of it. Anything that gives money back goes to the
+        rail first, which must promise that it never happened and never will; if it says that it did, that counts.
         """
         actor = check_actor(actor)
         record = await self._open(flow, id, reason)
@@ -163,10 +164,14 @@ class Operators:
         if not await self._asked(record, event, actor):
             note = {"reason": reason, "event": event}
             return await self._note(record, FORCE_ASKED, actor, note, delay_us=KEEP_DUE)
-        forced = {"forced_by": actor, "reason": reason}
+        forced = {FORCED_BY: actor, "reason": reason}
         await watch_later(self._engine, driven, record)
         if arrow.answer is Outcome.SUCCESS:
             answer = Answer(outcome=Outcome.SUCCESS, event=event, evidence=forced)
+            if (query := driven.queries.get(state.action or "")) is not None:
+                said = await self._engine.call(driven, query, driven.item(record))
+                if said.outcome is Outcome.SUCCESS:  # its facts, for the books: which transaction, and what it cost
+                    answer = msgspec.structs.replace(answer, body=said.body, evidence=said.evidence | forced)
         else:
             cancel = driven.cancels.get(state.action or "")
             if cancel is None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bursar.engine.engine import Engine
 
 PAUSES_S = 2.0  # how old what we know may be when a call is made
+WAKE_MAX = 500  # records made due in one statement, which has a limit of time
 
 LOOK_S = 60.0  # at most, between two looks for forgotten pauses
 
@@ -171,8 +172,8 @@ class Pauses:
         if before - self.now:
             self._left |= self._held
             self._held.clear()
-        if self._left:
-            left = sorted(self._left)
+        while self._left:
+            left = sorted(self._left)[:WAKE_MAX]
             await self._store.single().records.wake_held(left, self._worker)
             self._left.difference_update(left)
 

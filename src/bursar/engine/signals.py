@@ -3,8 +3,9 @@
 A signal is a row under the sender's id of it: sent again, it is the same one. A record that waits for the event is
 moved by it in the transaction that writes the signal. Where the flow says so (`Flow.inbox_events`), a signal may come
 before the record waits for it: then it stays in the inbox, and the record consumes it when it comes to a state that
-waits for it, in the order of arrival. Meanwhile it may change the body (`Flow.on_signal`). A record that is calling is
-due at once, so that the action sees the new body; it leaves its call state by the action's answer alone.
+waits for it, in the order of arrival. Meanwhile it may change the body (`Flow.on_signal`). An event that no state waits
+for changes the body and is consumed by that. A record that is calling is due at once, so that the action sees the new
+body; it leaves its call state by the action's answer alone.
 
 Every signal comes with a compare-and-set of the record's version, and the row that is compared has the number of
 signals in the inbox. So a transaction that moves the record into a waiting state, by its own compare-and-set, knows of
@@ -49,13 +50,18 @@ def check_possible(flow: Flow[Any], record: Record, event: str) -> None:
         why = f"the engine sends {event} when the time has come"
     elif takes(flow, record, event):
         return
-    elif event in flow.inbox_events and (event not in machine.events or machine.can_await(state.name, event)):
-        if record.inbox < INBOX_MAX:
+    elif event in flow.inbox_events and (is_consumed_at_once(flow, event) or machine.can_await(state.name, event)):
+        if is_consumed_at_once(flow, event) or record.inbox < INBOX_MAX:
             return
         why = f"{record.inbox} signals wait in its inbox already"
     else:
         why = f"it does not wait for {event}, which cannot happen there"
     raise InvalidState(record.flow, record.id, record.state, why)
+
+
+def is_consumed_at_once(flow: Flow[Any], event: str) -> bool:
+    """Whether no state ever waits for this event: it changes the body, and that is all that it is for."""
+    return event not in flow.machine.events
 
 
 def find(sent: Sequence[Signal], sender: str, event: str, evidence: dict[str, Any]) -> Signal | None:
@@ -78,7 +84,7 @@ def arrive(
     sender: str,
     actor: str,
 ) -> tuple[Booking, Move]:
-    """What a signal does to a record that was `sent` others before: it moves it, or stays in its inbox."""
+    """What a signal does to a record that was `sent` others before: it moves it, changes it, or stays in its inbox."""
     flow = engine.require(record.flow)
     check_possible(flow, record, event)
     at = record.version + 1
@@ -86,6 +92,8 @@ def arrive(
     if takes(flow, record, event) and not awaited(flow, record, sent):
         consumed = msgspec.structs.replace(signal, consumed=at)
         return engine.moves.signalled(flow, record, event, evidence, actor, signal=consumed)
+    if is_consumed_at_once(flow, event):
+        signal = msgspec.structs.replace(signal, consumed=at)
     return NOTHING, engine.moves.kept(flow, record, signal, evidence)
 
 

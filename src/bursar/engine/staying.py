@@ -91,7 +91,7 @@ async def poll(
     own = tuple(alarm for alarm in flow.alarms if alarm.state)
     delay_us = flow.delay_us(state, answer, 1, engine.ports.random())
     until_us = until_alarm_us(own, record.state, age_us, life_us) or delay_us
-    await engine.store.single().records.look_again(record, min(delay_us, until_us))
+    await engine.store.single().records.look_again([(record.number, record.version, min(delay_us, until_us))])
     return None
 
 
@@ -145,4 +145,5 @@ async def _look(engine: Engine, flow: Flow[Any], record: Record) -> None:
             awaits = flow.machine.state(record.state).awaits
             message = f"{record.flow} {record.id} is {record.state}: it waits for {awaits} since {age_us // 10**6} s"
             await engine.alert(record, alarm.reason, alarm.severity, message)
-    await engine.store.single().records.look_again(record, flow.next_look_us(record.state, age_us, life_us))
+    after_us = flow.next_look_us(record.state, age_us, life_us)
+    await engine.store.single().records.look_again([(record.number, record.version, after_us)])

@@ -47,12 +47,14 @@ class DocumentKind(Generic[T]):
 
     `two_people` is True where a change could move money, or a pure function of the old body (None: there is none) and
     the new one. `check` is a pure function of the same two that raises a refusal, or a ValueError with the reason.
+    `check_named` is one of the document's name and the new body.
     """
 
     name: str
     body: type[T]
     two_people: bool | Callable[[T | None, T], bool]
     check: Callable[[T | None, T], None] | None = None
+    check_named: Callable[[str, T], None] | None = None
 
     def __post_init__(self) -> None:
         check_kind(self.name)
@@ -95,11 +97,13 @@ class DocumentKind(Generic[T]):
                 old = self.read(head)
             except UnreadableDocument:
                 readable = False
-        if self.check is not None:
-            try:
+        try:
+            if self.check_named is not None:
+                self.check_named(name, body)
+            if self.check is not None:
                 self.check(old, body)
-            except ValueError as error:
-                raise InvalidDocument(self.name, name, str(error)) from error
+        except ValueError as error:
+            raise InvalidDocument(self.name, name, str(error)) from error
         if isinstance(self.two_people, bool):
             return self.two_people
         return not readable or (head is not None and head.retired) or self.two_people(old, body)

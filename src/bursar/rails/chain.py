@@ -162,7 +162,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a transaction happen at most once: a nonce, or an expiry with the block that it counts from."""
 
     nonce: int | None = None
-    expires: int | None = None  # the last height at which it can be included
+    expires: int | None = None  # the last height at which it can be included; TRON: the time, in milliseconds
     reference: str = ""
 
 
@@ -172,17 +172,18 @@ class Fee(msgspec.Struct, frozen=True, kw_only=True):
     gas_limit: int
     price: int
     tip: int = 0  # of that, to the block's maker; legacy: not used
+    beside: int = 0  # what it costs beside gas; TRON: bandwidth, a memo, a new account
 
     @property
     def worst(self) -> int:
         """The most that it can cost, in the chain's own coin."""
-        return self.gas_limit * self.price
+        return self.gas_limit * self.price + self.beside
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """What some bytes would do, read from the bytes alone."""
 
-    chain_id: int
+    chain_id: int | None  # None: the bytes do not say (TRON)
     to: str  # who receives: the recipient of the token transfer, or of the coin
     contract: str
     amount: int
@@ -229,6 +230,7 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     gas_used: int = 0
     gas_price: int = 0
     evidence: dict[str, Any] = {}
+    by_event_alone: bool = False  # of tokens: no node could say (any more) what the balances were (W36)
 
 
 class Dead(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +286,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     block_hash: str
     coin: int
     tokens: dict[str, int]  # by contract
+    nonce: int | None = None  # account chains: transactions with lower nonces are in these balances, others are not
 
 
 class OwnTransaction(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,3 +5,6 @@ signature leaves. Asked again for the same attempt of the same payout, it answer
 
 `protocol` is what callers (flows/payouts) know of it. Not here: records, retries, nodes, broadcasting.
 """
+
+# Of the secret that a caller shares with it. Here because every command reads the settings, and few load a signer.
+SECRET_BYTES_MIN = 32

@@ -12,7 +12,12 @@ from typing import Final, cast
 
 from bursar.rails.chain import Codec
 
-PLACES: Final = {"evm": "bursar.rails.evm.codec:EvmCodec"}  # kind → where its codec is
+PLACES: Final = {  # kind → where its codec is
+    "evm": "bursar.rails.evm.codec:EvmCodec",
+    "tron": "bursar.rails.tron.codec:TronCodec",
+}
+# Transactions of these kinds do not name their chain: what was signed for one is valid on all, for the same key.
+WITHOUT_CHAIN: Final = frozenset({"tron"})
 
 Codecs = Callable[[str], Codec]  # by kind; KeyError if there is none
 

@@ -1,10 +1,12 @@
-"""Keys and signatures on the curve secp256k1, and the address that a key has on EVM chains."""
+"""Keys and signatures on the curve secp256k1, and the addresses that a key has on EVM chains and on TRON."""
 
 from __future__ import annotations
 
 from coincurve import PrivateKey
 from eth_utils.address import to_checksum_address
 from eth_utils.crypto import keccak
+
+from bursar.rails.tron.addresses import PREFIX, text_of
 
 
 def sign_digest(private_key: bytearray, digest: bytes) -> bytes:
@@ -22,3 +24,8 @@ def public_key(private_key: bytearray) -> bytes:
 def evm_address(public: bytes) -> str:
     """The address of a public key on EVM chains, with the checksum of EIP-55."""
     return str(to_checksum_address(keccak(public)[-20:]))
+
+
+def tron_address(public: bytes) -> str:
+    """The address of a public key on TRON."""
+    return text_of(PREFIX + keccak(public)[-20:])

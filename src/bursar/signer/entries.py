@@ -7,7 +7,7 @@ what was signed, also years later."""
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -62,6 +62,7 @@ class DeclaredDead(msgspec.Struct, frozen=True, kw_only=True, tag="dead"):
 
     release: Release
     approvals: tuple[Approval, ...] = ()  # none: the witness
+    proofs: tuple[dict[str, Any], ...] = ()  # what it has seen, for each slot: transaction, block, nodes
 
 
 class Halted(msgspec.Struct, frozen=True, kw_only=True, tag="halted"):

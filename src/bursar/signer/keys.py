@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from bursar.signer import vault
-from bursar.signer.curve import evm_address, public_key, sign_digest
+from bursar.signer.curve import evm_address, public_key, sign_digest, tron_address
 from bursar.signer.errors import KeystoreRefused, KeyUnavailable
 from bursar.signer.keystore import Keystore
 from bursar.signer.policy import Wallet
@@ -44,7 +44,8 @@ class KeystoreKeys:
         return f"KeystoreKeys({self._keystore!r})"
 
     def address(self, wallet: Wallet) -> str:
-        return evm_address(public_key(self._key(wallet)))
+        public = public_key(self._key(wallet))
+        return tron_address(public) if wallet.kind == "tron" else evm_address(public)
 
     async def sign(self, wallet: Wallet, digest: bytes) -> bytes:
         try:

@@ -19,11 +19,12 @@ from eth_account.hdaccount.mnemonic import Mnemonic
 
 from bursar.ports import Files
 from bursar.signer import vault
-from bursar.signer.curve import evm_address, public_key
+from bursar.signer.curve import evm_address, public_key, tron_address
 from bursar.signer.errors import KeystoreRefused
 
 PURPOSE: Final = "bursar keystore"
 DEFAULT_PATH: Final = "m/44'/60'/0'/0/0"  # BIP-44: coin 60, first account, first address
+TRON_PATHS: Final = "m/44'/195'/"  # how the paths of TRON begin: their addresses are listed as TRON writes them
 PATHS_MAX: Final = 256
 INDEX_MAX: Final = 2**31 - 1  # BIP-32: those above are the hardened ones, written with '
 NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
@@ -94,7 +95,8 @@ class Keystore:
             raise KeystoreRefused(self.file, f"{name!r} lists {PATHS_MAX} addresses already")
         secret = self.private_key(name, path)
         try:
-            listed.addresses[path] = evm_address(public_key(secret))
+            written = tron_address if path.startswith(TRON_PATHS) else evm_address
+            listed.addresses[path] = written(public_key(secret))
         except ValueError:
             raise KeystoreRefused(self.file, "that number is no private key of the curve") from None
         finally:

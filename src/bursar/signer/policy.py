@@ -5,6 +5,7 @@ chain's smallest unit, written as text or as integers. A file that is wrong in a
 problem named.
 
     name = "hot"
+    nodes_file = "nodes.toml"         # leave it out: the signer has no nodes of its own (W31)
 
     [unhalt]                          # who lets it sign again after a halt: two of these people, on the signer's host;
     people = ["ann", "ben", "eve"]    # or, with approvals = true instead, two approvers by signature
@@ -15,6 +16,9 @@ problem named.
     fee_max = "5000000000000000"      # gas × price of one payment, at most
     cancel_fee_max = "5000000000000000"
     cancels_daily = 200               # cancellations of one wallet in 24 hours
+    depth = 15                        # EVM, with own nodes: blocks on top of a transaction that is final
+    finalized_tag = true              # and the chain itself calls its block final; false: depth alone decides
+    genesis = "0x…"                   # hash of block 0, which a node must have; leave it out: not checked
 
     [wallets.hot-bsc]
     chain = "bsc"
@@ -46,7 +50,7 @@ problem named.
 
     [callers.payouts]
     secret_file = "/etc/bursar/payouts.secret"
-    rights = ["preview", "sign", "cancel", "log", "status", "halt"]
+    rights = ["preview", "sign", "cancel", "log", "status"]  # and halt, release: for operators
 
 Not here: reading the file and the secrets (the command), deciding (`rules`).
 """
@@ -65,7 +69,7 @@ import msgspec
 from bursar.model.actors import check_actor, same_person
 from bursar.model.errors import BursarError
 from bursar.signer.approvals import is_public_key
-from bursar.signer.codecs import Codecs
+from bursar.signer.codecs import WITHOUT_CHAIN, Codecs
 from bursar.signer.errors import PolicyRefused
 from bursar.signer.keystore import NAME, PATH
 
@@ -74,8 +78,10 @@ T = TypeVar("T")
 AMOUNT_MAX: Final = 2**256
 CHAIN_ID_MAX: Final = 2**53
 DECIMALS_MAX: Final = 77
+DEPTH_MAX: Final = 100_000
 CANCELS_DAILY: Final = 200
 LOCAL: Final = "local"  # the caller on the signer's own host: no caller of a policy has that name
+_BLOCK_HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}")
 _CODE: Final = re.compile(r"[A-Z0-9]{1,32}")
 _REQUIRED: Final = object()
 
@@ -89,6 +95,7 @@ class Right(StrEnum):
     LOG = "log"
     STATUS = "status"
     HALT = "halt"
+    RELEASE = "release"
 
 
 class ChainPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +107,9 @@ class ChainPolicy(msgspec.Struct, frozen=True, kw_only=True):
     fee_max: int
     cancel_fee_max: int
     cancels_daily: int
+    depth: int  # 0: not said, which does without own nodes only
+    finalized_tag: bool
+    genesis: str
 
 
 class Wallet(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +120,7 @@ class Wallet(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     key: str
     path: str
+    kind: str = ""  # of the chain
 
 
 class AssetPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +170,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     assets: dict[tuple[str, str], AssetPolicy]  # by (chain, code)
     mandates: dict[str, Mandate]
     callers: dict[str, Caller]
+    nodes_file: str  # "": no nodes of its own
     unhalt_people: tuple[str, ...]  # empty: by approvals
 
     def own_addresses(self, chain: str) -> frozenset[str]:
@@ -188,7 +200,7 @@ class _Reader:
         self._chains: dict[str, ChainPolicy] = {}
 
     def policy(self, found: dict[str, Any], digest: str) -> Policy:
-        known = {"name", "unhalt", "chains", "wallets", "approvers", "assets", "mandates", "callers"}
+        known = {"name", "nodes_file", "unhalt", "chains", "wallets", "approvers", "assets", "mandates", "callers"}
         self._unknown("", found, known)
         # Chains first: addresses are read with their codecs.
         self._chains = self._section(found, "chains", self._chain)
@@ -208,6 +220,7 @@ class _Reader:
             assets=assets,
             mandates=self._section(found, "mandates", self._mandate),
             callers=self._section(found, "callers", self._caller),
+            nodes_file=self._text("policy", found, "nodes_file", ""),
             unhalt_people=self._unhalt(found.get("unhalt")),
         )
         self._contradictions(policy)
@@ -217,13 +230,17 @@ class _Reader:
 
     def _chain(self, name: str, table: dict[str, Any]) -> ChainPolicy:
         where = f"chains.{name}"
-        self._unknown(where, table, {"kind", "chain_id", "fee_max", "cancel_fee_max", "cancels_daily"})
+        amounts = {"chain_id", "fee_max", "cancel_fee_max", "cancels_daily", "depth"}
+        self._unknown(where, table, {"kind", "finalized_tag", "genesis", *amounts})
         self._name(name, where)
         kind = self._text(where, table, "kind")
         try:
             self._codecs(kind)
         except (KeyError, ImportError):
             self.problems.append(f"{where}.kind: no codec for {kind!r} is installed")
+        genesis = self._text(where, table, "genesis", "")
+        if genesis and not _BLOCK_HASH.fullmatch(genesis):
+            self.problems.append(f"{where}.genesis: 0x and 64 hexadecimal digits are expected")
         return ChainPolicy(
             name=name,
             kind=kind,
@@ -231,6 +248,9 @@ class _Reader:
             fee_max=self._number(where, table, "fee_max"),
             cancel_fee_max=self._number(where, table, "cancel_fee_max"),
             cancels_daily=self._number(where, table, "cancels_daily", default=CANCELS_DAILY),
+            depth=self._number(where, table, "depth", DEPTH_MAX, default=0),
+            finalized_tag=self._yes_or_no(where, table, "finalized_tag", default=True),
+            genesis=genesis,
         )
 
     def _wallet(self, name: str, table: dict[str, Any]) -> Wallet:
@@ -241,7 +261,9 @@ class _Reader:
         if path and not PATH.fullmatch(path):
             self.problems.append(f"{where}.path: {path!r} is no derivation path")
         address = self._address(f"{where}.address", chain, self._text(where, table, "address"))
-        return Wallet(name=name, chain=chain, address=address, key=self._text(where, table, "key"), path=path)
+        kind = self._chains[chain].kind if chain in self._chains else ""
+        key = self._text(where, table, "key")
+        return Wallet(name=name, chain=chain, address=address, key=key, path=path, kind=kind)
 
     def _approver(self, name: str, table: dict[str, Any]) -> str:
         where = f"approvers.{name}"
@@ -274,14 +296,12 @@ class _Reader:
         amounts = ("payment_max", "hourly_max", "daily_max")
         self._unknown(where, table, {"chain", "asset", "own_wallets", "allow", *amounts})
         self._name(name, where)
-        chain, own = self._chain_name(where, table), table.get("own_wallets", False)
-        if not isinstance(own, bool):
-            self.problems.append(f"{where}.own_wallets: true or false")
+        chain = self._chain_name(where, table)
         return Mandate(
             name=name,
             chain=chain,
             asset=self._text(where, table, "asset"),
-            own_wallets=own is True,
+            own_wallets=self._yes_or_no(where, table, "own_wallets", default=False),
             allow=self._addresses(where, table, "allow", chain),
             **{amount: self._number(where, table, amount) for amount in amounts},
         )
@@ -318,7 +338,10 @@ class _Reader:
         self._distinct("approvers", list(policy.approvers))
         self._once("approvers", "public key", [key for key in policy.approvers.values() if key])
         self._once("chains", "chain_id", [str(chain.chain_id) for chain in policy.chains.values()])
-        self._once("wallets", "chain and address", [f"{w.chain} {w.address}" for w in policy.wallets.values()])
+        wallets = policy.wallets.values()
+        self._once("wallets", "chain and address", [f"{w.chain} {w.address}" for w in wallets])
+        # Or the rules of a test network could be used for a payment on the real one: the same bytes are valid there.
+        self._once("wallets", "address on chains of one kind", [w.address for w in wallets if w.kind in WITHOUT_CHAIN])
         for chain in policy.chains:
             self._once(f"assets.{chain}", "contract", [a.contract for a in policy.assets.values() if a.chain == chain])
         for mandate in policy.mandates.values():
@@ -369,6 +392,12 @@ class _Reader:
             self.problems.append(f"{where}.{name}: {missing}")
             return 0
         return value
+
+    def _yes_or_no(self, where: str, table: dict[str, Any], name: str, *, default: bool) -> bool:
+        value = table.get(name, default)
+        if not isinstance(value, bool):
+            self.problems.append(f"{where}.{name}: true or false")
+        return value is True
 
     def _name(self, value: object, where: str) -> str:
         if not isinstance(value, str) or not NAME.fullmatch(value):

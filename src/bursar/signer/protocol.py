@@ -8,13 +8,16 @@ caller asks again for exactly the same bytes (W30).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from bursar.model.authorizations import Authorization, Payment
 from bursar.model.errors import BursarError, Refusal
 from bursar.rails.chain import Shape
+
+SECOND_SLOT: Final = "SECOND_SLOT"  # an earlier attempt may still pay, as far as the signer knows (W31)
+NOTHING_TO_CANCEL: Final = "NOTHING_TO_CANCEL"  # it knows no attempt of the payout; a tombstone is one
 
 
 @dataclass(eq=False)

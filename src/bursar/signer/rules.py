@@ -21,17 +21,20 @@ from typing import Final
 from bursar.model.authorizations import Authorization, Payment, Release
 from bursar.model.errors import BursarError
 from bursar.rails.chain import Codec, Decoded, Order, Shape
+from bursar.signer import protocol
 from bursar.signer.approvals import people_who_approve
 from bursar.signer.codecs import Codecs
 from bursar.signer.entries import Counted
 from bursar.signer.policy import AssetPolicy, ChainPolicy, Policy, Wallet
 from bursar.signer.protocol import SignRequest
-from bursar.signer.state import DAY_US, HOUR_US, Attempt, State, asked_for, payment_digest
+from bursar.signer.state import DAY_US, HOUR_US, TOMBSTONES, Attempt, State, asked_for, payment_digest
 
 ID_CHARACTERS_MAX: Final = 128
 UNSIGNED_BYTES_MAX: Final = 4_096
 APPROVALS_MAX: Final = 16
 ATTEMPTS_MAX: Final = 256  # of one payout, tombstones too
+WITNESSED_MAX: Final = 3  # deaths of one payout that its own nodes show: each has cost a fee, and a thief likes that
+TOMBSTONES_DAILY: Final = 100_000  # in 24 hours: each takes disk and memory for ever
 NONCE_MAX: Final = 2**63
 
 
@@ -47,9 +50,9 @@ class Reason(StrEnum):
     MISMATCH = "MISMATCH"  # bytes, payment, policy and earlier attempts do not say the same
     UNDECODABLE = "UNDECODABLE"
     NONCE_TAKEN = "NONCE_TAKEN"  # by another payout
-    SECOND_SLOT = "SECOND_SLOT"  # another attempt of this payout may still pay
+    SECOND_SLOT = protocol.SECOND_SLOT  # another attempt of this payout may still pay
     DECLARED_DEAD = "DECLARED_DEAD"  # the slot was released
-    NOTHING_TO_CANCEL = "NOTHING_TO_CANCEL"  # nothing was signed or tombstoned for the payout
+    NOTHING_TO_CANCEL = protocol.NOTHING_TO_CANCEL  # nothing was signed or tombstoned for the payout
     FEE_TOO_HIGH = "FEE_TOO_HIGH"
     EXPIRED = "EXPIRED"
     NOT_APPROVED = "NOT_APPROVED"
@@ -144,6 +147,16 @@ def check_attempt(payout: str, attempt: int) -> Refuse | None:
         return Refuse(Reason.MALFORMED, f"a payout's id is printable ASCII, at most {ID_CHARACTERS_MAX} characters")
     if not 0 <= attempt < 2**31:
         return Refuse(Reason.MALFORMED, f"{attempt} is no number of an attempt")
+    return None
+
+
+def check_tombstone(state: State, payout: str, now_us: int) -> Refuse | None:
+    """Whether there is room for a tombstone. A thief with the right to make them must not fill disk and memory."""
+    record = state.payouts.get(payout)
+    if record is not None and len(record.attempts) >= 2 * ATTEMPTS_MAX:
+        return Refuse(Reason.TOO_MANY_ATTEMPTS, f"the payout has {len(record.attempts)} attempts already")
+    if state.used(TOMBSTONES, now_us - DAY_US) >= TOMBSTONES_DAILY:
+        return Refuse(Reason.OVER_LIMIT, f"{TOMBSTONES_DAILY} attempts were cancelled in 24 hours without being signed")
     return None
 
 
@@ -258,7 +271,7 @@ class _Case:
             decoded = codec.decode(unsigned)
         except BursarError as error:
             raise _No(Reason.UNDECODABLE, str(error)) from None
-        if decoded.chain_id != chain.chain_id:
+        if decoded.chain_id not in (None, chain.chain_id):
             raise _No(Reason.MISMATCH, f"these bytes are for chain {decoded.chain_id}, not {chain.chain_id}")
         if decoded.slot.nonce is not None and not 0 <= decoded.slot.nonce < NONCE_MAX:
             raise _No(Reason.UNDECODABLE, f"{decoded.slot.nonce} is no nonce")

@@ -44,10 +44,11 @@ RIGHTS: Final = {
     wire.AskLog: Right.LOG,
     wire.AskStatus: Right.STATUS,
     wire.AskHalt: Right.HALT,
-    wire.AskRelease: Right.SIGN,
+    wire.AskRelease: Right.RELEASE,
     wire.AskAttempts: Right.PREVIEW,
 }
-LOCAL_RIGHTS: Final = frozenset({Right.LOG, Right.STATUS, Right.HALT})
+MAY_STOP: Final = frozenset({Right.SIGN, Right.CANCEL, Right.HALT})  # by what such a caller has seen, too (W33)
+LOCAL_RIGHTS: Final = frozenset({Right.LOG, Right.STATUS, Right.HALT, Right.RELEASE})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,8 @@ class ServerLimits:
     """How much is too much."""
 
     connections: int = 64  # that have logged in
-    strangers: int = 64  # that have not
+    connections_of_caller: int = 48  # of those, so that a stolen secret leaves room for those who would halt
+    strangers: int = 64  # that have not, from the network and on this host each
     handshake_s: float = 5.0
     idle_s: float = 60.0  # callers that have nothing to say ask for the status
     in_flight: int = 256  # requests of one connection that wait for their answer
@@ -207,9 +209,12 @@ class Server:
         if self._stopping:
             stream.close()
             return
-        if len(self.strangers) >= self._limits.strangers:
+        # Each way in has places of its own: strangers in the network do not keep a halt on this host out.
+        alike = [one for one in self.strangers if one.is_local is is_local]
+        if len(alike) >= self._limits.strangers:
             self._happened("too many connections have not logged in: the oldest is closed for each new one")
-            self._close(self.strangers.pop(0))
+            self.strangers.remove(alike[0])
+            self._close(alike[0])
         connection = Connection(stream, is_local=is_local)
         self.strangers.append(connection)
         connection.task = asyncio.create_task(self._serve(connection), name="signer-connection")
@@ -280,7 +285,14 @@ class Server:
         if login.identity and login.identity != status.identity:
             text = f"this is the signer with identity {status.identity}, not {login.identity}"
             return wire.Refused(at, wire.OTHER_SIGNER, text, b"")
-        if restored(mark=login.seen, sequence=at) is Restored.PEER:
+        behind = restored(mark=login.seen, sequence=at) is Restored.PEER
+        if behind and not connection.is_local and not self._rights(login.caller) & MAY_STOP:
+            # Nothing rests on what it has seen, and it has no right to stop the signer.
+            self._happened(
+                f"CRITICAL: {login.caller} says that it has seen sequence {login.seen}; this log ends at {at}"
+            )
+            return wire.Refused(at, wire.BEHIND, f"this log ends at {at}", b"")
+        if behind:
             self._log(
                 f"CRITICAL: {login.caller} has seen sequence {login.seen}, and this log ends at {at}: it was restored "
                 "from an old copy. The signer answers no caller until it is started on the newest log."
@@ -292,10 +304,14 @@ class Server:
         if service.state.behind and not connection.is_local:
             text = f"this log ends at {at}, and sequence {service.state.behind} has been acknowledged"
             return wire.Refused(at, wire.BEHIND, text, b"")
-        if len(self.connections) >= self._limits.connections and not connection.is_local:
+        if self._is_full(login.caller) and not connection.is_local:
             self._happened("refused a caller: there are too many")
-            return wire.Refused(at, wire.FULL, f"{self._limits.connections} callers are connected already", b"")
+            return wire.Refused(at, wire.FULL, "too many callers are connected already, or too many of this name", b"")
         return wire.Welcome(at, b"")
+
+    def _is_full(self, caller: str) -> bool:
+        alike = sum(one.caller == caller for one in self.connections)
+        return len(self.connections) >= self._limits.connections or alike >= self._limits.connections_of_caller
 
     async def _requests(self, connection: Connection, splitter: Splitter, payloads: list[bytes]) -> None:
         stream, seals = connection.stream, connection.seals

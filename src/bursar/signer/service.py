@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
-from typing import Final, Protocol
+from typing import Final
+
+import msgspec
 
 from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.authorizations import Approval, Authorization, DeadAttempt, Payment, Release, Unhalt
 from bursar.model.errors import BursarError
 from bursar.ports import Ports, SerialExecutor
-from bursar.rails.chain import Order, Try
+from bursar.rails.chain import Order, Question, Try, Undecodable
 from bursar.signer import entries, rules
 from bursar.signer.approvals import people_who_approve
 from bursar.signer.codecs import Codecs
@@ -42,18 +43,11 @@ from bursar.signer.protocol import (
 )
 from bursar.signer.rules import Again, NeedsDeath, Reason, Refuse, Sign
 from bursar.signer.state import Attempt, State
+from bursar.signer.witness import Proof, Witness
 
 LOG_ENTRIES_MAX: Final = 1_000
 KEY_S: Final = 30.0  # for a hardware module or a key service to sign
 LOG_BYTES_MAX: Final = 1024 * 1024  # of one answer, about
-
-
-class Witness(Protocol):
-    """The signer's own look at the chain, through nodes of its own. Optional."""
-
-    async def dead(self, chain: str, sender: str, tries: tuple[Try, ...], order: Order) -> bool:
-        """Whether none of these transactions can ever pay any more, with the certainty that the chain offers."""
-        ...
 
 
 class Service:
@@ -71,6 +65,7 @@ class Service:
         self._log = Log(ports.files(), folder)
         self._lane: SerialExecutor = ports.lane("signer-log")
         self._deciding = asyncio.Lock()
+        self._reading = asyncio.Lock()  # one read waits for the disk at a time, or many would hold up what is signed
         self._pending: list[tuple[str, bytes, int]] = []  # hash, bytes, sequence
         self._waiting: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
@@ -136,53 +131,47 @@ class Service:
     async def preview(self, payment: Payment, authorization: Authorization, wallet: str) -> Preview:
         """Would it sign this payment now?"""
         self._check_whole()
-        found = rules.preview(
-            self.state, self._policy, self._codecs, payment, authorization, wallet, self._ports.now_us()
-        )
+        found = self._previewed(payment, authorization, wallet)
+        why = ""
         if isinstance(found, int) and (live := self._live(payment.payout)):
-            found = await self._release(payment, live) or found
+            why = await self._see_dead("", payment.payout, live, self._order(payment))
+            found = self._previewed(payment, authorization, wallet)
+        if isinstance(found, int) and (live := self._live(payment.payout)):
+            found = _second_slot(payment.payout, live, why)
         await self._until_durable()
         if isinstance(found, Refuse):
             raise self._refused(found)
         return Preview(nonce_floor=found, sequence=self.durable)
 
+    def _previewed(self, payment: Payment, authorization: Authorization, wallet: str) -> Refuse | int:
+        now_us = self._ports.now_us()
+        return rules.preview(self.state, self._policy, self._codecs, payment, authorization, wallet, now_us)
+
     def _live(self, payout: str) -> tuple[Attempt, ...]:
-        """Attempts of a payout that may still pay, as far as the signer knows."""
+        """Attempts that may still pay, as far as the signer knows: none, before a caller takes another slot (W31)."""
         record = self.state.payouts.get(payout)
         return () if record is None else tuple(one for one in record.attempts.values() if one.pays)
 
-    async def _release(self, payment: Payment, live: tuple[Attempt, ...]) -> Refuse | None:
-        """Before a caller takes another slot for a payout: have its earlier attempts seen dead, or refuse (W31)."""
-        assert self.policy is not None  # `preview` has judged by it
-        codec = self._codecs(self.policy.chains[payment.chain].kind)
-        order = rules.order_of(payment, codec.check_address(payment.chain, payment.to))
-        if not await self._seen_dead(payment.payout, live, order):
-            why = "the payout was signed before, and may still be paid; two approvers release it, or it ends"
-            return Refuse(Reason.SECOND_SLOT, why, denied=True)
-        async with self._deciding:
-            self._declare_dead("", payment.payout, live)
-        return None
+    def _order(self, payment: Payment) -> Order:
+        codec = self._codecs(self._policy.chains[payment.chain].kind)
+        return rules.order_of(payment, codec.check_address(payment.chain, payment.to))
 
     async def sign(self, caller: str, request: SignRequest) -> Signature | Never:
         """Sign, or answer as before."""
         self._check_whole()
         async with self._deciding:
             answer = await self._decide(caller, request)
-        if isinstance(answer, NeedsDeath):
-            if not await self._seen_dead(request.payout, answer.attempts, answer.order):
-                numbers = ", ".join(str(attempt.number) for attempt in answer.attempts)
-                why = f"attempts {numbers} of this payout may still pay in another slot; two approvers release it"
-                answer = Refuse(Reason.SECOND_SLOT, why)
-            else:
-                async with self._deciding:
-                    self._declare_dead(caller, request.payout, answer.attempts)
-                    answer = await self._decide(caller, request)
+        why = ""
+        if isinstance(answer, NeedsDeath):  # without the lock: nodes may take long, and other payouts do not wait
+            why = await self._see_dead(caller, request.payout, answer.attempts, answer.order)
+            async with self._deciding:
+                answer = await self._decide(caller, request)
         await self._until_durable()
         match answer:
             case Refuse():
                 raise self._refused(answer)
             case NeedsDeath():
-                raise self._refused(Refuse(Reason.SECOND_SLOT, "the payout was signed in another slot meanwhile"))
+                raise self._refused(_second_slot(request.payout, answer.attempts, why))
             case Attempt():
                 return answer.answer
 
@@ -194,7 +183,7 @@ class Service:
             async with self._deciding:
                 known = self.state.attempt(payout, attempt)
                 if known is None:
-                    wrong = self._room_for_attempt(payout)
+                    wrong = rules.check_tombstone(self.state, payout, self._ports.now_us())
                 if known is None and wrong is None:
                     self._append(caller, entries.Tombstone(payout=payout, attempt=attempt))
                     known = self.state.attempt(payout, attempt)
@@ -233,7 +222,8 @@ class Service:
         most = max(1, min(limit, LOG_ENTRIES_MAX))
         at, size = max(after, 0), 0
         while at < up_to and len(found) < most and size < LOG_BYTES_MAX:
-            some = await self._lane.run(partial(self._log.read, at, up_to, most, LOG_BYTES_MAX))
+            async with self._reading:
+                some = await self._lane.run(partial(self._log.read, at, up_to, most, LOG_BYTES_MAX))
             if not some:
                 break
             at = some[-1].sequence
@@ -335,6 +325,8 @@ class Service:
             made = yes.codec.signed(request.unsigned, signature, yes.wallet.address)
         except KeyUnavailable as error:
             return Refuse(Reason.KEY_UNAVAILABLE, str(error))
+        except Undecodable as error:  # they spend from an account that is not the wallet's
+            return Refuse(Reason.UNDECODABLE, str(error))
         except TimeoutError:
             return Refuse(Reason.KEY_UNAVAILABLE, f"the key of {yes.wallet.name} did not sign within {KEY_S:g} s")
         if self.state.halted or self.state.behind:  # meanwhile: the signature is dropped, and never leaves
@@ -355,30 +347,31 @@ class Service:
         assert found is not None  # it was just appended
         return found
 
-    async def _seen_dead(self, payout: str, attempts: tuple[Attempt, ...], order: Order) -> bool:
-        """Whether the signer's own nodes show that none of these attempts can pay."""
-        if self._witness is None or self.policy is None:
-            return False
-        record = self.state.payouts[payout]
-        slots = {attempt.slot for attempt in attempts}
-        signed = [a for a in record.attempts.values() if a.raw and a.slot in slots]  # cancellations show it, too
-        places = groupby(sorted(signed, key=_place), key=_place)
-        for (chain, sender), some in places:
-            codec = self._codecs(self.policy.chains[chain].kind)
-            tries = tuple(Try(hash=a.hash, shape=a.shape, slot=codec.read(a.raw)[0].slot) for a in some)
-            if not await self._witness.dead(chain, sender, tries, order):
-                return False
-        return True
+    async def _see_dead(self, caller: str, payout: str, attempts: tuple[Attempt, ...], order: Order) -> str:
+        """Have the signer's own nodes show that none of these attempts can pay; "" if they do, else why not."""
+        if self._witness is None:
+            return "this signer has no nodes of its own"
+        if self.state.payouts[payout].witnessed >= rules.WITNESSED_MAX:
+            return f"its nodes have shown {rules.WITNESSED_MAX} attempts of it dead, and people look at more"
 
-    def _declare_dead(self, caller: str, payout: str, attempts: tuple[Attempt, ...]) -> None:
-        dead = tuple(DeadAttempt(attempt=attempt.number, hash=attempt.hash) for attempt in attempts)
-        self._append(caller, entries.DeclaredDead(release=Release(payout=payout, dead=dead)))
+        async def declare(proofs: tuple[Proof, ...]) -> None:
+            dead = Release(payout=payout, dead=tuple(map(_named, attempts)))
+            async with self._deciding:
+                self._append(caller, entries.DeclaredDead(release=dead, proofs=proofs))
+            # Before anything rests on it: a signature in another slot never leaves without it, nor survives alone.
+            await self._until_durable()
 
-    def _room_for_attempt(self, payout: str) -> Refuse | None:
-        record = self.state.payouts.get(payout)
-        if record is not None and len(record.attempts) >= 2 * rules.ATTEMPTS_MAX:
-            return Refuse(Reason.TOO_MANY_ATTEMPTS, f"the payout has {len(record.attempts)} attempts already")
-        return None
+        return await self._witness.look(payout, self._questions(payout, attempts, order), declare)
+
+    def _questions(self, payout: str, attempts: tuple[Attempt, ...], order: Order) -> list[tuple[str, Question]]:
+        """What to ask about each slot: all that was signed in it, cancellations too, for one of them has used it."""
+        found = []
+        for first in {attempt.slot: attempt for attempt in attempts}.values():
+            signed = [a for a in self.state.payouts[payout].attempts.values() if a.raw and a.slot == first.slot]
+            codec = self._codecs(self._policy.chains[first.chain].kind)
+            tries = tuple(Try(hash=a.hash, shape=a.shape, slot=codec.read(a.raw)[0].slot) for a in signed)
+            found.append((first.chain, Question(sender=first.sender, order=order, tries=tries)))
+        return found
 
     def _refused(self, refuse: Refuse) -> SignerRefused:
         return SignerRefused(refuse.reason.value, refuse.why, refuse.denied, self.durable)
@@ -437,12 +430,21 @@ class Service:
 
     def close(self) -> None:
         """Let go of the folder. Not before `run` has ended."""
+        if self._witness is not None:
+            self._witness.close()
         self._lane.close()
         self._log.close()
 
 
-def _place(attempt: Attempt) -> tuple[str, str]:
-    return attempt.chain, attempt.sender
+def _named(attempt: Attempt) -> DeadAttempt:
+    return DeadAttempt(attempt=attempt.number, hash=attempt.hash)
+
+
+def _second_slot(payout: str, attempts: tuple[Attempt, ...], why: str) -> Refuse:
+    """Another slot could pay a payout twice. Says what two approvers would sign, ready to be copied."""
+    release = Release(payout=payout, dead=tuple(map(_named, attempts)))
+    signs = f"If people see that it can't, two approvers release it: {msgspec.json.encode(release).decode()}"
+    return Refuse(Reason.SECOND_SLOT, f"an earlier attempt may still pay ({why or 'signed meanwhile'}). {signs}")
 
 
 async def halt_offline(ports: Ports, folder: str, reason: str) -> int:

@@ -20,6 +20,7 @@ from bursar.signer.protocol import Never, Signature, SignRequest
 
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
+TOMBSTONES: Final = "tombstones"  # the scope in which they are counted
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class Payout:
     attempts: dict[int, Attempt] = field(default_factory=dict)
     payment: bytes = b""  # digest of what it pays, whenever its approval expires; empty: nothing was signed
     scopes: set[str] = field(default_factory=set)  # in which its amount was counted
+    witnessed: int = 0  # how often the signer's own nodes have shown attempts of it dead
 
 
 class Usage:
@@ -121,9 +123,12 @@ class State:
             case entries.Tombstone(payout=payout, attempt=number):
                 record = self.payouts.setdefault(payout, Payout())
                 record.attempts[number] = Attempt(number, entry.sequence)
-            case entries.DeclaredDead(release=release):
+                self.usage.setdefault(TOMBSTONES, Usage()).add(entry.at_us, 1)
+            case entries.DeclaredDead(release=release, approvals=approvals):
+                record = self.payouts[release.payout]
+                record.witnessed += not approvals
                 for dead in release.dead:
-                    self.payouts[release.payout].attempts[dead.attempt].dead = True
+                    record.attempts[dead.attempt].dead = True
             case entries.Halted(reason=reason):
                 self.halted, self.halted_at = reason, entry.number
             case entries.Behind(seen=seen):

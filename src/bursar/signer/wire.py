@@ -30,7 +30,6 @@ from bursar.model.authorizations import Approval, Authorization, Payment, Releas
 from bursar.signer.protocol import KnownAttempt, LogEntry, Never, Preview, Signature, SignerStatus, SignRequest
 
 VERSION: Final = 1
-SECRET_BYTES_MIN: Final = 32
 NONCE_BYTES: Final = 32
 REQUEST_BYTES_MAX: Final = 64 * 1024
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -24,6 +24,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bursar import garbage
 from bursar.sim.kernel import CrashAt
 from bursar.sim.process import Moment
 
@@ -82,6 +83,7 @@ class Tally(msgspec.Struct):
 def run_jobs(scenario: str, jobs: Iterable[Job]) -> Tally:
     """Run jobs one after another, in this process."""
     logging.getLogger("bursar").setLevel(logging.CRITICAL + 1)  # a million simulated troubles are not worth a line each
+    garbage.keep_memory()
     gc.freeze()  # what is here now stays; the collector need not look at it between every two seeds
     tally = Tally()
     for job in jobs:

@@ -9,6 +9,7 @@ Contract creation and access lists are not simulated and are refused.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import rlp  # type: ignore[import-untyped]
@@ -59,6 +60,7 @@ class Tx(NamedTuple):
         return min(self.tip, self.max_fee - base_fee)
 
 
+@lru_cache(maxsize=1_024)  # every node reads what it is given
 def read_transaction(raw: bytes) -> Tx:
     """Decode and check; RefusedTransaction if a node would not take it."""
     legacy = raw[:1] >= b"\xc0"

@@ -19,10 +19,8 @@ import copy
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Final, NamedTuple
-
-import rlp  # type: ignore[import-untyped]
-from eth_hash.auto import keccak
 
 from bursar.sim.chain_state import (
     BURNED,
@@ -198,7 +196,7 @@ class World:
         return token
 
     def fund(self, address: str, amount: int, contract: str = COIN) -> None:
-        """Give coin or tokens in the next block. A reorganisation repeats it."""
+        """Give coin or tokens in the next block, without an event. A reorganisation repeats it."""
         self._grants.append(Grant(address.lower(), amount, contract.lower()))
 
     def spike(self, base_fee: int) -> None:
@@ -304,15 +302,15 @@ class World:
         content = [
             self.terms.chain_id,
             number,
-            bytes.fromhex(parent[2:]),
+            parent,
             timestamp,
             base_fee,
             gas_used,
-            extra.encode(),
-            [bytes.fromhex(receipt.tx.hash[2:]) for receipt in receipts],
-            [f"{grant}".encode() for grant in grants],
+            extra,
+            [receipt.tx.hash for receipt in receipts],
+            grants,
         ]
-        hash = "0x" + keccak(rlp.encode(content)).hex()
+        hash = "0x" + sha256(repr(content).encode()).hexdigest()  # any will do: no caller of a node checks it
         block = Block(number, hash, parent, timestamp, base_fee, gas_used, extra, receipts, grants)
         self.blocks.append(block)
         self._numbers[hash] = number

@@ -11,6 +11,7 @@ signer and the same keys work. Pure.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, NoReturn
 
@@ -34,6 +35,7 @@ from bursar.rails.chain import (
 
 KIND: Final = "expiry"
 HEX_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
+SEEN_MAX: Final = 1_024
 ZERO_ADDRESS: Final = "0x" + 40 * "0"
 HALF_ORDER: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 
@@ -68,7 +70,7 @@ class ExpiryCodec:
     def check_address(self, chain: str, text: str) -> str:
         if not HEX_ADDRESS.fullmatch(text):
             raise InvalidAddress(chain, text, "it is not 0x and 40 hexadecimal digits")
-        canonical = str(to_checksum_address(text))
+        canonical = _checksummed(text)
         if canonical == ZERO_ADDRESS:
             raise InvalidAddress(chain, text, "it is the zero address, which has no key")
         if text[2:] not in (text[2:].lower(), text[2:].upper(), canonical[2:]):
@@ -151,6 +153,7 @@ def _meaning(content: Content) -> Decoded:
     )
 
 
+@lru_cache(maxsize=SEEN_MAX)  # each node checks the same signature
 def _signer(digest: bytes, signature: bytes) -> str:
     if len(signature) != 65 or signature[64] > 1 or not 0 < int.from_bytes(signature[32:64], "big") <= HALF_ORDER:
         _undecodable("the signature is out of bounds")
@@ -158,7 +161,12 @@ def _signer(digest: bytes, signature: bytes) -> str:
         key = PublicKey.from_signature_and_message(signature, digest, hasher=None)
     except Exception:  # coincurve raises a bare Exception for a signature of no key
         _undecodable("the signature is of no key")
-    return str(to_checksum_address(keccak(key.format(compressed=False)[1:])[-20:]))
+    return _checksummed("0x" + keccak(key.format(compressed=False)[1:])[-20:].hex())
+
+
+@lru_cache(maxsize=SEEN_MAX)
+def _checksummed(address: str) -> str:
+    return str(to_checksum_address(address))
 
 
 def _undecodable(why: str) -> NoReturn:

@@ -7,7 +7,6 @@ keys that are not secret. It has nodes of its own, which show it that an attempt
 
 from __future__ import annotations
 
-import contextlib
 import random
 from contextvars import Context
 from typing import Final
@@ -26,34 +25,37 @@ from bursar.flows.payouts.documents import (
     WalletDocument,
     asset_name,
 )
-from bursar.flows.payouts.outside import SIGNER_PEER
+from bursar.flows.payouts.link import SignerStoreLink
 from bursar.flows.payouts.payout import wallet_account
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount
 from bursar.model.document_kinds import DocumentKind
 from bursar.model.documents import Proposal
 from bursar.model.entries import deposit
-from bursar.rails.chain import Chain, Codec, Dead, NodesUnavailable, Order, Question, Try
+from bursar.rails.chain import Chain, Codec
 from bursar.rails.evm.chain import EvmChain
 from bursar.rails.evm.codec import EvmCodec
 from bursar.rails.evm.rpc import Endpoint
-from bursar.signer.client import Known, SignerClient
+from bursar.signer.client import SignerClient
 from bursar.signer.curve import evm_address, public_key, sign_digest
 from bursar.signer.errors import SignerStopped
 from bursar.signer.policy import Policy, Wallet, parse
 from bursar.signer.server import Server
 from bursar.signer.service import Service
+from bursar.signer.witness import Witness
 from bursar.sim import evm_nodes, evm_world, expiry_chain, expiry_world
-from bursar.sim.chain_state import Effect, Token
+from bursar.sim.chain_state import Behaviour, Effect, Token
 from bursar.sim.expiry_codec import ExpiryCodec
 from bursar.sim.kernel import Kernel
 from bursar.sim.net import SimHost, SimNet
+from bursar.sim.payout_faults import Depths, Liar, OldDisk, Plan, change_token, forget_history
 from bursar.sim.process import Process
 from bursar.store import Store
 
 ADDRESS: Final = "unix:/run/signer.sock"
 LOCAL_ADDRESS: Final = "unix:/run/signer-local.sock"
 FOLDER: Final = "/signer"
+LOG: Final = f"{FOLDER}/log"
 SECRET: Final = b"a secret of the simulator, long enough"
 SIGNER: Final = "hot"
 CALLER: Final = "payouts"
@@ -68,7 +70,6 @@ COINS: Final = 10**18  # of each wallet
 TOKENS: Final = 10**9
 BLOCK_S: Final = 1.0
 FINALITY: Final = 3
-NODES: Final = ("one", "two")
 
 POLICY: Final = f"""
 name = "{SIGNER}"
@@ -128,29 +129,13 @@ class OpenKeys:
         return sign_digest(KEYS[wallet.key], digest)
 
 
-class MarkLink:
-    """What a caller knows of the signer: the highest sequence that its database rests on (W33)."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._identity = ""
-
-    async def known(self) -> Known:
-        """As the database has it now."""
-        seen = await self._store.read.marks.highest(SIGNER_PEER + SIGNER)
-        return Known(identity=self._identity, seen=seen)
-
-    async def bind(self, identity: str) -> None:
-        """For as long as this process lives."""
-        self._identity = identity
-
-
 class Town:
     """The chain and the signer of one run. Both outlive every process."""
 
-    def __init__(self, kernel: Kernel, *, expires: bool) -> None:
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
         self.kernel = kernel
-        self.expires = expires
+        self.plan = plan
+        self.expires = plan.expires
         self.net = SimNet(kernel)
         self.signer_host = SimHost(self.net, f"{kernel.seed} signer")
         self.dice = random.Random(f"{kernel.seed} town")
@@ -161,18 +146,26 @@ class Town:
         self.expiry = expiry_world.World(
             expiry_world.Terms(chain_id=CHAIN_ID, block_time_s=1, finality=FINALITY, window=12)
         )
-        self.evm_nodes = evm_nodes.Nodes(self.evm, NODES, kernel.seed)
-        self.expiry_nodes = expiry_chain.Nodes(self.expiry, NODES, kernel.seed)
-        for world in (self.evm, self.expiry):
-            world.deploy(Token(address=TOKEN))
-            for address in ADDRESSES.values():
-                world.fund(address, COINS)
-                world.fund(address, TOKENS, TOKEN)
-            for _ in range(FINALITY + 1):
-                world.mine()
+        self.evm_nodes = evm_nodes.Nodes(self.evm, plan.nodes, kernel.seed)
+        self.expiry_nodes = expiry_chain.Nodes(self.expiry, plan.nodes, kernel.seed)
+        world = self.world
+        world.deploy(Token(address=TOKEN))
+        for address in ADDRESSES.values():
+            world.fund(address, COINS)
+            world.fund(address, TOKENS, TOKEN)
+        for _ in range(FINALITY + 1):
+            world.mine()
         self.reorgs = 0
         self.stops: list[str] = []
-        self.calm = False
+        self.calm = plan.small
+        self.service: Service | None = None  # of the signer's last life
+        self.liar = Liar(self)
+        self.depths = Depths(self)
+        self.old_disk = OldDisk(self)
+        self.forgetful = False  # the database was put back to a backup
+        self.named: set[str] = set()  # nodes with which there was trouble, by what processes say
+        self.decided = 0  # times that two people have decided what became of a payout
+        self.rebound = 0  # times that a new signer was put in the place of one whose log is lost
 
     @property
     def kind(self) -> str:
@@ -201,7 +194,13 @@ class Town:
     def client(self, process: Process, store: Store) -> SignerClient:
         """The signer as one process asks it."""
         return SignerClient(
-            process.ports, ADDRESS, name=SIGNER, caller=CALLER, secret=SECRET, link=MarkLink(store), timeout_s=2.0
+            process.ports,
+            ADDRESS,
+            name=SIGNER,
+            caller=CALLER,
+            secret=SECRET,
+            link=SignerStoreLink(store, SIGNER),
+            timeout_s=2.0,
         )
 
     # --- the signer --------------------------------------------------------------------------------------------------
@@ -216,14 +215,44 @@ class Town:
         files.make_folder(FOLDER)
         new = "log" not in files.names(FOLDER)
         try:
+            witness = Witness({CHAIN_NAME: self.chain(process)})
             service = await Service.open(
-                process.ports, FOLDER, self.policy, OpenKeys(), codecs, witness=Eyes(self.chain(process)), new=new
+                process.ports, FOLDER, self.policy, OpenKeys(), codecs, witness=witness, new=new
             )
+            self.service = service
             server = Server(process.ports, service, {CALLER: SECRET}, local_secret=SECRET, log=lambda _: None)
             await server.run(ADDRESS, LOCAL_ADDRESS, lambda _: None)
         except (SignerStopped, OSError) as error:
             self.stops.append(str(error))
         self.kernel.loop.call_soon(process.crash, context=Context())
+
+    def stop_signer(self) -> None:
+        """It ends at once, and is started again a moment later."""
+        self.service = None
+        if (process := self.kernel.processes["signer"]).alive:
+            process.crash()
+
+    def is_behind(self) -> bool:
+        """Whether it has noticed that its log is an old one, and answers no caller any more."""
+        return self.service is not None and bool(self.service.state.behind)
+
+    def signer_sequence(self) -> int:
+        """How many promises its log has."""
+        return -1 if self.service is None else self.service.state.sequence
+
+    def signer_log(self) -> bytes:
+        """What its disk has of it for sure."""
+        inode = self.signer_host.state.names.get(LOG)
+        return b"" if inode is None else bytes(inode.data[: inode.synced])
+
+    def write_signer_log(self, data: bytes) -> None:
+        """Another log in its place; empty: none, so that it starts a new one."""
+        state = self.signer_host.state
+        if data and (inode := state.names.get(LOG)) is not None:
+            inode.data[:], inode.synced = data, len(data)
+        elif not data:
+            state.name(LOG, None)
+            state.sync_folder(FOLDER)
 
     # --- the chain ---------------------------------------------------------------------------------------------------
 
@@ -240,8 +269,15 @@ class Town:
         if not self.calm and self.expires and dice.random() < 0.2:
             self.expiry.terms.price = dice.choice((50, 100, 150))
         if not self.calm and dice.random() < 0.2:
-            node = self.nodes[dice.choice(NODES)]
+            node = self.nodes[dice.choice(self.plan.nodes)]
             node.lag, node.down = dice.choice(((0, False), (2, False), (5, False), (0, True)))
+        if not self.calm:
+            if self.plan.lied:
+                self.liar.turn()
+            if self.plan.deep:
+                self.depths.turn()
+            if self.plan.forced:
+                (forget_history if self.expires else change_token)(self, dice)
         world.mine(empty=not self.calm and dice.random() < 0.2)
         self.kernel.loop.call_later(BLOCK_S, self.tick, context=Context())
 
@@ -251,25 +287,15 @@ class Town:
         self.net.heal()
         self.nodes.heal()
         self.expiry.terms.price = 50
+        for token in self.world.tokens.values():
+            token.behaviour = Behaviour.HONEST
+        if len(self.plan.nodes) > 2:
+            self.liar.for_good()
 
     def effects(self, to: str) -> list[Effect]:
         """What the chain has paid to an address."""
         wanted = (to.lower(), TOKEN.lower())
         return self.world.effects(lambda effect: (effect.to.lower(), effect.contract.lower()) == wanted)
-
-
-class Eyes:
-    """The signer's own look at the chain."""
-
-    def __init__(self, chain: Chain) -> None:
-        self._chain = chain
-
-    async def dead(self, chain: str, sender: str, tries: tuple[Try, ...], order: Order) -> bool:
-        """Whether its own nodes prove that none of these can pay any more."""
-        with contextlib.suppress(NodesUnavailable):
-            fate = await self._chain.fate(Question(sender=sender, order=order, tries=tries))
-            return isinstance(fate, Dead)
-        return False
 
 
 # --- the database ----------------------------------------------------------------------------------------------------
@@ -286,7 +312,7 @@ def document(kind: str) -> ChainDocument:
         finalized_tag=True,
         fee_ceilings=Ranked(high=400 * GWEI, normal=300 * GWEI, low=200 * GWEI),
         tips=Ranked(high=3 * GWEI, normal=2 * GWEI, low=GWEI),
-        block_ms=int(BLOCK_S * 1000),
+        block_ms=int(BLOCK_S * 2000),  # what it is asked every so often; each poll costs, and finds little new
         bump_after_s=8,
         unconfirmed_max=4,
     )

@@ -15,53 +15,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections import Counter
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
 from bursar.documents import Documents
-from bursar.engine import Engine, Operators, Worker
+from bursar.engine import Engine, Worker, forced
 from bursar.flows.payouts import KINDS, MACHINE, PayoutRefused, PayoutRequest, Payouts
 from bursar.flows.payouts.machine import OPEN
-from bursar.flows.payouts.payout import Payout, wallet_account
 from bursar.ledger import Ledger
-from bursar.model.accounts import HELD
 from bursar.model.errors import BursarError, Conflict, Refusal
-from bursar.rails.chain import Shape
-from bursar.signer.entries import for_callers
-from bursar.signer.log import check_next, read_frames
-from bursar.signer.state import State
 from bursar.sim.disk import SimDisk
 from bursar.sim.kernel import CrashAt, CrashSwarm, Kernel, Run, run
 from bursar.sim.ledger import Size
 from bursar.sim.net import SimHost
 from bursar.sim.oracle import Oracle, Violation
-from bursar.sim.payout_town import ADDRESSES, CHAIN_NAME, FOLDER, TOKEN, WALLETS, Town, codecs, furnish
+from bursar.sim.payout_faults import Plan
+from bursar.sim.payout_judge import Judge
+from bursar.sim.payout_people import Office
+from bursar.sim.payout_town import CHAIN_NAME, Town, codecs, furnish
 from bursar.sim.process import Process
 from bursar.sim.records import RecordOracle
 from bursar.sim.sharing import SharedPorts
 from bursar.sim.two_process import LEASE_S, PATH, Client, TwoProcessRun, WatchedStore, quiet
 from bursar.store import connect
-from bursar.store.sqlite.calls import amount_out
 
 PROCESSES: Final = ("payouts", "payouts-2")
 USERS: Final = 3
 PAYOUTS_EACH: Final = 2
 FUNDS: Final = 200  # USDT of each user
 SCAN_S: Final = 1.0
+LOOK_S: Final = 0.5
 CHAOS_S: Final = 25.0
 HEALED_S: Final = 2_000.0  # within which everything must have ended: back-off is up to a quarter of an hour
 OFFICE_S: Final = 3.0
 ASKS_S_MAX: Final = 4.0  # between two requests of a client
-RESTORED_EVERY: Final = 5  # to one seed in so many the database goes back to a backup
-EXPIRES_EVERY: Final = 3  # one seed in so many pays on a chain on which transactions expire
-MEDDLED_EVERY: Final = 2  # to one seed in so many operators come
 SWARM: Final = CrashSwarm(probability=0.004, budget=6)
 STATES: Final = ", ".join(f"'{state}'" for state in OPEN)
+# What people have decided, or a chain has taken back, and its nodes were not asked about since. Of a payment that moved
+# something else they never say which it was.
+OPEN_QUESTIONS: Final = """
+    SELECT record, state, said FROM forced_calls f WHERE due IS NOT NULL AND said NOT LIKE '%Mismatch%' AND EXISTS (
+        SELECT 1 FROM transitions t WHERE t.record = f.record AND t.version > f.version AND t.source <> t.target)"""
+UNNOTICED: Final = """SELECT 'chain', 'unnoticed', '' WHERE NOT EXISTS (
+    SELECT 1 FROM alerts WHERE reason LIKE 'final block of % reorganised' AND severity = 'critical')"""
 OPEN_PAYOUTS: Final = f"SELECT id, state, error FROM records WHERE flow = 'payouts' AND state IN ({STATES})"
 
 
@@ -76,6 +74,13 @@ class Outcome:
     replaced: int
     reorgs: int
     restored: int
+    lied: int  # answers of a node that were not the truth
+    named: bool  # whether the node that lies is one that a process has named
+    deep: int  # reorganisations of final blocks
+    behind: int  # times that the signer noticed that its log is an old one
+    rebound: int  # times that a new one was put in its place
+    decided: int  # payouts whose end people have decided
+    contradicted: int  # payouts of which something else was heard after their end
     calls: int  # of nodes
     checks: int
 
@@ -85,6 +90,12 @@ class PayoutOracle(RecordOracle):
 
     machine = MACHINE
     late = ("LATE SUCCESS", "LATE EXPLICIT_FAIL")
+
+    def look(self, *, others: bool = True) -> None:
+        """After every commit of any process."""
+        if not self.db.in_transaction:
+            Oracle.look(self, others=others)
+            self.judge_moved(MACHINE.name)
 
     def records(self) -> None:
         """Each arrow once, in order, and legal."""
@@ -105,18 +116,21 @@ class Scenario(TwoProcessRun[Outcome]):
     processes = PROCESSES
     open = OPEN_PAYOUTS
     oracle: PayoutOracle
-    chaos_s = CHAOS_S
+    look_s = LOOK_S
 
     def __init__(self, kernel: Kernel, size: Size, *, small: bool) -> None:
-        self.town = Town(kernel, expires=expires(kernel.seed))
+        self.plan = Plan(kernel.seed, small)
+        self.town = Town(kernel, self.plan)
         host = SimHost(self.town.net, f"{kernel.seed} servers")
         host.install(PATH, beginning(self.town.kind)[0])
         self.host = host
         self.restored = 0
-        self.is_calm = False
+        self.lied_by_then = 0  # when the last payout had ended
         self.backup: bytes = b""
         super().__init__(kernel, host, size)
-        self.town.calm = small  # one payout, and nothing breaks but what the caller has planned
+        if self.plan.watched:
+            self.open = f"{OPEN_PAYOUTS} UNION ALL {OPEN_QUESTIONS}"
+        self.town.depths.read_up_to = self.read_up_to
         if not small:
             self.town.nodes.trouble = 0.12
             self.town.net.cut_probability = 0.01
@@ -141,15 +155,36 @@ class Scenario(TwoProcessRun[Outcome]):
         for name in self.processes:
             self.boot(name)
         loop = self.kernel.loop
-        if self.kernel.seed % RESTORED_EVERY == RESTORED_EVERY - 1 and not self.town.calm:
+        if self.plan.behind:
+            self.town.old_disk.begin()
+        if self.plan.restored:
             loop.call_later(0.2 + self.rng.random() * 5, self.back_up, context=Context())
         if not await self.over_by(CHAOS_S):
             self.heal()
             if not await self.over_by(CHAOS_S + HEALED_S):
                 raise Violation(f"not ended in time: {self.oracle.db.execute(self.open).fetchall()}")
         self.heal()
+        while self.plan.deep and not self.town.depths.happened:  # the worst of times: when all of them have ended
+            await self.rest()
+            self.town.depths.turn()
+        if self.town.depths.happened:
+            await self.noticed()
+        self.lied_by_then = self.town.liar.shortened
         await self.rest()
         return self.judge()
+
+    def read_up_to(self) -> int:
+        """How far the watcher of the chain has come, by what it has written down."""
+        if not self.can_look():
+            return -1
+        read = "SELECT coalesce(max(body ->> '$.block'), -1) FROM records WHERE flow = 'chains'"
+        return int(self.oracle.db.execute(read).fetchone()[0])
+
+    async def noticed(self) -> None:
+        """A reorganisation of what was final opens an incident (W19); then all questions about it are answered."""
+        self.open = f"{self.open} UNION ALL {UNNOTICED}"
+        if not await self.over_by(CHAOS_S + HEALED_S):
+            raise Violation(f"W19: not noticed, or open: {self.oracle.db.execute(self.open).fetchall()}")
 
     async def rest(self) -> None:
         """Until what took effect last is final, and booked."""
@@ -159,7 +194,6 @@ class Scenario(TwoProcessRun[Outcome]):
 
     def heal(self) -> None:
         """From now on nothing breaks."""
-        self.is_calm = True
         self.kernel.calm()
         self.town.heal()
 
@@ -173,7 +207,7 @@ class Scenario(TwoProcessRun[Outcome]):
 
     def back_up(self) -> None:
         """A copy of the database between two transactions; it is put back later."""
-        if self.is_calm:
+        if self.town.calm:
             return
         db, loop = self.host.open(PATH), self.kernel.loop
         if self.host.held() or db.in_transaction:
@@ -184,9 +218,13 @@ class Scenario(TwoProcessRun[Outcome]):
 
     def restore(self) -> None:
         """All servers stop, and an older database is put back. What clients were answered since is no promise."""
-        if self.is_calm:
+        if self.town.calm or self.town.old_disk.forked:
+            return
+        if self.town.old_disk.newest:  # the signer forgets as well: not before that was noticed, or nothing would know
+            self.kernel.loop.call_later(1.0, self.restore, context=Context())
             return
         self.restored += 1
+        self.town.forgetful = True
         for name in PROCESSES:
             process = self.kernel.processes[name]
             if process.alive:
@@ -211,6 +249,8 @@ class Scenario(TwoProcessRun[Outcome]):
                 group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
                 group.create_task(payouts.reconciling.run(), name="reconciling")
                 group.create_task(self.office(process, payouts), name="office")
+                if self.plan.watched:
+                    group.create_task(forced.keep_asking(engine), name="forced calls")
                 if process.name == PROCESSES[0]:
                     for client in self.clients:
                         group.create_task(self.ask(client, process, payouts), name=client.user)
@@ -243,51 +283,17 @@ class Scenario(TwoProcessRun[Outcome]):
             client.told[key] = told
 
     async def office(self, process: Process, payouts: Payouts) -> None:
-        """Operators: they meddle on some seeds, and in the end let everything go on."""
-        operators, dice = Operators(payouts.engine), self.rng
-        meddles = self.kernel.seed % MEDDLED_EVERY == 0
+        """Operators."""
+        office = Office(payouts, self.town, self.rng, self.restart)
         while True:
-            await process.ports.sleep(OFFICE_S * (0.5 + dice.random()))
+            await process.ports.sleep(OFFICE_S * (0.5 + self.rng.random()))
             with contextlib.suppress(BursarError):
-                if self.is_calm or dice.random() < 0.5:
-                    await self.tidy(operators, payouts)
-                elif meddles:
-                    await self.meddle(operators, payouts, dice)
+                await office.look()
 
-    async def meddle(self, operators: Operators, payouts: Payouts, dice: random.Random) -> None:
-        """Something that an operator may do at any time."""
-        found = await payouts.list(states=OPEN, limit=20)
-        what = dice.choice(("bump", "cancel", "hold", "pause", "halt"))
-        if what == "pause":
-            await operators.pause("rail", f"chain {CHAIN_NAME}", actor="ann", reason="drill")
-        elif what == "halt":
-            await operators.halt("flow", MACHINE.name, actor="ann", reason="drill")
-        elif found:
-            one = dice.choice(found)
-            await getattr(payouts, what)(one.id, actor="ann", reason="drill")
-
-    async def tidy(self, operators: Operators, payouts: Payouts) -> None:
-        """Lift what is switched off, by two people; end what was requested twice; let go what is held."""
-        store = payouts.engine.store
-        for pause in await store.read.pauses.list():
-            for person in ("ann", "ben"):
-                with contextlib.suppress(BursarError):
-                    if pause.kind.startswith("halt"):
-                        kind = pause.kind.removeprefix("halt").strip()
-                        await operators.unhalt("" if kind == "all" else kind, pause.name, actor=person, reason="over")
-                    else:
-                        await operators.resume(pause.kind, pause.name, actor=person, reason="over")
-        for one in await payouts.list(states=("pending",), limit=50):
-            if "before the database was restored" in one.held:
-                await payouts.cancel(one.id, actor="ann", reason=one.held)
-            elif one.held:
-                await payouts.release(one.id, actor="ann", reason="over")
-        if self.is_calm:
-            for one in await payouts.list(states=("disputed",), limit=50):
-                raise Violation(f"{one.id} is disputed: {one.error}")
-            for record in await store.read.records.list(MACHINE.name, states=OPEN, limit=50):
-                if "NEEDS_PEOPLE" in record.error:
-                    raise Violation(f"{record.id} needs people: {record.error}")
+    def restart(self) -> None:
+        """Every server ends, and comes back."""
+        for name in PROCESSES:
+            self.kernel.loop.call_soon(self.kernel.processes[name].crash, context=Context())
 
     # --- judgement ---------------------------------------------------------------------------------------------------
 
@@ -298,9 +304,11 @@ class Scenario(TwoProcessRun[Outcome]):
         oracle.ended()
         if differing := oracle.unbalanced():
             raise Violation(f"balances are not what the movements add up to: {differing}")
-        self.judge_effects()
-        self.judge_signatures()
-        self.judge_money()
+        wanted = {recipient(key): minor * 10**6 for client in self.clients for key, minor in client.wants.items()}
+        judge = Judge(oracle, town, wanted)
+        judge.everything()
+        if len(town.plan.nodes) > 2 and self.lied_by_then and town.liar.name not in town.named:
+            raise Violation(f"W35: {town.liar.name} lied {self.lied_by_then} times to the end, and no process names it")
         read = oracle.db.execute
         states = Counter(state for (state,) in read("SELECT state FROM records WHERE flow = 'payouts'"))
         (commits,) = read("SELECT count(*) FROM transitions").fetchone()
@@ -313,74 +321,16 @@ class Scenario(TwoProcessRun[Outcome]):
             replaced=replaced,
             reorgs=town.reorgs,
             restored=self.restored,
+            lied=town.liar.told + town.liar.shortened,
+            named=town.liar.name in town.named,
+            deep=town.depths.happened,
+            behind=town.old_disk.noticed,
+            rebound=town.rebound,
+            decided=sum(one.decided for one in judge.payouts),
+            contradicted=sum(bool(one.late) for one in judge.payouts),
             calls=town.nodes.calls,
             checks=oracle.checks,
         )
-
-    def judge_effects(self) -> None:
-        """At most one transaction for each reason took effect: exactly one if a payout for it is confirmed."""
-        found = self.oracle.db.execute("SELECT id, state, body FROM records WHERE flow = 'payouts'").fetchall()
-        paid: Counter[str] = Counter()
-        amounts: dict[str, int] = {}
-        for _, state, body in found:
-            payout = msgspec.json.decode(body, type=Payout)
-            paid[payout.payment.to] += state == "confirmed"
-            amounts[payout.payment.to] = payout.order_amount
-        for client in self.clients:
-            for key in client.wants:
-                to = recipient(key)
-                effects = self.town.effects(to)
-                if len(effects) > 1:
-                    raise Violation(f"I7: {key} was paid {len(effects)} times: {effects}")
-                if len(effects) != paid[to]:
-                    raise Violation(f"{key} was paid {len(effects)} times, and {paid[to]} payouts say so")
-                if effects and effects[0].amount != amounts[to]:
-                    raise Violation(f"{key} was paid {effects[0].amount}, not {amounts[to]}")
-
-    def judge_signatures(self) -> None:
-        """Every signature is of what a client asked for, or moves nothing."""
-        wanted = {recipient(key): minor * 10**6 for client in self.clients for key, minor in client.wants.items()}
-        state, codec = State(), codecs(self.town.kind)
-        files = self.town.signer_host.files(self.kernel.processes["signer"])
-        for offset, entries in read_frames(files, f"{FOLDER}/log"):
-            for hash_, data in entries if isinstance(entries, list) else ():
-                entry = check_next("log", offset, state, hash_, data)
-                state.apply(entry, hash_)
-                shown = for_callers(entry)
-                if shown is None or not shown.raw or shown.request is None:
-                    continue
-                does, sender, _ = codec.read(shown.raw)
-                if shown.request.shape is Shape.CANCEL:
-                    fine = does.to == sender and does.amount == 0 and not does.contract
-                else:
-                    fine = does.contract == TOKEN and wanted.get(does.to) == does.amount
-                if not fine:
-                    raise Violation(f"{shown.payout} {shown.attempt} was signed, and no client asked for it: {does}")
-
-    def judge_money(self) -> None:
-        """Wallets have what their accounts say (I9); nothing is reserved or held any more."""
-        for name in WALLETS:
-            for asset, contract in (("USDT", TOKEN), ("ETH", "")):
-                here = -self.balance(wallet_account(CHAIN_NAME, name), asset)
-                there = self.town.world.balance(ADDRESSES[name], contract)
-                if here != there:
-                    raise Violation(f"I9: {name} has {there} {asset} on the chain, and {here} by the books")
-        rows = "SELECT kind, key, amount FROM flow_rows WHERE kind IN ('reserved', 'unconfirmed') AND state = 'total'"
-        if left := [row for row in self.oracle.db.execute(rows) if int(row[2])]:
-            raise Violation(f"reserved by no payout: {left}")
-        if self.balance(HELD, "USDT"):
-            raise Violation("something is held by no payout")
-
-    def balance(self, account: str, asset: str) -> int:
-        """By the live postings, in smallest units."""
-        sql = """SELECT l.amount FROM live_postings l WHERE l.account = (SELECT id FROM accounts WHERE path = ?)
-                 AND l.asset = (SELECT id FROM assets WHERE code = ?)"""
-        return sum(amount_out(amount) for (amount,) in self.oracle.db.execute(sql, (account, asset)))
-
-
-def expires(seed: int) -> bool:
-    """Whether a seed pays on a chain on which transactions expire."""
-    return seed % EXPIRES_EVERY == EXPIRES_EVERY - 1
 
 
 def recipient(key: str) -> str:
@@ -424,7 +374,7 @@ def play(
         raise ValueError("records need a store with real transactions: there is no split mode here")
     wanted = Size(callers=USERS, entries_each=PAYOUTS_EACH) if size is None else Size(callers=1, entries_each=1)
     scenes: list[Scenario] = []
-    beginning("expiry" if expires(seed) else "evm")  # before this run has the event loop
+    beginning("expiry" if Plan(seed, small=size is not None).expires else "evm")  # before this run has the event loop
 
     async def main(kernel: Kernel) -> Outcome:
         scenes.append(Scenario(kernel, wanted, small=size is not None))

@@ -12,6 +12,7 @@ from bursar.model.machine import ImpossibleEvent, Machine
 from bursar.model.outcome import UNKNOWNS
 from bursar.sim.oracle import Oracle, Violation
 
+STEPS: Final = "SELECT record, version, source, event, target FROM transitions"
 NOTES: Final = ("RETRY ASKED", "FORCE ASKED", "TELL ASKED")  # what operators have said, and moved nothing
 
 
@@ -25,6 +26,7 @@ class RecordOracle(Oracle, ABC):
     def __init__(self, connection: sqlite3.Connection, past: Oracle | None = None) -> None:
         super().__init__(connection, past)
         self._history: dict[int, list[tuple[object, ...]]] = {}
+        self._judged: dict[int, tuple[object, ...]] = {}  # number, id, state and version of a record, when it was
 
     def look(self, *, others: bool = True) -> None:
         """After every commit of any process."""
@@ -40,11 +42,24 @@ class RecordOracle(Oracle, ABC):
     def ended(self) -> None:
         """Nothing breaks any more: every record is where it may stay."""
 
+    def judge_moved(self, flow: str) -> None:
+        """What `legal` says of the records of a flow that have moved since they were judged last.
+
+        That the history of the others has not changed is judged at every crash and at the end (`records`).
+        """
+        read = self.db.execute
+        for row in read("SELECT number, id, state, version FROM records WHERE flow = ?", (flow,)).fetchall():
+            number, id_, state, version = row
+            if self._judged.get(number) != row:
+                steps = read(f"{STEPS} WHERE record = ? ORDER BY version", (number,))
+                self.legal(number, id_, [step[1:] for step in steps], state, version)
+                self._judged[number] = row
+
     def steps(self) -> dict[int, list[tuple[object, ...]]]:
         """The history of every record: version, source, event, target."""
         read = self.db.execute
         found: dict[int, list[tuple[object, ...]]] = defaultdict(list)
-        for step in read("SELECT record, version, source, event, target FROM transitions ORDER BY record, version"):
+        for step in read(f"{STEPS} ORDER BY record, version"):
             found[step[0]].append(step[1:])
         return found
 

@@ -70,6 +70,7 @@ class TwoProcessRun(ABC, Generic[T]):
 
     processes: ClassVar[tuple[str, str]]
     open: str  # a query: what has not come to rest
+    look_s: ClassVar[float] = LOOK_S  # between two looks whether everything has
 
     def __init__(self, kernel: Kernel, disk: SimDisk, size: Size) -> None:
         self.kernel = kernel
@@ -147,7 +148,7 @@ class TwoProcessRun(ABC, Generic[T]):
         db, loop = self.oracle.db, self.kernel.loop
         while loop.now < deadline_s:
             later: asyncio.Future[None] = loop.create_future()
-            loop.call_later(LOOK_S, later.set_result, None)  # we are no process, and have no ports
+            loop.call_later(self.look_s, later.set_result, None)  # we are no process, and have no ports
             await later
             if self.violations:
                 raise self.violations[0]

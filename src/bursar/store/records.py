@@ -135,9 +135,9 @@ class Records(Table):
         """Make those due now that are still this worker's."""
         await self._s.rows("wake_held", list(numbers), worker)
 
-    async def look_again(self, record: Record, delay_us: int | None) -> None:
-        """Somebody has looked at a record that only waits, and moved nothing; when the next one should."""
-        await self._s.rows("look_again", record.number, record.version, delay_us)
+    async def look_again(self, looked: Sequence[tuple[int, int, int | None]]) -> None:
+        """Workers have looked at records and moved nothing: number, version, and when the next look should be."""
+        await self._s.write("look_again", looked)
 
 
 class Operations(Table):

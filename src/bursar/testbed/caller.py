@@ -43,12 +43,13 @@ class Caller:
         self._connection: http.client.HTTPConnection | None = None
         self._connected_to = ""
 
-    def send(self, method: str, path: str, token: str, body: Any = None) -> Answered:
-        """A request and its answer; NoAnswer if there is none."""
+    def send(self, method: str, path: str, token: str, body: Any = None, key: str = "") -> Answered:
+        """A request, perhaps under an `Idempotency-Key`, and its answer; NoAnswer if there is none."""
         address = self._address()
         if not address:
             raise NoAnswer("no process listens")
         headers = {"Authorization": f"Bearer {token}"} | ({} if body is None else {"Content-Type": "application/json"})
+        headers |= {"Idempotency-Key": key} if key else {}
         try:
             connection = self._connect(address)
             connection.request(method, path, None if body is None else json.dumps(body), headers)

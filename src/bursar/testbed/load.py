@@ -2,11 +2,13 @@
 
 Every request has a client_order_id and is sent until there is a definite answer. `Habits` says what is requested and
 how callers misbehave: some requests are sent by several callers at once, some again much later, some are for more than
-there is. Now and then money arrives from outside, under a reference that is repeated in the same way.
+there is. Now and then money arrives from outside, under a reference that is repeated in the same way. Where there are
+payouts, some requests are for one, to an address of its own, and operators raise the fees of some and cancel others.
 """
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import random
 import threading
@@ -18,9 +20,10 @@ from dataclasses import dataclass, field
 from bursar.api.tokens import make_token
 from bursar.config import Config
 from bursar.testbed.caller import Answered, Caller, NoAnswer
-from bursar.testbed.promises import ENDS, FUNDING, Ask, Kind, Place, Said
+from bursar.testbed.promises import ADDRESS, ENDS, FUNDING, Ask, Kind, Place, Said
 
 TRANSFERS = "/api/v1/internal_transfer"
+PAYOUTS = "/api/v1/payouts"
 OPERATOR = "olga"
 TIMEOUT_S = 4.0
 TOKEN_S = 7 * 86_400
@@ -28,6 +31,21 @@ OPEN_S = 60.0
 AGAIN_S = 0.2
 # Refusals that a well-behaved caller may get here: too little money, or an account that is frozen at the moment.
 FAIR = frozenset({"INSUFFICIENT_BALANCE", "ACCOUNT_FROZEN", "SOURCE_ACCOUNT_NOT_FOUND"})
+TOO_LATE = (409, "INVALID_STATE")  # what an operator is answered about a payout that has ended
+RECENT = 3  # payouts of which an operator picks one: later it is in a block, and a higher fee is no use
+
+
+@dataclass(frozen=True, kw_only=True)
+class PayoutHabits:
+    """What is paid out, and how often."""
+
+    callers: int  # who request nothing else
+    think_s: float
+    operated: float  # so many of them make an operator raise a fee, or cancel
+    asset: str
+    chain: str
+    mandate: str
+    fee: int  # that the user pays us for each, in smallest units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +64,11 @@ class Habits:
     once_more: float = 0.0
     large: float = 0.0  # so much that two at once can't both be right
     impossible: float = 0.0  # more than there ever is
+    payouts: PayoutHabits | None = None
     quiet: range = range(0)  # more users with the same opening, for whom only `Load.once` asks
 
     def next_request(self, rng: random.Random, order: str) -> Ask:
-        """The next one."""
+        """The next transfer."""
         source, target = rng.sample(self.accounts, 2)
         kind = rng.random()
         least, most = self.step, self.opening // 100
@@ -59,6 +78,11 @@ class Habits:
             most = self.opening
         minor = rng.randint(least // self.step, most // self.step) * self.step
         return Ask(order, rng.choice(self.users), source, target, rng.choice(list(self.assets)), minor)
+
+    def next_payout(self, rng: random.Random, order: str, asset: str) -> Ask:
+        """The next payout."""
+        minor = rng.randint(1, rng.choice((self.opening // 50, self.opening // 2)))
+        return Ask(order, rng.choice(self.users), FUNDING, address_of(order), asset, minor)
 
     def text_of(self, minor: int, asset: str) -> str:
         """Smallest units as the API wants them."""
@@ -73,6 +97,7 @@ class Tally:
     requests: int = 0
     lost: Counter[str] = field(default_factory=Counter)  # why there was no answer
     refusals: Counter[str] = field(default_factory=Counter)
+    operated: Counter[str] = field(default_factory=Counter)  # what operators did to payouts
     unexpected: list[str] = field(default_factory=list)
 
 
@@ -93,7 +118,7 @@ class Load:
         self._tokens = make_tokens(config, [*habits.users, *habits.quiet])
         self._threads = [
             threading.Thread(target=self._call, args=(n,), name=f"caller-{n}", daemon=True)
-            for n in range(habits.callers)
+            for n in range(habits.callers + (habits.payouts.callers if habits.payouts else 0))
         ]
 
     def open(self) -> None:
@@ -140,7 +165,7 @@ class Load:
         """Send a given request a single time; if there is no answer, `settle` repeats it."""
         with self._lock:
             self.asks.append(ask)
-        said = self._said(caller, "POST", TRANSFERS, str(ask.user), self._body(ask))
+        said = self._requested(caller, ask)
         ask.said.append(said)
         return said
 
@@ -153,6 +178,7 @@ class Load:
 
     def _ask_and_ask(self, number: int) -> None:
         rng, habits = random.Random(f"{self._seed}:{number}"), self.habits
+        payouts = habits.payouts if number >= habits.callers else None
         callers = [Caller(address, timeout_s=TIMEOUT_S) for address in self._addresses]
         made = 0
         while not self._over.is_set():
@@ -167,20 +193,23 @@ class Load:
                 user, asset = rng.choice(habits.users), rng.choice(list(habits.assets))
                 self._deposit(caller, rng, user, asset, rng.randint(1, habits.opening // 10), f"wire-{number}-{made}")
                 continue
-            ask = habits.next_request(rng, f"{number}-{made}")
+            order = f"{number}-{made}"
+            ask = habits.next_payout(rng, order, payouts.asset) if payouts else habits.next_request(rng, order)
             with self._lock:
                 self.asks.append(ask)
             if rng.random() < habits.several_at_once:
                 for _ in range(rng.randint(1, 3)):
                     self._again.put(ask)
             self._until_definite(caller, rng, ask)
+            if payouts is not None and rng.random() < payouts.operated:
+                self._operate(caller, rng, order)
             if rng.random() < habits.once_more:
                 self._again.put(rng.choice(self.asks))
-            self._over.wait(rng.random() * 2 * habits.think_s)
+            self._over.wait(rng.random() * 2 * (payouts or habits).think_s)
 
     def _until_definite(self, caller: Caller, rng: random.Random, ask: Ask) -> None:
         while True:
-            said = self._said(caller, "POST", TRANSFERS, str(ask.user), self._body(ask))
+            said = self._requested(caller, ask)
             ask.said.append(said)
             if said.kind is not Kind.LOST:
                 break
@@ -188,9 +217,30 @@ class Load:
                 return
             time.sleep(rng.random() * AGAIN_S)  # a caller waits before it retries, or it would do nothing else
         if said.kind is Kind.ACCEPTED and said.state not in ENDS and rng.random() < 0.3:
-            ask.said.append(self._said(caller, "GET", f"{TRANSFERS}/{said.req_id}", str(ask.user), None))
+            path, who = (PAYOUTS, OPERATOR) if ask.is_payout else (TRANSFERS, str(ask.user))
+            ask.said.append(self._said(caller, "GET", f"{path}/{said.req_id}", who, None))
 
-    def _body(self, ask: Ask) -> dict[str, str]:
+    def _requested(self, caller: Caller, ask: Ask) -> Said:
+        if ask.is_payout:
+            return self._said(caller, "POST", PAYOUTS, OPERATOR, self._payout(ask))
+        return self._said(caller, "POST", TRANSFERS, str(ask.user), self._transfer(ask))
+
+    def _payout(self, ask: Ask) -> dict[str, str]:
+        habits = self.habits.payouts
+        assert habits is not None
+        return {
+            "account": f"user:{ask.user}:funding",
+            "asset": ask.asset,
+            "chain": habits.chain,
+            "to": ask.target,
+            "amount": self.habits.text_of(ask.minor, ask.asset),
+            "fee": self.habits.text_of(habits.fee, ask.asset),
+            "source": ask.order,
+            "mandate": habits.mandate,
+            "key": ask.order,
+        }
+
+    def _transfer(self, ask: Ask) -> dict[str, str]:
         return {
             "from": ask.source,
             "to": ask.target,
@@ -198,6 +248,22 @@ class Load:
             "amount": self.habits.text_of(ask.minor, ask.asset),
             "client_order_id": ask.order,
         }
+
+    def _operate(self, caller: Caller, rng: random.Random, key: str) -> None:
+        """Raise the fee of a payout that was requested lately, or cancel it; until the answer is definite."""
+        with self._lock:
+            known = [ask for ask in self.asks if ask.is_payout and ask.was(Kind.ACCEPTED)][-RECENT:]
+        if not known:
+            return
+        id_ = next(said.req_id for said in rng.choice(known).said if said.req_id)
+        verb, body = rng.choice(("bump", "cancel")), {"reason": f"chaos {key}"}
+        while True:
+            said = self._said(caller, "POST", f"{PAYOUTS}/{id_}/{verb}", OPERATOR, body, key)
+            if said.kind is not Kind.LOST:
+                self.tally.operated[verb if said.kind is Kind.ACCEPTED else f"{verb}, too late"] += 1
+            if said.kind is not Kind.LOST or time.monotonic() > self._give_up:
+                return
+            time.sleep(rng.random() * AGAIN_S)  # as above
 
     def _deposit(self, caller: Caller, rng: random.Random, user: int, asset: str, minor: int, reference: str) -> None:
         amount = self.habits.text_of(minor, asset)
@@ -213,11 +279,11 @@ class Load:
                 return
             time.sleep(rng.random() * AGAIN_S)  # as above
 
-    def _said(self, caller: Caller, method: str, path: str, who: str, body: object) -> Said:
+    def _said(self, caller: Caller, method: str, path: str, who: str, body: object, key: str = "") -> Said:
         """One request, and what its answer means."""
         answer: Answered | NoAnswer
         try:
-            answer = caller.send(method, path, self._tokens[who], body)
+            answer = caller.send(method, path, self._tokens[who], body, key)
         except NoAnswer as error:
             answer = error
         with self._lock:
@@ -230,12 +296,13 @@ class Load:
     def _meaning(self, answer: Answered, request: str) -> Said:
         if answer.status in (200, 202):
             body = answer.body
-            return Said(Kind.ACCEPTED, body.get("req_id", ""), body.get("fsm_state", ""))
+            id_, state = ("id", "status") if PAYOUTS in request else ("req_id", "fsm_state")
+            return Said(Kind.ACCEPTED, body.get(id_, ""), body.get(state, ""))
         if answer.status == 503 and answer.code != "TRANSFERS_PAUSED":
             self.tally.lost[answer.code] += 1
             return Said(Kind.LOST)
         self.tally.refusals[answer.code] += 1
-        if answer.status == 422 and answer.code in FAIR:
+        if (answer.status == 422 and answer.code in FAIR) or (answer.status, answer.code) == TOO_LATE:
             return Said(Kind.REFUSED, code=answer.code)
         self._odd(f"{request}: {answer.status} {answer.body}")
         return Said(Kind.LOST, code=answer.code)
@@ -249,3 +316,8 @@ def make_tokens(config: Config, users: Iterable[int]) -> dict[str, str]:
     now_s = int(time.time())
     roles = {str(user): "user" for user in users} | {OPERATOR: "operator"}
     return {name: make_token(config, name, [role], now_s=now_s, seconds=TOKEN_S) for name, role in roles.items()}
+
+
+def address_of(order: str) -> str:
+    """Where a payout goes: an address that no other payout has."""
+    return ADDRESS + hashlib.sha256(order.encode()).hexdigest()[:40]

@@ -13,6 +13,8 @@ import asyncpg
 
 from bursar.audit import Finding, audit
 from bursar.config import Config
+from bursar.flows.payouts.coverage import wallets_cover
+from bursar.flows.payouts.invariants import CHECKS
 from bursar.flows.transfers.conservation import conservation
 from bursar.instance import Bursar
 from bursar.model.errors import BursarError
@@ -34,7 +36,7 @@ STATES = {
 }
 AMOUNT_OFFSET = 2**127  # a SQLite amount is 16 bytes that sort as the numbers do
 # Alerts that must never be raised here, whatever dies; others only say that something takes long.
-ALARMING = ("contradiction", "booking refused", "can't be driven")
+ALARMING = ("contradiction", "booking refused", "can't be driven", "needs people", "disputed")
 ASK_S = 30.0
 AGAIN_S = 0.05
 
@@ -110,9 +112,11 @@ async def in_cores(config: Config, users: range) -> Counter[Place]:
 
 
 async def audited(config: Config) -> list[Finding]:
-    """The product's own audit, I5 of every core included."""
+    """The product's own audit, I5 of every core and I9 of wallets included."""
     async with opened(config, SystemPorts(), "judge") as runtime:
-        findings = await audit(runtime.bursar.store)
+        findings = await audit(runtime.bursar.store, more=CHECKS)
+        if runtime.payouts is not None:
+            findings.append(await wallets_cover(runtime.bursar.store, runtime.payouts.chains))
         for kind, client in runtime.cores.items():
             await _answered(client.totals)
             findings.append(await conservation(runtime.transfers, kind, client))

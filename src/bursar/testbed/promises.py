@@ -14,7 +14,9 @@ from enum import StrEnum
 
 FUNDING = "FUNDING"
 COMMITTED = "COMMITTED"
-ENDS = frozenset({COMMITTED, "FAILED", "ROLLED_BACK"})
+CONFIRMED = "confirmed"
+ENDS = frozenset({COMMITTED, "FAILED", "ROLLED_BACK", CONFIRMED, "failed"})  # of transfers, and of payouts
+ADDRESS = "0x"  # what the address of an account on a chain begins with
 SHOWN_MAX = 20
 
 Place = tuple[int, str, str]  # user, account type, asset
@@ -40,15 +42,20 @@ class Said:
 
 @dataclass
 class Ask:
-    """One request, and all its answers."""
+    """One request for a transfer or a payout, and all its answers."""
 
     order: str
     user: int
     source: str
-    target: str
+    target: str  # of a payout: the address that is paid
     asset: str
     minor: int
     said: list[Said] = field(default_factory=list)
+
+    @property
+    def is_payout(self) -> bool:
+        """Whether it leaves on a chain."""
+        return self.target.startswith(ADDRESS)
 
     def was(self, kind: Kind) -> bool:
         """Whether that was ever the answer."""
@@ -63,7 +70,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Row:
-    """A transfer as the database has it."""
+    """A transfer, or a payout, as the database has it."""
 
     order: str
     user: int
@@ -87,26 +94,31 @@ class Found:
 
 def judge(asks: Iterable[Ask], deposits: Mapping[Place, int], found: Found) -> list[str]:
     """Everything that is not as it must be; nothing, if all is well."""
-    by_order = {(ask.user, ask.order): ask for ask in asks}
-    wrong = [*_told(by_order.values()), *_rows(by_order, found.rows), *_money(deposits, found)]
+    wrong = [*judge_rows(asks, found.rows, "transfers"), *_money(deposits, found)]
     wrong += [f"new transfers are stopped, though nothing was broken: {text}" for text in found.paused]
     wrong += [f"a critical alert: {text}" for text in found.alarms]
-    return _shortened(wrong)
+    return shortened(wrong)
+
+
+def judge_rows(asks: Iterable[Ask], rows: list[Row], what: str) -> list[str]:
+    """Every answer that is not true of what is in the database, and every row that no answer explains."""
+    by_order = {(ask.user, ask.order): ask for ask in asks}
+    return [*_told(by_order.values()), *_rows(by_order, rows, what)]
 
 
 def _told(asks: Iterable[Ask]) -> Iterable[str]:
     for ask in asks:
         if len(ids := {said.req_id for said in ask.said if said.req_id}) > 1:
-            yield f"{ask.order} was answered as several transfers: {', '.join(sorted(ids))}"
+            yield f"{ask.order} was answered under several ids: {', '.join(sorted(ids))}"
         if len(ends := {said.state for said in ask.said if said.state in ENDS}) > 1:
             yield f"{ask.order} was answered with several terminal states: {', '.join(sorted(ends))}"
         if not ask.is_settled:
             yield f"{ask.order} never got a definite answer: {ask.said[-1] if ask.said else 'none at all'}"
 
 
-def _rows(asks: Mapping[tuple[int, str], Ask], rows: list[Row]) -> Iterable[str]:
+def _rows(asks: Mapping[tuple[int, str], Ask], rows: list[Row], what: str) -> Iterable[str]:
     count = Counter((row.user, row.order) for row in rows)
-    yield from (f"{order} is {n} transfers" for (_, order), n in count.items() if n > 1)
+    yield from (f"{order} is {n} {what}" for (_, order), n in count.items() if n > 1)
     accepted = {key for key, ask in asks.items() if ask.was(Kind.ACCEPTED)}
     yield from (f"{order} was accepted and is lost" for _, order in sorted(accepted - count.keys()))
     yield from (f"{order} exists and was never acknowledged" for _, order in sorted(count.keys() - accepted))
@@ -119,7 +131,7 @@ def _rows(asks: Mapping[tuple[int, str], Ask], rows: list[Row]) -> Iterable[str]
 
 def _row(ask: Ask, row: Row) -> Iterable[str]:
     if (ask.source, ask.target, ask.asset, ask.minor) != (row.source, row.target, row.asset, row.minor):
-        yield f"{row.order} is not the transfer that was requested: {row}"
+        yield f"{row.order} is not what was requested: {row}"
     for said in dict.fromkeys(ask.said):
         if said.req_id and said.req_id != row.req_id:
             yield f"{row.order} was answered as {said.req_id} and is {row.req_id}"
@@ -141,6 +153,7 @@ def _money(deposits: Mapping[Place, int], found: Found) -> Iterable[str]:
             yield f"user {user} should have {wanted[place]} {asset} in {account} and has {there}"
 
 
-def _shortened(wrong: list[str]) -> list[str]:
+def shortened(wrong: list[str]) -> list[str]:
+    """The first ones, and how many more there are."""
     left = len(wrong) - SHOWN_MAX
     return wrong if left <= 0 else [*wrong[:SHOWN_MAX], f"and {left} more"]

@@ -1,7 +1,8 @@
 """A small EVM chain in memory, and nodes that show it: honest unless a test makes one lie, lag, hang or fail.
 
 The chain mines what its nodes were sent, one nonce after the other, and does what the bytes say; gas is 21,000 for coin
-and 50,000 for tokens. A token is whatever the test says: `Token.events` makes the Transfer logs of a call.
+and 50,000 for tokens. A token is whatever the test says: `Token.events` makes the Transfer logs of a call, and what
+they say moves, unless `Token.moves` says otherwise.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class CallRefused(Exception):
 class Token:
     """What a contract does."""
 
-    balance: int = 10**18
+    balance: int = 10**18  # of every address, before anything moved
     returns: str = "0x" + 63 * "0" + "1"
     reverts: str = ""  # the reason; "": it does not
     events: Callable[[str, str, int], list[Event]] = lambda sender, to, amount: [(TOKEN, sender, to, amount)]
+    moves: Callable[[str, str, int], list[Event]] | None = None
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Mined:
     decoded: Decoded
     succeeded: bool = True
     events: list[Event] = field(default_factory=list)
+    moves: list[Event] = field(default_factory=list)
 
 
 @dataclass
@@ -93,11 +96,12 @@ class FakeChain:
                     continue
                 del self.pool[hash_]
                 succeeded = hash_ not in self.failing
-                logs = self._events(sender, decoded) if succeeded and decoded.contract else []
-                block.transactions.append(Mined(signed, sender, decoded, succeeded, logs))
-
-    def _events(self, sender: str, decoded: Decoded) -> list[Event]:
-        return self.tokens[decoded.contract].events(sender, decoded.to, decoded.amount)
+                mined = Mined(signed, sender, decoded, succeeded)
+                if succeeded and decoded.contract:
+                    token, call = self.tokens[decoded.contract], (sender, decoded.to, decoded.amount)
+                    mined.events = token.events(*call)
+                    mined.moves = mined.events if token.moves is None else token.moves(*call)
+                block.transactions.append(mined)
 
     def reorganise(self, depth: int) -> None:
         """Replace the last blocks by as many empty ones. What was in them is gone."""
@@ -109,6 +113,12 @@ class FakeChain:
     def nonce(self, sender: str, height: int) -> int:
         mined = [one for block in self.blocks[: height + 1] for one in block.transactions]
         return sum(one.sender.lower() == sender.lower() for one in mined)
+
+    def tokens_of(self, contract: str, address: str, height: int) -> int:
+        mined = [one for block in self.blocks[: height + 1] for one in block.transactions]
+        moves = [move for one in mined for move in one.moves if move[0].lower() == contract.lower()]
+        received = sum(amount for _, _, to, amount in moves if to.lower() == address.lower())
+        return received - sum(amount for _, sender, _, amount in moves if sender.lower() == address.lower())
 
     def place(self, hash_: str, height: int) -> tuple[int, int] | None:
         for number, block in enumerate(self.blocks[: height + 1]):
@@ -192,15 +202,6 @@ class FakeNode:
             return None
         block = self.chain.blocks[place[0]]
         mined = block.transactions[place[1]]
-        logs = [
-            {
-                "address": contract.lower(),
-                "topics": [TRANSFER_TOPIC, _topic(sender), _topic(to)],
-                "data": f"0x{amount:064x}",
-                "logIndex": hex(i),
-            }
-            for i, (contract, sender, to, amount) in enumerate(mined.events)
-        ]
         return {
             "transactionHash": hash_,
             "blockNumber": hex(place[0]),
@@ -208,8 +209,21 @@ class FakeNode:
             "status": hex(mined.succeeded),
             "gasUsed": hex(50_000 if mined.decoded.contract else 21_000),
             "effectiveGasPrice": hex(mined.decoded.fee.price),
-            "logs": logs,
+            "logs": _logs(block, mined),
         }
+
+    def eth_getLogs(self, wanted: dict[str, Any]) -> Any:
+        block = next((one for one in self.chain.blocks if one.hash == wanted["blockHash"]), None)
+        if block is None:
+            raise CallRefused(-32000, "unknown block")
+        logs = [log for mined in block.transactions for log in _logs(block, mined)]
+        places = list(enumerate(wanted["topics"]))
+        return [
+            log
+            for log in logs
+            if log["address"] == wanted["address"].lower()
+            and all(one is None or log["topics"][place] in one for place, one in places)
+        ]
 
     def eth_getTransactionCount(self, sender: str, at: str) -> str:
         return hex(self.chain.nonce(sender, self._number(at)))
@@ -251,7 +265,8 @@ class FakeNode:
         if token is None:
             return "0x"
         if message["data"].startswith("0x70a08231"):
-            return f"0x{token.balance:064x}"
+            held = self.chain.tokens_of(message["to"], "0x" + message["data"][-40:], self._number(at))
+            return f"0x{token.balance + held:064x}"
         if token.reverts:
             reason = token.reverts.encode()
             words = (
@@ -267,6 +282,19 @@ def _hash(text: str) -> str:
 
 def _topic(address: str) -> str:
     return "0x" + 24 * "0" + address[2:].lower()
+
+
+def _logs(block: FakeBlock, mined: Mined) -> list[dict[str, Any]]:
+    return [
+        {
+            "address": contract.lower(),
+            "topics": [TRANSFER_TOPIC, _topic(sender), _topic(to)],
+            "data": f"0x{amount:064x}",
+            "logIndex": hex(i),
+            "blockHash": block.hash,
+        }
+        for i, (contract, sender, to, amount) in enumerate(mined.events)
+    ]
 
 
 def _shown(signed: Signed) -> dict[str, Any]:

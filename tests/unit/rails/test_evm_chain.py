@@ -276,8 +276,8 @@ def test_the_trouble_of_a_node_is_no_refusal(said: str) -> None:
 # --- nonces and sending ----------------------------------------------------------------------------------------------
 
 
-def test_the_next_nonce_is_the_highest_that_a_node_knows_and_ignores_pools() -> None:
-    world = World()
+def test_the_next_nonce_is_the_highest_that_two_nodes_know_and_ignores_pools() -> None:
+    world = World("abc")
     chain = world.open()
     assert asyncio.run(chain.slot(WALLET)) == Slot(nonce=0)
     for nonce in range(2):
@@ -286,6 +286,23 @@ def test_the_next_nonce_is_the_highest_that_a_node_knows_and_ignores_pools() -> 
     world.submit(world.sign(COIN, nonce=2))
     world.nodes["a"].behind = 2
     assert asyncio.run(chain.slot(WALLET)) == Slot(nonce=2)
+    world.nodes["b"].lies["eth_getTransactionCount"] = lambda params, honest: "0xffff"
+    world.nodes["a"].behind = 0
+    assert asyncio.run(chain.slot(WALLET)) == Slot(nonce=2), "one node alone can't make us leave a gap"
+    world.nodes["a"].down = world.nodes["c"].down = True
+    with pytest.raises(NodesUnavailable, match=r"the nonce of .*1 nodes answer, and 2 are needed"):
+        asyncio.run(chain.slot(WALLET))
+    assert asyncio.run(World("a").open().slot(WALLET)) == Slot(nonce=0)
+
+
+def test_one_node_that_lies_about_the_nonce_leaves_no_hole_in_a_wallets_sequence() -> None:
+    world = World()
+    chain = world.open()
+    world.nodes["a"].eth_getTransactionCount = lambda *_: "0x7"  # type: ignore[method-assign]
+    assert asyncio.run(chain.slot(WALLET)) == Slot(nonce=0)
+    world.nodes["b"].down = True
+    with pytest.raises(NodesUnavailable, match="1 nodes answer, and 2 are needed"):
+        asyncio.run(chain.slot(WALLET))
 
 
 def test_sending_goes_to_all_nodes_and_collects_their_answers() -> None:
@@ -336,7 +353,7 @@ def test_balances_are_of_the_final_block_at_nodes_that_agree() -> None:
     world.chain.mine(9)
     found = asyncio.run(chain.balances(WALLET, [TOKEN]))
     assert (found.block, found.block_hash) == (7, world.chain.blocks[7].hash)
-    assert (found.coin, found.tokens) == (10**20, {TOKEN: 10**18})
+    assert (found.coin, found.tokens, found.nonce) == (10**20, {TOKEN: 10**18}, 0)
     world.nodes["b"].lies["eth_getBalance"] = lambda params, honest: "0x5"
     with pytest.raises(NodesUnavailable, match=r"disagree about balances.*b says \(5"):
         asyncio.run(chain.balances(WALLET, [TOKEN]))
@@ -391,10 +408,14 @@ def test_code_at_an_address() -> None:
         world.chain.code[BOB.lower()] = code
         assert asyncio.run(chain.is_contract(BOB))
     del world.chain.code[BOB.lower()]
+    world.nodes["b"].lies["eth_getCode"] = lambda params, honest: "0x6001"
+    with pytest.raises(NodesUnavailable, match="disagree about code"):
+        asyncio.run(chain.is_contract(BOB))  # one node alone makes no payment fail
+    world.nodes["b"].lies.clear()
     world.nodes["b"].down = True
-    assert asyncio.run(chain.is_contract(TOKEN))
-    with pytest.raises(NodesUnavailable):
-        asyncio.run(chain.is_contract(BOB))
+    for address in (TOKEN, BOB):
+        with pytest.raises(NodesUnavailable):
+            asyncio.run(chain.is_contract(address))
 
 
 # --- the watcher's pages ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from tests import signing
 from tests.signing import SECRET, FakeKeys, codecs, payment, request
 
+from bursar.model.authorizations import DeadAttempt, Release
 from bursar.ports import Stream, SystemPorts
 from bursar.signer import wire
 from bursar.signer.client import FixedLink, Known, SignerClient, Target
@@ -108,12 +109,29 @@ def test_a_caller_without_the_right_is_refused(tmp_path: Path) -> None:
                 viewer.log(0),
                 viewer.preview(payment(), request().authorization, "hot"),
                 viewer.halt("no right to"),
+                viewer.release(Release(payout="p1", dead=()), []),
             ):
                 with pytest.raises(SignerRefused) as no:
                     await ask
                 assert no.value.reason == "NOT_PERMITTED"
         assert not at.service.state.payouts
         assert not at.service.state.halted
+
+    play(tmp_path, story)
+
+
+def test_a_release_needs_no_right_to_sign(tmp_path: Path) -> None:
+    """Operators hand it in, on the host or with a secret of their own: not with the worker's."""
+
+    async def story(at: Desk) -> None:
+        async with at.client() as client, at.client("local", LOCAL, address=at.local) as local:
+            signed = await client.sign(request())
+            assert isinstance(signed, Signature)
+            release = Release(payout="p1", dead=(DeadAttempt(attempt=0, hash=signed.hash),))
+            with pytest.raises(SignerRefused, match="NOT_RELEASED"):
+                await local.release(release, [signing.approval(release, "ann")])
+            await local.release(release, [signing.approval(release, name) for name in ("ann", "ben")])
+            assert isinstance(await client.sign(request(attempt=1, nonce=7)), Signature)
 
     play(tmp_path, story)
 
@@ -343,6 +361,53 @@ def test_too_many_callers_are_refused_and_the_host_is_not(tmp_path: Path) -> Non
                 assert (await local.status()).name == "hot"
 
     play(tmp_path, story, connections=1)
+
+
+def test_one_caller_leaves_room_for_others(tmp_path: Path) -> None:
+    """A thief with a worker's secret connects as often as it can: an operator still halts from elsewhere."""
+
+    async def story(at: Desk) -> None:
+        async with at.client() as one, at.client() as two:
+            await asyncio.gather(one.status(), two.status())
+            async with at.client() as three:
+                with pytest.raises(SignerUnavailable, match="FULL"):
+                    await three.status()
+            async with at.client("viewer", VIEWER) as viewer:
+                assert (await viewer.status()).name == "hot"
+
+    play(tmp_path, story, connections=4, connections_of_caller=2)
+
+
+def test_strangers_in_the_network_do_not_keep_the_host_out(tmp_path: Path) -> None:
+    """A halt on the host is heard though the network opens connections faster than one logs in."""
+
+    async def story(at: Desk) -> None:
+        near = await PORTS.connect(at.local)
+        assert await near.read(), "the greeting"
+        far = [await PORTS.connect(at.address) for _ in range(12)]
+        for stream in far[-4:]:
+            assert await stream.read()
+        assert [one.is_local for one in at.server.strangers].count(True) == 1
+        near.close()
+        for stream in far:
+            stream.close()
+
+    play(tmp_path, story, strangers=4)
+
+
+def test_a_caller_that_may_only_look_can_not_stop_the_signer(tmp_path: Path) -> None:
+    """To claim a sequence that never was is a halt that two people have to lift: not for whom nothing rests on it."""
+
+    async def story(at: Desk) -> None:
+        known = Known(identity=at.service.state.identity, seen=2**60)
+        async with at.client("viewer", VIEWER, link=FixedLink(known)) as liar:
+            with pytest.raises(SignerUnavailable, match="BEHIND"):
+                await liar.status()
+        assert not at.service.state.behind
+        async with at.client() as client:
+            assert isinstance(await client.sign(request()), Signature)
+
+    play(tmp_path, story)
 
 
 def test_a_caller_that_has_seen_more_is_not_served(tmp_path: Path) -> None:

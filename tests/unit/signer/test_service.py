@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 from tests import signing
 from tests.signing import FakeKeys, approval, codecs, payment, request
@@ -14,11 +16,14 @@ from tests.signing import FakeKeys, approval, codecs, payment, request
 from bursar.model.authorizations import DeadAttempt, Release, Unhalt
 from bursar.model.errors import InvalidName
 from bursar.ports import SystemPorts
-from bursar.rails.chain import Fee, Order, Shape, Try
+from bursar.rails.chain import Chain, Dead, Fate, Fee, Pending, Question, Shape
+from bursar.signer import rules
 from bursar.signer.errors import KeyUnavailable, PolicyRefused
 from bursar.signer.policy import Policy, Wallet
-from bursar.signer.protocol import Never, Signature, SignerRefused, SignerUnavailable
-from bursar.signer.service import Service, Witness
+from bursar.signer.protocol import Never, Preview, Signature, SignerRefused, SignerUnavailable
+from bursar.signer.rules import WITNESSED_MAX
+from bursar.signer.service import Service
+from bursar.signer.witness import Witness
 
 Story = Callable[[Service], Awaitable[None]]
 BY_APPROVALS = signing.POLICY.replace('people = ["ann", "ben", "carol"]', "approvals = true")
@@ -60,6 +65,47 @@ def test_sign_cancel_and_ask_again(tmp_path: Path) -> None:
         assert await service.sign("payouts", request("p1", 1)) == never
         floor = await service.preview(payment("p2"), request("p2").authorization, "hot")
         assert (floor.nonce_floor, floor.sequence) == (1, 2)
+
+    play(tmp_path, story)
+
+
+def test_readers_of_the_log_hold_up_no_signature(tmp_path: Path) -> None:
+    """Given many who read the log at once on a slow disk, then a signature waits for one of them at most."""
+    slow = threading.Semaphore(0)
+
+    async def story(service: Service) -> None:
+        await service.sign("payouts", request("p1"))
+        read = service._log.read
+
+        def slowly(*args: Any) -> Any:
+            slow.acquire()
+            return read(*args)
+
+        service._log.read = slowly  # type: ignore[method-assign, assignment]
+        readers = [asyncio.create_task(service.log(0, 10)) for _ in range(20)]
+        await asyncio.sleep(0)
+        signs = asyncio.create_task(service.sign("payouts", request("p2", nonce=1)))
+        while service.state.number < 4:  # decided, and on its way to the disk  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        slow.release()
+        try:
+            assert isinstance(await asyncio.wait_for(asyncio.shield(signs), 10), Signature)
+        finally:
+            slow.release(100)
+            await asyncio.gather(*readers)
+
+    play(tmp_path, story)
+
+
+def test_tombstones_of_a_day_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thief who may cancel fills neither disk nor memory; what is on record is answered as before."""
+    monkeypatch.setattr(rules, "TOMBSTONES_DAILY", 3)
+
+    async def story(service: Service) -> None:
+        made = [await service.cancel("payouts", f"p{number}", 0) for number in range(3)]
+        await refused(service.cancel("payouts", "p4", 0), "OVER_LIMIT")
+        assert await service.cancel("payouts", "p0", 0) == made[0]
+        assert isinstance(await service.sign("payouts", request("p5")), Signature)
 
     play(tmp_path, story)
 
@@ -150,42 +196,126 @@ def test_two_approvers_release_a_payout(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-class FakeWitness:
-    """The signer's own nodes, as a test wants them."""
+class FakeChain:
+    """A chain behind the signer's own nodes, as a test wants it."""
 
-    def __init__(self, says: bool) -> None:
-        self.says = says
-        self.asked: list[tuple[str, str, tuple[Try, ...], Order]] = []
+    def __init__(self, says: Fate | None = None) -> None:
+        self.says = says  # None: the first transaction that it is asked about was final, and failed
+        self.asked: list[Question] = []
+        self.hangs = asyncio.Event()
+        self.hangs.set()
 
-    async def dead(self, chain: str, sender: str, tries: tuple[Try, ...], order: Order) -> bool:
-        self.asked.append((chain, sender, tries, order))
-        return self.says
+    async def fate(self, question: Question) -> Fate:
+        self.asked.append(question)
+        await self.hangs.wait()
+        return self.says or Dead(proof={"how": "failed", "nodes": ["a", "b"]}, hash=question.tries[0].hash)
 
 
-@pytest.mark.parametrize("says", [True, False])
-def test_a_witness_is_asked_about_every_attempt_of_the_slot(tmp_path: Path, says: bool) -> None:
-    witness = FakeWitness(says)
+def looking(chain: FakeChain) -> Witness:
+    return Witness({"bsc": cast(Chain, chain)})
+
+
+def previewed(service: Service, payout: str) -> Awaitable[Preview]:
+    return service.preview(payment(payout), request(payout).authorization, "hot")
+
+
+@pytest.mark.parametrize("ask", ["sign", "preview"])
+@pytest.mark.parametrize("says", [None, Pending(seen=True)])
+def test_a_witness_is_asked_about_everything_that_was_signed_in_the_slot(
+    tmp_path: Path, says: Fate | None, ask: str
+) -> None:
+    chain = FakeChain(says)
 
     async def story(service: Service) -> None:
         await service.sign("payouts", request("p1", 0))
         await service.sign("payouts", request("p1", 1, shape=Shape.CANCEL))
-        assert not witness.asked
-        second = service.sign("payouts", request("p1", 2, nonce=7))
-        if says:
-            assert isinstance(await second, Signature)
+        assert not chain.asked
+        if ask == "preview":
+            asked: Awaitable[object] = previewed(service, "p1")
         else:
-            await refused(second, "SECOND_SLOT")
-        ((chain, sender, tries, order),) = witness.asked
-        assert (chain, sender) == ("bsc", signing.HOT)
-        assert [each.shape.value for each in tries] == ["pay", "cancel"]
-        assert order.amount == 500
+            asked = service.sign("payouts", request("p1", 2, nonce=7))
+        if says is None:
+            await asked
+        else:
+            no = await refused(asked, "SECOND_SLOT")
+            assert "may still be mined" in no.why
+            assert not no.denied
+        (question,) = chain.asked
+        assert question.sender == signing.HOT
+        assert [each.shape.value for each in question.tries] == ["pay", "cancel"]
+        assert question.order.amount == 500
+        assert not question.consumer
+        assert not question.one_node_is_enough
 
-    play(tmp_path, story, witness=witness)
+    play(tmp_path, story, witness=looking(chain))
 
 
-def test_the_witness_double_has_the_interface() -> None:
-    witness: Witness = FakeWitness(True)
-    assert witness is not None
+def test_a_death_that_was_seen_is_in_the_log_and_survives_a_restart(tmp_path: Path) -> None:
+    """Given a death seen and a crash, then the signer needs no nodes to sign again, and never again in that slot."""
+
+    async def sees(service: Service) -> None:
+        await service.sign("payouts", request("p1", 0))
+        await previewed(service, "p1")
+
+    async def knows(service: Service) -> None:
+        assert service.state.payouts["p1"].witnessed == 1
+        assert isinstance(await service.sign("payouts", request("p1", 1, nonce=7)), Signature)
+        await refused(service.sign("payouts", request("p1", 2)), "DECLARED_DEAD")
+        await refused(previewed(service, "p1"), "SECOND_SLOT")
+
+    play(tmp_path, sees, witness=looking(FakeChain()))
+    written = (tmp_path / "log").read_text()
+    assert '"proofs":[{"how":"failed","nodes":["a","b"]}]' in written
+    play(tmp_path, knows, new=False)
+
+
+def test_silent_nodes_hold_up_no_other_payout(tmp_path: Path) -> None:
+    """Given nodes that never answer and payouts that need them, then others are signed at once, and halts heard."""
+    chain = FakeChain()
+    chain.hangs.clear()
+
+    async def story(service: Service) -> None:
+        for number in range(3):
+            await service.sign("payouts", request(f"p{number}", nonce=number))
+        waiting = [asyncio.create_task(cast(Any, previewed(service, f"p{number}"))) for number in range(2)]
+        waiting.append(asyncio.create_task(cast(Any, service.sign("payouts", request("p2", 1, nonce=20)))))
+        while len(chain.asked) < 3:  # noqa: ASYNC110 (the double does not tell)
+            await asyncio.sleep(0)
+        for number in range(5, 10):
+            assert isinstance(await service.sign("payouts", request(f"p{number}", nonce=number)), Signature)
+        await service.halt("payouts", "a drill")
+        assert not any(task.done() for task in waiting)
+        chain.hangs.set()
+        for task in waiting:
+            await refused(task, "HALTED")
+
+    play(tmp_path, story, witness=looking(chain))
+
+
+def test_a_thief_does_not_have_a_payout_fail_again_and_again(tmp_path: Path) -> None:
+    """Each death has cost a fee: after a few of one payout, people look."""
+
+    async def story(service: Service) -> None:
+        for number in range(WITNESSED_MAX + 1):
+            await service.sign("payouts", request("p1", number, nonce=number))
+        no = await refused(service.sign("payouts", request("p1", 9, nonce=9)), "SECOND_SLOT")
+        assert f"{WITNESSED_MAX} attempts" in no.why
+        release = release_of(service, "p1", WITNESSED_MAX)
+        await service.release("payouts", release, [approval(release, "ann"), approval(release, "ben")])
+        assert isinstance(await service.sign("payouts", request("p1", 9, nonce=9)), Signature)
+
+    play(tmp_path, story, witness=looking(FakeChain()))
+
+
+def test_a_refusal_has_the_release_that_approvers_would_sign(tmp_path: Path) -> None:
+    async def story(service: Service) -> None:
+        await service.sign("payouts", request("p1", 0))
+        no = await refused(previewed(service, "p1"), "SECOND_SLOT")
+        words, _, release = no.why.partition("release it: ")
+        assert "no nodes of its own" in words
+        assert msgspec.json.decode(release, type=Release) == release_of(service, "p1", 0)
+
+    play(tmp_path, story)
 
 
 def test_a_policy_must_fit_the_keys_and_the_log(tmp_path: Path) -> None:

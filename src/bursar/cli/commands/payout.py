@@ -233,6 +233,7 @@ async def approve(
         ("to", payment.to),
         ("on", f"{payment.chain} (chain id {payment.chain_id})"),
         ("from the account", payment.account),
+        ("for", payment.source),
         ("fee to us", f"{asset.of_minor(int(payment.fee))} {payment.asset}"),
         ("on the chain", f"{payment.amount_raw} with {payment.decimals} decimals"),
         ("contract", payment.contract or "none: the chain's own coin"),

@@ -1,37 +1,32 @@
-"""`bursar signer`: the signer as a process, its halt, and a look at its log. Its keys and approvals: `signer_keys`."""
+"""`bursar signer`: asking a signer that runs, its halt, and a look at its log.
+
+The process itself is in `signer_run`; keys and approvals are in `signer_keys`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import resource
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from bursar.cli.commands.signer_keys import approval_files, approve, approver_key, create, import_, list_, rotate
-from bursar.cli.commands.signer_keys import passphrase as ask_passphrase
+from bursar.cli.commands.signer_run import LOCAL_SECRET, LOCAL_SOCKET, data_option, run
 from bursar.cli.errors import Unusable
-from bursar.cli.output import Output, shown, table
+from bursar.cli.output import Output, table
 from bursar.cli.state import Group, State
 from bursar.model.errors import BursarError
 
 if TYPE_CHECKING:
-    from bursar.ports import Files
     from bursar.signer.client import SignerClient
     from bursar.signer.entries import Entry
-    from bursar.signer.policy import Policy
     from bursar.signer.protocol import SignerStatus
-    from bursar.signer.service import Service
 
-LOCAL_SECRET, LOCAL_SOCKET = "local.secret", "local.sock"
 ENTRIES = 50  # that `log` shows by itself
 ANSWER_S = 10.0
-OTHERS_WRITE = 0o022
 
 EXAMPLES = """\b
 Examples:
@@ -51,10 +46,8 @@ def signer() -> None:
     """
 
 
-for command in (create, import_, list_, rotate, approver_key, approve):
+for command in (create, import_, list_, rotate, approver_key, approve, run):
     signer.add_command(command)
-
-data_option = click.option("--data", metavar="DIR", type=click.Path(file_okay=False), required=True, help="Its folder.")
 
 
 def remote_options(command: Any) -> Any:
@@ -68,157 +61,6 @@ def remote_options(command: Any) -> Any:
     return click.option("--data", metavar="DIR", help="Its folder, on the signer's own host.")(command)
 
 
-# --- run
-
-
-@signer.command(
-    examples="""
-    bursar signer run --data D --keystore D/keystore.json --policy policy.toml --listen unix:/run/signer.sock --new-log
-    bursar signer run --data D --keystore D/keystore.json --policy policy.toml --listen tcp:10.0.0.5:7443
-    """
-)
-@data_option
-@click.option("--keystore", metavar="FILE", required=True, help="The encrypted keys.")
-@click.option("--passphrase-file", metavar="FILE", help="Its passphrase; asked for at the terminal without it.")
-@click.option("--policy", "policy_file", metavar="FILE", required=True, help="What it may sign; read again at SIGHUP.")
-@click.option(
-    "--listen", metavar="ADDRESS", required=True, help="unix:PATH or tcp:HOST:PORT (port 0: any that is free)."
-)
-@click.option("--new-log", is_flag=True, help="The first time: make the log. A log that is lost is not made anew.")
-@click.pass_context
-def run(
-    ctx: click.Context,
-    data: str,
-    keystore: str,
-    passphrase_file: str | None,
-    policy_file: str,
-    listen: str,
-    new_log: bool,
-) -> int:
-    """Run a signer until SIGTERM or SIGINT; it then answers what was asked, and exits with 0.
-
-    It prints one line when it is ready. It ends with exit code 4, without a further answer, if its disk fails or its
-    log is damaged, and says what to do.
-    """
-    from bursar.ports import split_address
-
-    try:
-        split_address(listen)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--listen") from error
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would have the keys in it
-    secret = ask_passphrase(passphrase_file, "Passphrase of the keystore")
-    out = Output(as_json=ctx.ensure_object(State).json)
-    asyncio.run(_run(out, data, keystore, secret, policy_file, listen, new_log))
-    return 0
-
-
-async def _run(
-    out: Output, data: str, keystore: str, secret: bytearray, policy_file: str, listen: str, new_log: bool
-) -> None:
-    from bursar import garbage
-    from bursar.ports import SystemPorts
-    from bursar.signer import vault
-    from bursar.signer.codecs import codec_of
-    from bursar.signer.keys import KeystoreKeys
-    from bursar.signer.keystore import open_keystore
-    from bursar.signer.server import Server
-    from bursar.signer.service import Service
-
-    ports = SystemPorts()
-    policy, secrets = _policy(policy_file)
-    keys = KeystoreKeys(open_keystore(ports.files(), keystore, secret))
-    vault.wipe(secret)
-    _check_folder(ports.files(), data)
-    try:
-        service = await Service.open(ports, data, policy, keys, codec_of, new=new_log)
-    except OSError as error:
-        raise Unusable(f"can't use the folder {data}: {error.strerror or error}") from error
-    garbage.relax_gc()  # what is remembered stays: the collector need not walk over it again and again
-    if service.torn is not None:
-        torn = service.torn
-        _log(f"cut a torn end of {torn.size} bytes off the log, as a crash leaves it; kept in {torn.kept}")
-    local = _local_secret(ports.files(), data, ports.token)
-    server = Server(ports, service, secrets, local_secret=local, log=_log)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
-    loop.add_signal_handler(signal.SIGHUP, _read_again, service, server, policy_file)
-
-    def ready(address: str) -> None:
-        state = service.state
-        fact = {"signer": state.name, "identity": state.identity, "listen": address, "sequence": state.sequence}
-        halted = f", HALTED: {state.halted}" if state.halted else ""
-        out.line(fact, f"signer {state.name} is ready at {address}: sequence {state.sequence:,}{halted}")
-
-    try:
-        await server.run(listen, f"unix:{data}/{LOCAL_SOCKET}", ready)
-    except OSError as error:
-        raise Unusable(f"can't listen at {listen}: {error.strerror or error}") from error
-    finally:
-        service.close()
-        keys.wipe()
-
-
-def _policy(file: str) -> tuple[Policy, dict[str, bytes]]:
-    """The policy, and the secrets of its callers. Names of secret files are relative to the policy's folder."""
-    from bursar.config import ConfigRefused, secret
-    from bursar.signer.codecs import codec_of
-    from bursar.signer.errors import PolicyRefused
-    from bursar.signer.policy import parse
-    from bursar.signer.wire import SECRET_BYTES_MIN
-
-    try:
-        contents, mode = Path(file).read_bytes(), Path(file).stat().st_mode
-    except OSError as error:
-        raise PolicyRefused(file, f"it can't be read: {error.strerror}") from None
-    if mode & OTHERS_WRITE:
-        raise PolicyRefused(file, f"other users may change it: chmod go-w {file}")
-    found = parse(file, contents, codec_of)
-    secrets, problems = {}, []
-    for name, caller in found.callers.items():
-        path = Path(file).parent / caller.secret_file
-        try:
-            secrets[name] = secret(str(path), f"callers.{name}.secret_file", SECRET_BYTES_MIN)
-        except ConfigRefused as error:
-            problems.append(error.problems)
-    if problems:
-        raise PolicyRefused(file, "; ".join(problems))
-    return found, secrets
-
-
-def _read_again(service: Service, server: Any, file: str) -> None:
-    """SIGHUP: use the policy as it is now, or go on with the old one and say why."""
-    try:
-        policy, secrets = _policy(file)
-        service.use(policy)
-    except BursarError as error:
-        _log(f"the policy was not changed: {error}")
-        return
-    server.use(secrets)
-    _log(f"the policy {file} was read again: {policy.digest}")
-
-
-def _check_folder(files: Files, folder: str) -> None:
-    files.make_folder(folder)
-    if files.mode(folder) & 0o077:
-        raise Unusable(f"other users may look into {folder}: chmod 700 {folder}")
-
-
-def _local_secret(files: Files, folder: str, token: Any) -> bytes:
-    """What the command on this host proves itself with, made once."""
-    from bursar.signer import vault
-
-    path = f"{folder}/{LOCAL_SECRET}"
-    if not vault.exists(files, path):
-        vault.write(files, path, (token() + token()).encode())
-    return files.read(path)
-
-
-def _log(text: str) -> None:
-    click.echo(shown(text), err=True)
-
-
 # --- asking a signer that runs
 
 
@@ -229,9 +71,9 @@ async def _connected(
     """A client of the signer that the options name: by its folder here, or by its address elsewhere."""
     from bursar.config import ConfigRefused, secret
     from bursar.ports import SystemPorts
+    from bursar.signer import SECRET_BYTES_MIN
     from bursar.signer.client import SignerClient
     from bursar.signer.policy import LOCAL
-    from bursar.signer.wire import SECRET_BYTES_MIN
 
     ports = SystemPorts()
     if data is not None and at is None:

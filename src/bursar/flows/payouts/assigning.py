@@ -15,7 +15,16 @@ import msgspec
 from bursar.engine import Answer, FlowRecord
 from bursar.flows.payouts.documents import ASSET, CHAIN, AssetDocument, ChainDocument, asset_name
 from bursar.flows.payouts.machine import ADOPTED
-from bursar.flows.payouts.outside import OUTAGE_S, Outside, adopted, fails, order_of, put_attempt
+from bursar.flows.payouts.outside import (
+    NEEDS_RELEASE,
+    OUTAGE_S,
+    UNCHECKED,
+    Outside,
+    adopted,
+    fails,
+    order_of,
+    put_attempt,
+)
 from bursar.flows.payouts.payout import (
     BACK_OFF_MAX_S,
     BACK_OFF_S,
@@ -27,6 +36,7 @@ from bursar.flows.payouts.payout import (
     Payout,
 )
 from bursar.flows.payouts.wallets import Candidate, nonce_key, ranked, short_of
+from bursar.model.accounts import AccountStatus
 from bursar.model.flow_rows import Next, Reserve, RowOperation
 from bursar.model.outcome import Outcome
 from bursar.rails.chain import (
@@ -41,7 +51,7 @@ from bursar.rails.chain import (
     WalletShort,
     WouldRevert,
 )
-from bursar.signer.protocol import KnownAttempt, SignerRefused, SignerUnavailable
+from bursar.signer.protocol import SECOND_SLOT, KnownAttempt, SignerRefused, SignerUnavailable
 
 ROOM_S_MAX: Final = 30.0  # until a payout for which no wallet has room looks again
 
@@ -66,13 +76,19 @@ class Assigning:
 
     async def assign(self, item: FlowRecord[Payout]) -> Answer:
         """Choose a wallet and a fee, and take the slot. Nothing leaves."""
+        taken = False
         try:
-            return await self._assign(item)
+            answer = await self._assign(item)
+            taken = answer.outcome is Outcome.SUCCESS
+            return answer
         except (NotNow, FeeTooHigh, NodesUnavailable, SignerUnavailable) as cause:
             retry_after_s = getattr(cause, "retry_after_s", None) or OUTAGE_S
             return await self.out.waits(item, cause.code, str(cause), retry_after_s)
         except WouldRevert as refused:
             return self._refused(item, refused.code, str(refused))
+        finally:
+            if not taken:
+                self.out.wallets.drop(item.id)
 
     async def _assign(self, item: FlowRecord[Payout]) -> Answer:
         # First, and before money could be given back: has the signer signed what this database has forgotten (W33)?
@@ -88,7 +104,7 @@ class Assigning:
         if payment.expires_us and self.out.ports.now_us() >= payment.expires_us:
             return fails("EXPIRED", "its approval has expired: request it again")
         if not self.out.reconciled:
-            raise NotNow("SIGNER_UNCHECKED", "the signer's log was not compared with the database yet", OUTAGE_S)
+            raise NotNow("SIGNER_UNCHECKED", UNCHECKED, OUTAGE_S)
         if body.held:
             raise NotNow("HELD", f"an operator holds it: {body.held}", BACK_OFF_S)
         chain, network, asset = await self._rules(payment.chain, payment.asset)
@@ -101,13 +117,20 @@ class Assigning:
         except SignerRefused as refused:
             if refused.denied:
                 return self._refused(item, refused.reason, refused.why)
-            raise NotNow(refused.reason, refused.why, BACK_OFF_S) from None
+            raise _not_signed(item, refused) from None
         slot = await chain.slot(candidate.address)
         try:  # before a nonce is taken: bytes that can't be built would never use it up
             chain.codec.build(chain.network, candidate.address, order, Shape.PAY, slot, fee)
         except Unbuildable as refused:
             return fails(refused.code, str(refused))
+        await self._require_active(payment.account)  # last: nodes and signer may have taken long
         return self._taken(item, chain, network, candidate, order, fee, slot, preview.nonce_floor)
+
+    async def _require_active(self, path: str) -> None:
+        """Its money was held when it was requested. An account that was frozen since pays nothing new (W37)."""
+        account = (await self.out.store.read.accounts.heads([path])).get(path)
+        if account is not None and account.status is AccountStatus.FROZEN:
+            raise NotNow("ACCOUNT_FROZEN", f"{path} was frozen since this was requested", BACK_OFF_S)
 
     async def _rules(self, name: str, asset: str) -> tuple[Chain, ChainDocument, AssetDocument]:
         """What holds now, not when it was requested (W37)."""
@@ -129,13 +152,15 @@ class Assigning:
         candidates = await self.out.wallets.payers(chain, body.requested_wallet, payment.asset, payment.contract)
         if not candidates:
             wanted = body.requested_wallet or "an active hot wallet"
-            raise NotNow("NO_WALLET", f"{payment.chain} has not {wanted}", BACK_OFF_S)
+            why = "; ".join([f"{payment.chain} has not {wanted}", *await self.out.wallets.misspelt(chain)])
+            raise NotNow("NO_WALLET", why, BACK_OFF_S)
         short: set[str] = set()
         room = [c for c in candidates if c.unconfirmed < network.unconfirmed_max]
         for candidate in ranked(room, payment.asset):
             if lacks := short_of(candidate, payment.asset, payment.contract, order.amount, body.native, 0):
                 short.add(lacks)
                 continue
+            self.out.wallets.choose(item.record, payment.chain, candidate.name, {payment.asset: order.amount})
             try:
                 fee = await chain.quote(candidate.address, order, Shape.PAY, body.priority)
             except WalletShort:
@@ -182,7 +207,7 @@ class Assigning:
         needs = {payment.asset: order.amount}
         needs[body.native] = needs.get(body.native, 0) + fee.worst
         bounds = {payment.asset: candidate.tokens.get(payment.contract, 0), body.native: candidate.coin}
-        at_us = self.out.wallets.chosen(payment.chain, candidate.name, needs)
+        at_us = self.out.wallets.used_us(item.id)
         attempt = Attempt(number=number, shape=Shape.PAY, wallet=candidate.name, fee=fee, made_us=at_us)
         rows: list[RowOperation] = [
             Reserve(RESERVED, f"{candidate.name}/{code}", needs[code], bounds[code]) for code in sorted(needs)
@@ -216,11 +241,19 @@ class Assigning:
         """The signer has signed for this payout what this database does not know: it is watched, not paid again."""
         payment = item.body.payment
         chain = self.out.chains.get(payment.chain)
-        wallet = (await self.out.wallets.own_addresses(payment.chain)).get(new[-1].sender)
+        sender = next(one.sender for one in reversed(new) if one.raw)
+        wallet = (await self.out.wallets.ever(payment.chain, None if chain is None else chain.codec)).get(sender)
         if chain is None or wallet is None:
-            raise NotNow(
-                "SIGNED_BEFORE", f"it was signed for {new[-1].sender}, which is no wallet known here", OUTAGE_S
-            )
+            raise NotNow("SIGNED_BEFORE", f"it was signed for {sender}, which is no wallet known here", OUTAGE_S)
         body, rows = adopted(chain, item.id, item.body, wallet, new, self.out.ports.now_us())
         log.critical("%s was signed before this database was restored; it is watched now", item.id)
         return Answer(outcome=Outcome.SUCCESS, event=ADOPTED, body=body, rows=rows, decision=True)
+
+
+def _not_signed(item: FlowRecord[Payout], refused: SignerRefused) -> NotNow:
+    """What the signer may sign later. It never fails the payment, which was approved."""
+    # Not at the first look: the signer's own nodes may be a moment behind ours.
+    if refused.reason == SECOND_SLOT and item.record.error.startswith((SECOND_SLOT, NEEDS_RELEASE)):
+        why = f"it waits, and `bursar payout cancel` gives the money back instead: {refused.why}"
+        return NotNow(NEEDS_RELEASE, why, BACK_OFF_S)
+    return NotNow(refused.reason, refused.why, BACK_OFF_S)

@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from bursar.flows.payouts.documents import AssetDocument, ChainDocument
-from bursar.flows.payouts.payout import wallet_account
+from bursar.flows.payouts.payout import WALLETS, wallet_account
 from bursar.model.accounts import check_path
 from bursar.model.authorizations import Payment
 from bursar.model.errors import Refusal
@@ -92,6 +92,10 @@ def check_request(
         raise PayoutRefused(PayoutCode.CHAIN_INACTIVE, f"chain {request.chain} is switched off")
     if on_chain is None:
         raise PayoutRefused(PayoutCode.ASSET_NOT_ON_CHAIN, f"{request.asset} is not paid out on {request.chain}")
+    if wrong := _mistaken(asset, request.chain, chain, on_chain):
+        raise PayoutRefused(
+            PayoutCode.ASSET_NOT_ON_CHAIN, f"the document of {request.asset} on {request.chain} {wrong}"
+        )
     if not on_chain.active:
         raise PayoutRefused(PayoutCode.ASSET_INACTIVE, f"{request.asset} on {request.chain} is switched off")
     if request.priority not in PRIORITIES:
@@ -121,7 +125,8 @@ def check_request(
     if raw > MINOR_MAX:
         raise PayoutRefused(PayoutCode.AMOUNT_TOO_LARGE, f"{request.amount} {asset.code} does not fit")
     to = codec.check_address(request.chain, request.to)
-    _check_destination(request, to, on_chain, own)
+    contract = codec.check_address(request.chain, on_chain.contract) if on_chain.contract else ""
+    _check_destination(request, to, contract, own)
     return Payment(
         payout=id_,
         source=request.source,
@@ -140,14 +145,29 @@ def check_request(
     )
 
 
-def _check_destination(request: PayoutRequest, to: str, on_chain: AssetDocument, own: Mapping[str, str]) -> None:
+def _mistaken(asset: Asset, name: str, chain: ChainDocument, on_chain: AssetDocument) -> str:
+    """How a document contradicts its own name, or the chain about its coin: another asset would be paid. Pure."""
+    if (on_chain.asset, on_chain.chain) != (asset.code, name):
+        return f"is of {on_chain.asset} on {on_chain.chain}"
+    is_native = asset.code == chain.native
+    if is_native is bool(on_chain.contract):
+        return f"has {'a' if is_native else 'no'} contract, and the coin of the chain is {chain.native}"
+    if is_native and on_chain.decimals != chain.decimals:
+        return f"has {on_chain.decimals} decimals, and the coin has {chain.decimals}"
+    return ""
+
+
+def _check_destination(request: PayoutRequest, to: str, contract: str, own: Mapping[str, str]) -> None:
     """Money to the token's contract is lost; to a wallet of ours it is no payout, unless it is a sweep of ours."""
-    if to == on_chain.contract:
+    if to == contract:
         raise PayoutRefused(
             PayoutCode.DESTINATION_IS_TOKEN, f"{to} is the contract of {request.asset}: what it gets is lost"
         )
     target = own.get(to)
     if target is None and not request.wallet:
+        if request.account.startswith(WALLETS):
+            why = f"{request.account} is a wallet's own account: only what moves to that wallet is booked from it"
+            raise PayoutRefused(PayoutCode.INVALID_ACCOUNT, why)
         return
     if target is None:
         raise PayoutRefused(

@@ -13,9 +13,9 @@ import msgspec
 
 from bursar.engine import Answer, FlowRecord
 from bursar.flows.payouts.documents import ASSET, CHAIN, asset_name
-from bursar.flows.payouts.machine import AGAIN, CHAINS, MISMATCH, REPLACE
-from bursar.flows.payouts.outside import OUTAGE_S, Outside, order_of, waits
-from bursar.flows.payouts.payout import ATTEMPTS_MAX, SPENT, Attempt, Payout, Result
+from bursar.flows.payouts.machine import AGAIN, CHAINS, MACHINE, MISMATCH, REPLACE
+from bursar.flows.payouts.outside import OUTAGE_S, Outside, order_of, read_attempt, waits
+from bursar.flows.payouts.payout import ATTEMPT, ATTEMPTS_MAX, SPENT, Attempt, Payout, Result, attempt_key
 from bursar.flows.payouts.wallets import nonce_key
 from bursar.model.outcome import Outcome
 from bursar.rails.chain import (
@@ -49,54 +49,86 @@ class Confirming:
         if chain is None:
             return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.payment.chain} are configured here")
         more = [await self.out.replacement(item.id, number) for number in body.replacements]
+        unsigned = any(a is None or not (a.hash or a.outcome) for a in more)
         try:
             fate = await self._fate(item, chain, more)
-        except NodesUnavailable as away:
+            return await self._settled(item, chain, fate, more, unsigned)
+        except NodesUnavailable as away:  # when asked for the fate, or for a higher fee
             return waits(item, away.code, str(away), OUTAGE_S)
-        unsigned = any(a is None or not (a.hash or a.outcome) for a in more)
-        return await self._settled(item, chain, fate, more, unsigned)
 
     async def query(self, item: FlowRecord[Payout]) -> Answer:
-        """What became of it, asked after people have decided: nothing is sent or replaced (T34)."""
-        return self._told(await self._asked(item))
+        """What became of it, asked when people decide, and after it: nothing is sent or replaced (T34).
+
+        People have decided, so the word of one node is enough to give the transaction, or to contradict them.
+        """
+        return self._told(item, await self._asked(item, one_node_is_enough=True))
 
     async def give_up(self, item: FlowRecord[Payout]) -> Answer:
         """Two people say that it will never pay. They are believed only where the chain can't say more (W17)."""
         fate = await self._asked(item)
+        if isinstance(fate, Unknown) and fate.person and item.body.is_elsewhere:
+            return self._dead(item, Dead(proof={"declared_dead": fate.why}))
         if isinstance(fate, Unknown) and fate.person:
             return Answer(outcome=Outcome.EXPLICIT_FAIL, code="DECLARED_DEAD", message=fate.why)
-        return self._told(fate)
+        return self._told(item, fate)
 
-    async def _asked(self, item: FlowRecord[Payout]) -> Fate:
+    async def _asked(self, item: FlowRecord[Payout], *, one_node_is_enough: bool = False) -> Fate:
         chain = self.out.chains.get(item.body.payment.chain)
-        if chain is None or not item.body.tries:
+        if chain is None:
             return Unknown(why="its chain can't be asked here")
+        if not item.body.tries:  # it was dead once, and is asked about again
+            more = await self._last_slot(item)
+            return await self._fate(item, chain, more) if more else Unknown(why="nothing was ever signed for it")
         more = [await self.out.replacement(item.id, number) for number in item.body.replacements]
-        return await self._fate(item, chain, more)
+        return await self._fate(item, chain, more, one_node_is_enough=one_node_is_enough)
 
-    def _told(self, fate: Fate) -> Answer:
+    async def _last_slot(self, item: FlowRecord[Payout]) -> list[Attempt | None]:
+        """Every attempt that shares its slot with the last one that was signed."""
+        found = []
+        for number in range(1, item.body.attempts + 1):
+            row = await self.out.store.read.flow_rows.get(MACHINE.name, ATTEMPT.name, attempt_key(item.id, number))
+            attempt = read_attempt(row) if row is not None else await self.out.replacement(item.id, number)
+            if attempt is not None and attempt.hash:
+                found.append(attempt)
+        return [one for one in found if one.slot == found[-1].slot]
+
+    def _told(self, item: FlowRecord[Payout], fate: Fate) -> Answer:
         match fate:
+            case Confirmed(by_event_alone=True) if fate.hash == item.body.result.hash:
+                # Nodes have dropped the balances that contradicted the event. People have decided by those, and the
+                # event alone contradicts nothing.
+                return _undecided("only its event can be seen any more")
             case Confirmed():
-                return Answer(outcome=Outcome.SUCCESS, evidence={"hash": fate.hash, "block": fate.block})
+                return confirmed(item.body, fate)
             case Dead():
-                return Answer(outcome=Outcome.EXPLICIT_FAIL, evidence={"proof": fate.proof})
-            case _:
-                return Answer(outcome=Outcome.PENDING, message=type(fate).__name__)
+                after = ended(item.body, fate)
+                evidence = {"proof": fate.proof, "hash": fate.hash, "fee_paid": str(fate.fee_paid)}
+                if item.body.is_elsewhere:
+                    return self._dead(item, fate)
+                return Answer(outcome=Outcome.EXPLICIT_FAIL, body=after, evidence=evidence)
+            case Pending():
+                return _undecided("there is nothing to decide: it may still be included")
+            case Mismatch() | Unknown():
+                return _undecided(f"there is nothing to decide yet ({type(fate).__name__}): {fate.why}")
 
-    async def _fate(self, item: FlowRecord[Payout], chain: Chain, more: list[Attempt | None]) -> Fate:
+    async def _fate(
+        self, item: FlowRecord[Payout], chain: Chain, more: list[Attempt | None], *, one_node_is_enough: bool = False
+    ) -> Fate:
         """Ask the chain. What took its nonce is looked up only if it was none of ours."""
         body = item.body
         document = await self.out.documents.current(ASSET, asset_name(body.payment.asset, body.payment.chain))
-        limit = 0 if document is None else int(document.body.one_node_limit)
         tries = (*body.tries, *(attempt.attempted() for attempt in more if attempt is not None and attempt.hash))
+        if not tries:
+            return Unknown(why="nothing of it was signed")
+        limit = 0 if document is None else int(document.body.one_node_limit)
         question = Question(
             sender=body.sender,
             order=order_of(item.id, body),
             tries=tries,
-            one_node_is_enough=body.order_amount <= limit,
+            one_node_is_enough=one_node_is_enough or body.order_amount <= limit,
         )
         fate = await chain.fate(question)
-        nonce = tries[0].slot.nonce if tries else None
+        nonce = tries[0].slot.nonce
         if not isinstance(fate, Unknown) or not fate.person or nonce is None:
             return fate
         key = f"{nonce_key(body.payment.chain, body.sender)}/{nonce}"
@@ -117,10 +149,7 @@ class Confirming:
         body = item.body
         match fate:
             case Confirmed():
-                after = ended(body, fate, block=fate.block, block_hash=fate.block_hash)
-                evidence = {"hash": fate.hash, "block": fate.block, "block_hash": fate.block_hash}
-                evidence |= {"fee_paid": str(fate.fee_paid), "nodes": fate.evidence}
-                return Answer(outcome=Outcome.SUCCESS, body=after, evidence=evidence)
+                return confirmed(body, fate)
             case Mismatch():
                 evidence = {"hash": fate.hash, "why": fate.why, "fee_paid": str(fate.fee_paid), "nodes": fate.evidence}
                 after = ended(body, fate)
@@ -149,7 +178,7 @@ class Confirming:
             ended(body, fate), dead=body.dead + 1, tries=(), replacements=(), reserved=False, bumped=body.bumps
         )
         evidence = {"proof": {"kind": "dead", "facts": fate.proof}, "hash": fate.hash, "fee_paid": str(fate.fee_paid)}
-        again = not body.cancel and after.dead < ATTEMPTS_MAX
+        again = body.is_elsewhere or (not body.cancel and after.dead < ATTEMPTS_MAX)
         return Answer(
             outcome=Outcome.EXPLICIT_FAIL,
             event=AGAIN if again else "",
@@ -168,6 +197,7 @@ class Confirming:
         known = [attempt for attempt in more if attempt is not None]
         cancelling = any(attempt.shape is Shape.CANCEL and not attempt.outcome for attempt in known)
         cancelling = cancelling or body.shape is Shape.CANCEL
+        high = ""
         age_s = (self.out.ports.now_us() - body.first_sent_us) / 1e6
         if fate.block is None and not unsigned and body.tries and body.tries[-1].slot.nonce is not None:
             wants_cancel = bool(body.cancel) and not cancelling
@@ -177,11 +207,17 @@ class Confirming:
                 answer = await self._replace(item, chain, known, cancel=cancelling or wants_cancel)
                 if answer is not None:
                     return answer
+                wanted = "it can't be cancelled" if wants_cancel else "its fee can't be raised"
+                high = f"{wanted}: that would be above the ceiling of its priority"
         unwanted = body.cancel and body.shape is Shape.PAY and not cancelling
         if fate.block is None and not unwanted and self._is_due(item.id, seen=fate.seen):
             await self._resend(item, chain, known)
+        if high:
+            return waits(item, "FEE_ABOVE_CEILING", high, max(poll_s, OUTAGE_S))
         why = "not final yet" if fate.block is not None else "not in a block yet"
-        return Answer(outcome=Outcome.PENDING, message=why, unchanged=True, retry_after_s=poll_s, decision=True)
+        answer = Answer(outcome=Outcome.PENDING, message=why, retry_after_s=poll_s, decision=True)
+        # No row for each look; one where another cause is told that has passed.
+        return msgspec.structs.replace(answer, unchanged=item.record.error in ("", answer.error))
 
     def _is_due(self, id_: str, *, seen: bool) -> bool:
         """Whether it is sent again: at once if no node has it, else now and then, for a node may keep it to itself."""
@@ -204,9 +240,7 @@ class Confirming:
         if fee is None:
             return None  # above the ceiling: wait until the chain is cheaper, or the ceiling is raised
         shape, number = Shape.CANCEL if cancel else Shape.PAY, body.attempts + 1
-        unsigned = chain.codec.build(
-            chain.network, body.sender, order_of(item.id, body), shape, body.tries[-1].slot, fee
-        )
+        unsigned = chain.codec.build(chain.network, body.sender, order_of(item.id, body), shape, before.slot, fee)
         attempt = msgspec.structs.replace(
             before,
             number=number,
@@ -232,6 +266,19 @@ class Confirming:
             latest = (await self.out.attempt(item))[2]
         if latest.raw:
             await chain.send(bytes.fromhex(latest.raw))
+
+
+def _undecided(why: str) -> Answer:
+    """What people asked for can't be. The worker looks soon: however often they ask, that puts nothing off."""
+    return Answer(outcome=Outcome.PENDING, message=why, retry_after_s=1.0)
+
+
+def confirmed(body: Payout, fate: Confirmed) -> Answer:
+    """It is final, and paid what was ordered."""
+    evidence = {"hash": fate.hash, "block": fate.block, "block_hash": fate.block_hash}
+    evidence |= {"fee_paid": str(fate.fee_paid), "nodes": fate.evidence}
+    after = ended(body, fate, block=fate.block, block_hash=fate.block_hash)
+    return Answer(outcome=Outcome.SUCCESS, body=after, evidence=evidence)
 
 
 def ended(body: Payout, fate: Confirmed | Dead | Mismatch, block: int = 0, block_hash: str = "") -> Payout:

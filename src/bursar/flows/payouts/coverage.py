@@ -2,14 +2,16 @@
 
 Minus the balance of `external:wallet:{chain}:{wallet}` is what the ledger says. The chain is asked first, for balances
 at a final block, and the ledger is read after it. So whatever has left a wallet by that block is booked by then, or
-belongs to a payout that is open and has signed bytes: its amount and its worst fee may be gone already. The same of a
-sweep that is open: the wallet it goes to is debited when it starts, and has nothing before the chain says so. Hence,
-per wallet and asset:
+belongs to a payout that is open and has signed bytes: its amount and its worst fee may be gone already. On account
+chains the wallet's nonce at that block says whether: of a payout whose nonce is not used, nothing is gone. A sweep that
+is open has debited the wallet it goes to when it started, and brings nothing before the chain says so. Hence, per
+wallet and asset:
 
     balance on the chain >= what the ledger says - what open payouts may have taken, or not have brought yet
 
 Less than that is broken: money is gone that no payout explains. More is a note: a deposit that is not booked yet, or
-coin that was never booked. A deficit can hide behind a payout that is open, until that ends.
+coin that was never booked. A deficit can hide behind a payout whose transaction is final, or a sweep, until that is
+booked.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from bursar.flows.payouts.machine import MACHINE, OPEN, REPLACEMENTS
 from bursar.flows.payouts.payout import ATTEMPT, Attempt, Payout, attempt_key, held, wallet_account
 from bursar.flows.payouts.payouts import Payouts
 from bursar.model.actors import REASON_LENGTH_MAX
+from bursar.model.errors import BursarError
 from bursar.model.money import Asset, Money
-from bursar.rails.chain import Balances, Chain, NodesUnavailable
+from bursar.rails.chain import Balances, Chain
 from bursar.store import Store
 from bursar.store.records import NEWEST
 from bursar.store.tables import Tables
@@ -117,7 +120,7 @@ async def _compared(store: Store, chains: Mapping[str, Chain]) -> _Found:
     there, away = await _asked(known, chains)
     found = _Found()
     async with store.snapshot(unhurried=True) as tables:  # after the chains were asked: see above
-        loose = await _in_flight(tables)
+        loose = await _in_flight(tables, {name: balances.nonce for name, balances in there.items()})
         assets = await tables.rules.assets()
         for wallet, balances in sorted(there.items()):
             chain = known.wallets[wallet].chain
@@ -194,7 +197,7 @@ async def _asked(known: _Known, chains: Mapping[str, Chain]) -> tuple[dict[str, 
         contracts = sorted({asset.contract for asset in known.assets.get(wallet.chain, {}).values() if asset.contract})
         try:
             there[name] = await chain.balances(wallet.address, contracts)
-        except NodesUnavailable as error:
+        except BursarError as error:  # no nodes, or an asset's contract that is no token: the other wallets are judged
             away[name] = str(error)
     return there, away
 
@@ -207,8 +210,8 @@ async def _booked(tables: Tables, path: str, assets: Mapping[str, Asset]) -> dic
     return {codes[asset]: -total for asset, (total, _) in sums.items() if total}
 
 
-async def _in_flight(tables: Tables) -> _Loose:
-    """What open payouts may have taken from wallets, or not have brought yet."""
+async def _in_flight(tables: Tables, nonces: Mapping[str, int | None]) -> _Loose:
+    """What open payouts may have taken from wallets, or not have brought yet. `nonces`: of the wallets."""
     loose = _Loose(Counter(), Counter(), [])
     before = NEWEST
     while page := await tables.records.list(MACHINE.name, states=OPEN, before=before, limit=PAGE):
@@ -222,13 +225,21 @@ async def _in_flight(tables: Tables) -> _Loose:
         worst = await _worst_fees(tables, items)
         for item in items:
             body, payment = item.body, item.body.payment
-            if body.wallet and (body.tries or body.replacements):
+            if body.wallet and may_have_paid(body, nonces.get(body.wallet)):
                 path = wallet_account(payment.chain, body.wallet)
                 loose.taken[path, payment.asset] += body.order_amount
                 loose.taken[path, body.native] += worst.get(item.id, 0)
             if body.requested_wallet:  # a sweep or a refill: the wallet that receives it is debited already
                 loose.debited[held(item).account, payment.asset] += held(item).amount
     return loose
+
+
+def may_have_paid(body: Payout, nonce: int | None) -> bool:
+    """Whether a transaction of an open payout may be in balances of its wallet that were read at this nonce. Pure."""
+    slots = [one.slot.nonce for one in body.tries]
+    if nonce is None or not slots or None in slots:
+        return bool(body.tries or body.replacements)
+    return any(slot is not None and slot < nonce for slot in slots)
 
 
 async def _worst_fees(tables: Tables, items: list[FlowRecord[Payout]]) -> dict[str, int]:

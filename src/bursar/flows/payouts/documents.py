@@ -12,11 +12,13 @@ from typing import Final
 
 import msgspec
 
+from bursar.model.accounts import check_name
 from bursar.model.document_kinds import DocumentKind
 from bursar.rails.chain import Network
 
 DECIMALS_MAX = 36
 ADDRESS_LENGTH_MAX = 128
+PART_LENGTH_MAX = 48
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,13 +161,44 @@ def _check_asset(old: AssetDocument | None, new: AssetDocument) -> None:
 
 
 def _check_wallet(old: WalletDocument | None, new: WalletDocument) -> None:
-    if old is not None and (old.chain, old.address) != (new.chain, new.address):
+    if old is not None and (old.chain, _digits(old.address)) != (new.chain, _digits(new.address)):
         raise ValueError("chain and address of a wallet never change: give another wallet another name")
     if not 0 < len(new.address) <= ADDRESS_LENGTH_MAX or not new.address.isascii():
         raise ValueError("the address is missing or too long")
 
 
-CHAIN: Final = DocumentKind(name="chain", body=ChainDocument, two_people=True, check=_check_chain)
-ASSET: Final = DocumentKind(name="asset_on_chain", body=AssetDocument, two_people=True, check=_check_asset)
-WALLET: Final = DocumentKind(name="wallet", body=WalletDocument, two_people=True, check=_check_wallet)
+def _digits(address: str) -> str:
+    """Without the checksum that upper and lower case of hexadecimal digits are: that can be corrected."""
+    return address.lower() if address.startswith("0x") else address
+
+
+def _check_part(what: str, name: str) -> None:
+    """It becomes a part of the path of an account, `external:wallet:CHAIN:WALLET`."""
+    if len(check_name(f"name of a {what}", name)) > PART_LENGTH_MAX:
+        raise ValueError(f"the name of a {what} has at most {PART_LENGTH_MAX} characters")
+
+
+def _check_chain_named(name: str, _new: ChainDocument) -> None:
+    _check_part("chain", name)
+
+
+def _check_asset_named(name: str, new: AssetDocument) -> None:
+    if name != (right := asset_name(new.asset, new.chain)):
+        raise ValueError(f"the document of {new.asset} on {new.chain} has the name {right}")
+
+
+def _check_wallet_named(name: str, new: WalletDocument) -> None:
+    _check_part("wallet", name)
+    _check_part("chain", new.chain)
+
+
+CHAIN: Final = DocumentKind(
+    name="chain", body=ChainDocument, two_people=True, check=_check_chain, check_named=_check_chain_named
+)
+ASSET: Final = DocumentKind(
+    name="asset_on_chain", body=AssetDocument, two_people=True, check=_check_asset, check_named=_check_asset_named
+)
+WALLET: Final = DocumentKind(
+    name="wallet", body=WalletDocument, two_people=True, check=_check_wallet, check_named=_check_wallet_named
+)
 KINDS: Final = (CHAIN, ASSET, WALLET)

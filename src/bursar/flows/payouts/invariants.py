@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from bursar.audit import UNREADABLE, Check, said
-from bursar.engine import FlowRecord
+from bursar.engine import FORCED_BY, FlowRecord
 from bursar.engine.holds import number_of as hold_number
 from bursar.flows.payouts.documents import WALLET, WalletDocument
-from bursar.flows.payouts.machine import CHAINS, CONFIRMED, FAILED, MACHINE, OPEN, REPLACEMENTS
+from bursar.flows.payouts.machine import CHAINS, CONFIRMED, FAILED, MACHINE, OPEN, PAID, REPLACEMENTS
 from bursar.flows.payouts.payout import (
     ATTEMPT,
     HASH,
@@ -32,7 +32,7 @@ from bursar.flows.payouts.payout import (
 from bursar.flows.payouts.wallets import nonce_key
 from bursar.model.entries import HoldState
 from bursar.model.flow_rows import FlowRow, RowState, numbered
-from bursar.model.records import Record, owner_name
+from bursar.model.records import Record, Transition, owner_name
 from bursar.rails.chain import Shape
 from bursar.store.records import NEWEST
 from bursar.store.tables import Tables
@@ -119,6 +119,7 @@ class PayoutEffects(Check):
             self.checked += 1
             attempts, mine = found[item.id], own[item.record.number]
             self._judge_hashes(item, attempts, hashes)
+            await self._judge_result(item, attempts)
             self._judge_nonces(item, attempts, mine, taken, addresses, adopted)
             self._judge_reserved(item, mine)
 
@@ -169,10 +170,14 @@ class PayoutEffects(Check):
                 self.evidence.add(f"attempt {row.key} was signed as {attempt.hash}, and no payout has that hash")
             elif known.record != row.record or _said(known) != {"payout": item.id, "attempt": attempt.number}:
                 self.evidence.add(f"attempt {row.key} was signed as {attempt.hash}, which belongs to {known.body}")
+
+    async def _judge_result(self, item: FlowRecord[Payout], attempts: list[tuple[FlowRow, Attempt]]) -> None:
         if item.record.state != CONFIRMED:
             return
         result = item.body.result.hash
         winners = [attempt for _, attempt in attempts if result and attempt.hash == result]
+        if len(winners) != 1 and decided_by_people(await self.scene.tables.records.history(item.record.number)):
+            return  # they may know of a transaction that is none of its attempts, or of none by its hash
         if len(winners) != 1:
             self.evidence.add(f"payout {item.id} was confirmed by {result!r}, which {len(winners)} of its attempts are")
         elif winners[0].shape is not Shape.PAY:
@@ -238,6 +243,14 @@ class PayoutEffects(Check):
 
 
 CHECKS: Final[tuple[type[Check], ...]] = (PayoutHolds, PayoutEffects)
+
+
+def decided_by_people(history: Sequence[Transition]) -> bool:
+    """Whether two people have said that a payout was paid, where the chain could not say so (W17, W36). Pure."""
+    for transition in reversed(history):
+        if transition.target == CONFIRMED != transition.source:
+            return transition.event == PAID or FORCED_BY in msgspec.json.decode(transition.evidence)
+    return False
 
 
 def readable(page: Sequence[Record], check: Check) -> list[FlowRecord[Payout]]:

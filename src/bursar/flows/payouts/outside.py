@@ -24,13 +24,21 @@ from bursar.model.records import Record
 from bursar.rails.chain import Chain, Fee, Order, Shape, Try
 from bursar.signer.protocol import KnownAttempt, Signature, Signer, SignRequest
 from bursar.store import Store
+from bursar.together import Together
 
 OUTAGE_S: Final = 10.0  # until nodes or signer are asked again
+UNCHECKED: Final = "the signer's log was not compared with the database yet"
 SIGNER_PEER: Final = "signer:"  # and its name: whose log the database knows how far (W33)
 
 Alert = Callable[[Record | None, str, str, str], Awaitable[None]]  # record, reason, severity, message
 # Causes for which an operator is called, and not only when the payout has waited for long.
-ALERTS: Final = {"LOW_BALANCE": "warning", "NO_WALLET": "warning", "NEEDS_PEOPLE": "critical"}
+NEEDS_RELEASE: Final = "NEEDS_RELEASE"  # its attempt is dead at our nodes, and the signer has not seen that (W31)
+ALERTS: Final = {
+    "LOW_BALANCE": "warning",
+    "NO_WALLET": "warning",
+    "NEEDS_PEOPLE": "critical",
+    NEEDS_RELEASE: "critical",
+}
 
 
 def waits(item: FlowRecord[Any], code: str, message: str, retry_after_s: float | None = None) -> Answer:
@@ -57,6 +65,7 @@ class Outside:
         self.signer = signer
         self.alert = alert
         self.wallets = Wallets(store, documents)
+        self._attempts = Together(self._read_attempts)
         self.reconciled = False  # whether the signer's log was compared with this database: no send before (W33)
 
     async def waits(self, item: FlowRecord[Any], code: str, message: str, retry_after_s: float) -> Answer:
@@ -69,8 +78,11 @@ class Outside:
     async def attempt(self, item: FlowRecord[Payout]) -> tuple[Chain | None, FlowRow | None, Attempt]:
         """The chain of a payout, and the attempt that it makes or made last, with its row."""
         key = attempt_key(item.id, item.body.current)
-        row = await self.store.read.flow_rows.get(MACHINE.name, ATTEMPT.name, key)
+        row = await self._attempts.ask(key)
         return self.chains.get(item.body.payment.chain), row, read_attempt(row)
+
+    async def _read_attempts(self, keys: list[str]) -> dict[str, FlowRow]:
+        return await self.store.read.flow_rows.by_keys(MACHINE.name, ATTEMPT.name, keys)
 
     async def replacement(self, payout: str, number: int) -> Attempt | None:
         """An attempt that a record of its own makes; None until it is signed or given up."""
@@ -160,24 +172,33 @@ def from_signer(chain: Chain, wallet: str, known: KnownAttempt) -> Attempt:
     )
 
 
+def _died(attempt: Attempt) -> Attempt:
+    return msgspec.structs.replace(attempt, outcome="dead")
+
+
 def adopted(
     chain: Chain, payout: str, body: Payout, wallet: str, known: list[KnownAttempt], now_us: int
 ) -> tuple[Payout, tuple[RowOperation, ...]]:
-    """A payout with the attempts that the signer has of it: signed ones are watched, tombstones are kept."""
+    """A payout with the attempts that the signer has of it: signed ones are watched, tombstones are kept.
+
+    Only those of the last slot are watched: the signer takes another one when it has seen the first one dead (W31).
+    """
+    last = next(one for one in reversed(known) if one.raw)  # behind it may be tombstones
+    slot = from_signer(chain, wallet, last).slot
     rows: list[RowOperation] = []
     tries: list[Try] = list(body.tries)
     for one in known:
         attempt = from_signer(chain, wallet, one)
-        rows.append(put_attempt(payout, attempt, 0))
+        live = (one.sender, attempt.slot) == (last.sender, slot)
+        rows.append(put_attempt(payout, attempt if live or not one.raw else _died(attempt), 0))
         if attempt.raw:
             rows.append(claim_hash(payout, body.payment.chain, attempt))
-            tries.append(attempt.attempted())
-    last = known[-1]
+            tries += [attempt.attempted()] if live else []
     after = msgspec.structs.replace(
         body,
         wallet=wallet,
         sender=last.sender,
-        attempts=last.attempt,
+        attempts=known[-1].attempt,
         current=last.attempt,
         shape=last.shape,
         tries=tuple(tries),

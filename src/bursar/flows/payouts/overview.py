@@ -24,7 +24,7 @@ from bursar.flows.payouts.documents import (
     asset_name,
 )
 from bursar.flows.payouts.payouts import Payouts
-from bursar.flows.payouts.wallets import Wallets, ranked, short_of, wallet_rail
+from bursar.flows.payouts.wallets import Wallets, misspelt, ranked, short_of, wallet_rail
 from bursar.model.authorizations import Payment
 from bursar.model.money import format_minor
 from bursar.rails.chain import (
@@ -147,6 +147,8 @@ class Overview:
         chain = self._chains.get(wallet.chain)
         if chain is None:
             return None, NOT_CONFIGURED
+        if why := misspelt(chain, wallet.address):
+            return None, why
         try:
             async with asyncio.timeout(self._within_s):
                 found = await chain.balances(wallet.address, sorted({one for one in contracts.values() if one}))

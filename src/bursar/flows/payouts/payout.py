@@ -6,6 +6,7 @@ the kind `attempt`, one per attempt, which is what the specification's views and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +26,7 @@ PREFIX: Final = "po-"
 GAS: Final = "expense:gas"
 FEES: Final = "income:payout-fees"
 SUSPENSE: Final = "suspense:payouts"
+WALLETS: Final = "external:wallet:"
 ATTEMPTS_MAX: Final = 3  # that died, before the payout fails
 REFUSALS_MAX: Final = 5  # of this very payment, before anything was signed (the specification's max_retries)
 BACK_OFF_S: Final = 30.0
@@ -96,6 +98,7 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shape: Shape = Shape.PAY  # of that
     tries: tuple[Try, ...] = ()  # signed by this record, and not dead
     replacements: tuple[int, ...] = ()  # numbers of the attempts made by records of their own, for the same slot
+    elsewhere: int = 0  # the last attempt in another slot that the signer has, and this database has forgotten (W33)
     dead: int = 0  # attempts that died
     refusals: int = 0
     bumps: int = 0  # asked for by operators
@@ -108,6 +111,11 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_sent_us: int = 0
     result: Result = Result()
     gas_booked: int = 0  # attempts whose fee is booked: each key once
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the signer has signed for it in another slot: dead here, it is adopted, and nothing is given back."""
+        return self.elsewhere > self.attempts
 
     @property
     def order_amount(self) -> int:
@@ -137,12 +145,37 @@ def replacement_id(payout: str, number: int) -> str:
 
 def wallet_account(chain: str, wallet: str) -> str:
     """The wallet's own external account: minus its balance is what the ledger says the wallet has (I9)."""
-    return f"external:wallet:{chain}:{wallet}"
+    return f"{WALLETS}{chain}:{wallet}"
 
 
 def rank(payout: Payout) -> Priority:
     """Its priority, for the engine. Pure."""
     return payout.priority
+
+
+def judged(state: str, body: Payout, attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
+    """Attempts, each with what became of it: the record says that, and their rows are not written once more. Pure."""
+    result = next((one for one in attempts if one.hash and one.hash == body.result.hash), None)
+    live = {one.hash for one in body.tries}
+    return tuple(
+        msgspec.structs.replace(
+            one, outcome=_became(state, one, result, one.hash in live or one.number in body.replacements)
+        )
+        if one.hash and not one.outcome
+        else one
+        for one in attempts
+    )
+
+
+def _became(state: str, one: Attempt, result: Attempt | None, live: bool) -> str:
+    """`result`: the attempt that the chain has named last. `live`: the record has this one among those that may pay."""
+    if one is result and state in (CONFIRMED, DISPUTED):
+        return "final" if state == CONFIRMED else "mismatch"
+    if one is result and state == FAILED and one.shape is Shape.CANCEL:
+        return "final"
+    if state in (CONFIRMED, DISPUTED) and live:
+        return "replaced" if result is not None else ""  # "": two people have decided, and the chain has not said
+    return "" if live and state != FAILED else "dead"
 
 
 # --- entries ---------------------------------------------------------------------------------------------------------
@@ -222,8 +255,13 @@ def _gas(item: FlowRecord[Payout], after: Payout, answer: Answer) -> tuple[Inten
     return (Intent(scope=SCOPE, key=key, legs=(leg,), kind=EntryKind.RETURN, outside=True),)
 
 
-def dispute(_called: FlowRecord[Payout], now: FlowRecord[Payout], answer: Answer) -> Dispute:
-    """What was decided is contradicted: the amount goes to suspense, where operators see it (T34). Pure."""
+def dispute(called: FlowRecord[Payout], now: FlowRecord[Payout], answer: Answer) -> Dispute:
+    """What was decided is contradicted: the amount goes to suspense, where operators see it (T34). Pure.
+
+    Before its end nothing of it is booked: that is done once, when it ends.
+    """
+    if now.record.state not in (CONFIRMED, FAILED):
+        return Dispute()
     wallet = wallet_account(now.body.payment.chain, now.body.wallet)
     paid = answer.outcome is Outcome.SUCCESS
     if not now.body.wallet or paid is (now.record.state == CONFIRMED):
@@ -231,7 +269,20 @@ def dispute(_called: FlowRecord[Payout], now: FlowRecord[Payout], answer: Answer
     source, target = (SUSPENSE, wallet) if paid else (wallet, SUSPENSE)
     leg = Leg(source, target, now.body.payment.asset, int(now.body.payment.amount))
     key = f"{now.id}:late:{now.record.version}"
-    return Dispute((Intent(scope=SCOPE, key=key, legs=(leg,), kind=EntryKind.RETURN, outside=True),))
+    late = Intent(scope=SCOPE, key=key, legs=(leg,), kind=EntryKind.RETURN, outside=True)
+    facts = learned(called, now, answer)
+    return Dispute((late, *facts.intents), facts.body)
+
+
+def learned(_called: FlowRecord[Payout], now: FlowRecord[Payout], answer: Answer) -> Dispute:
+    """Which transaction it was and what it cost, if people decided before the chain could say so. Pure."""
+    said = answer.body
+    if now.record.state not in (CONFIRMED, FAILED):
+        return Dispute()  # it is asked again, and books it then
+    if not isinstance(said, Payout) or not said.result.hash or now.body.result.hash:
+        return Dispute()
+    after = msgspec.structs.replace(now.body, result=said.result, gas_booked=now.body.gas_booked + 1)
+    return Dispute(_gas(now, after, answer), after)
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -248,6 +299,8 @@ def on_signal(item: FlowRecord[Payout], event: str, evidence: dict[str, Any]) ->
             return msgspec.structs.replace(body, cancel=body.cancel or reason)
         case "KNOWN":  # the signer's log has an attempt that this database has forgotten
             number = int(evidence["attempt"])
+            if evidence.get("elsewhere"):
+                return msgspec.structs.replace(body, elsewhere=max(body.elsewhere, number))
             if number <= body.attempts:
                 return None  # it is known by now
             numbers = (*body.replacements, number)

@@ -29,7 +29,6 @@ from bursar.flows.payouts.machine import (
     CONFIRMED,
     CONFIRMING,
     DISPUTED,
-    FAILED,
     HOLD,
     KNOWN,
     MACHINE,
@@ -58,6 +57,8 @@ from bursar.flows.payouts.payout import (
     book,
     book_start,
     dispute,
+    judged,
+    learned,
     on_signal,
     rank,
     wallet_account,
@@ -88,6 +89,7 @@ ALARMS = (
     Alarm(reason="stuck", tries=10),
 )
 CALL_TIMEOUT_S = 30.0
+SIGNAL_TRIES = 10  # more than a payout has states
 SIGNALS = frozenset({BUMP, CANCEL, HOLD, RELEASE, APPROVE, KNOWN})
 APPROVED_BY = "an approval is signed with the approver's own key: `bursar payout approve`"
 
@@ -162,8 +164,9 @@ class Payouts:
             queries={"confirm": confirming.query},
             book=book,
             book_start=book_start,
-            active=lambda body: (body.payment.account,),
+            active=lambda body: () if body.booked_from else (body.payment.account,),
             dispute=dispute,
+            learned=learned,
             rails={
                 "assign": lambda item: f"chain {item.body.payment.chain}",
                 "sign": "signer",
@@ -202,7 +205,10 @@ class Payouts:
         wanted: dict[str, Policy] = {GAS: SystemAccount(), FEES: SystemAccount(), SUSPENSE: SystemAccount()}
         for name, wallet in (await self.documents.all(WALLET, fresh=True)).items():
             wanted[wallet_account(wallet.body.chain, name)] = ExternalAccount()
+        there = await self.ledger.store.read.accounts.heads(wanted)  # of thousands of wallets, usually all
         for path, policy in wanted.items():
+            if path in there:
+                continue
             try:
                 await self.ledger.create_account(path, policy=policy)
             except AlreadyExists:
@@ -235,6 +241,8 @@ class Payouts:
                 MACHINE.name, body, id=id_, owner=wanted.account, operation=operation, actor=actor
             )
         except RowTaken as taken:
+            if (known := await self._known(operation)) is not None:  # this very request was under way, and was faster
+                return known
             why = f"{wanted.source} has a payout that has not failed (record {taken.record})"
             raise PayoutRefused(PayoutCode.PAYOUT_EXISTS, why) from taken
         if not started.replayed:
@@ -254,7 +262,7 @@ class Payouts:
             None if chain is None else chain.body,
             None if on_chain is None else on_chain.body,
             None if rail is None else rail.codec,
-            await self.out.wallets.own_addresses(wanted.chain),
+            await self.out.wallets.own_addresses(wanted.chain, None if rail is None else rail.codec),
         )
         assert chain is not None  # check_request has refused
         await self._check_native(chain.body.native, chain.body.decimals)
@@ -282,6 +290,11 @@ class Payouts:
     async def approve(self, id_: str, approval: Approval, *, sender: str = "") -> PayoutView:
         """Add a person's signature over the payment. The signer verifies it, and nothing here does."""
         record = await self._record(id_)
+        if mandate := msgspec.json.decode(record.body, type=Payout).authorization.mandate:
+            why = (
+                f"{id_} is paid under the mandate {mandate}: with an approval beside it, the signer would sign neither"
+            )
+            raise PayoutRefused(PayoutCode.INVALID_STATE, why)
         name = sender or f"approval {approval.approver} {approval.signature[:16]}"
         evidence = {"approval": msgspec.to_builtins(approval)}
         await self.engine.signal(record, APPROVE, approval.approver, evidence, sender=name)
@@ -303,7 +316,8 @@ class Payouts:
         if record.state != PENDING:
             why = f"{id_} is {record.state}: only what is pending can be held; cancel it, or pause its chain"
             raise PayoutRefused(PayoutCode.INVALID_STATE, why)
-        return await self._signal(id_, HOLD, actor, reason, sender)
+        await Operators(self.engine).signal(MACHINE.name, id_, HOLD, actor=actor, reason=reason, sender=sender)
+        return await self.view(id_)
 
     async def release(self, id_: str, *, actor: str, reason: str, sender: str = "") -> PayoutView:
         """Let a payout go on that was held."""
@@ -322,7 +336,15 @@ class Payouts:
         return await self.view(id_)
 
     async def _signal(self, id_: str, event: str, actor: str, reason: str, sender: str) -> PayoutView:
-        await Operators(self.engine).signal(MACHINE.name, id_, event, actor=actor, reason=reason, sender=sender)
+        """What means the same in every state that is not an end: asked again if the payout moves at that moment."""
+        operators = Operators(self.engine)
+        for left in reversed(range(SIGNAL_TRIES)):
+            try:
+                await operators.signal(MACHINE.name, id_, event, actor=actor, reason=reason, sender=sender)
+                break
+            except RecordMoved:
+                if not left:
+                    raise
         return await self.view(id_)
 
     # --- reads -------------------------------------------------------------------------------------------------------
@@ -355,7 +377,7 @@ class Payouts:
     async def _view(self, record: Record, *, attempts: bool) -> PayoutView:
         body = msgspec.json.decode(record.body, type=Payout)
         payment = body.payment
-        asset = await self.ledger.asset(payment.asset)
+        asset = (await self.ledger.known_assets(payment.asset))[payment.asset]
         result: Result = body.result
         return PayoutView(
             id=record.id,
@@ -382,7 +404,7 @@ class Payouts:
             mandate=body.authorization.mandate,
             created_us=record.created_us,
             updated_us=record.updated_us,
-            attempts=_ended(record.state, result, await self.attempts(record.id, body)) if attempts else (),
+            attempts=judged(record.state, body, await self.attempts(record.id, body)) if attempts else (),
         )
 
     async def attempts(self, id_: str, body: Payout) -> tuple[Attempt, ...]:
@@ -400,19 +422,6 @@ class Payouts:
         if record is None:
             raise UnknownRecord(MACHINE.name, id_)
         return record
-
-
-def _ended(state: str, result: Result, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """Attempts of a payout that has ended, each with what became of it. Their rows are not written once more. Pure."""
-    if state not in (CONFIRMED, FAILED):
-        return attempts
-    others = "replaced" if state == CONFIRMED else "dead"
-    return tuple(
-        msgspec.structs.replace(one, outcome=one.outcome or ("final" if one.hash == result.hash else others))
-        if one.hash
-        else one
-        for one in attempts
-    )
 
 
 def _fingerprint(wanted: PayoutRequest, asset: Asset) -> str:

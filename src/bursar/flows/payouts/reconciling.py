@@ -11,16 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from bursar.engine import Engine, set_pause
-from bursar.flows.payouts.machine import HOLD, KNOWN, MACHINE, REPLACEMENTS, STATUS
+from bursar.flows.payouts.machine import CONFIRMED, FAILED, HOLD, KNOWN, MACHINE, REPLACEMENTS, STATUS
 from bursar.flows.payouts.outside import SIGNER_PEER, Outside
-from bursar.flows.payouts.payout import ATTEMPT, SUSPENSE, Attempt, Payout, Replacement, attempt_key, replacement_id
+from bursar.flows.payouts.payout import (
+    ATTEMPT,
+    NONCE,
+    SUSPENSE,
+    Attempt,
+    Payout,
+    Replacement,
+    attempt_key,
+    replacement_id,
+)
+from bursar.flows.payouts.wallets import nonce_key
 from bursar.model.errors import Conflict, RecordMoved, Refusal
-from bursar.model.flow_rows import RowTaken
+from bursar.model.flow_rows import RowTaken, numbered
 from bursar.model.marks import Restored, restored
 from bursar.model.records import Record
 from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable, SignRequest
@@ -29,6 +39,8 @@ PAGE: Final = 500
 INTERVAL_S: Final = 60.0
 RETRY_S: Final = 2.0
 ACTOR: Final = "signer"
+UNCONFIGURED: Final = "what it has signed can't be put back where no nodes of its chain are configured"
+ENDED: Final = (STATUS[CONFIRMED], STATUS[FAILED])
 
 log = logging.getLogger("bursar.payouts")
 
@@ -66,20 +78,31 @@ class Reconciling:
         if found is Restored.DATABASE:
             numbers = ", ".join(sorted({entry.payout for entry in unknown})[:10])
             await self._stop(f"the signer has signed what this database does not know: {numbers}; it was restored")
-            for entry in unknown:
+            there = [one for one in unknown if one.request is None or one.request.chain in self.out.chains]
+            for entry in there:
                 await self._put_back(entry)
+            if away := {one.request.chain for one in unknown if one not in there and one.request is not None}:
+                names = ", ".join(sorted(away))
+                raise SignerUnavailable(self.out.signer.name, f"{UNCONFIGURED} ({names}): set chain_nodes")
         self._checked = max(after, mark)
         self.out.reconciled = True
         return found
 
     async def _is_known(self, entry: LogEntry) -> bool:
-        """Whether the attempt is here. Its unsigned bytes are stored before the signer is asked (W30)."""
+        """Whether the attempt is here. Its unsigned bytes are stored before the signer is asked (W30).
+
+        A replacement is known if its payout knows of it: one that was put back is told to its payout afterwards.
+        """
         key = attempt_key(entry.payout, entry.attempt)
-        for flow in (MACHINE.name, REPLACEMENTS.name):
-            if await self.out.store.read.flow_rows.get(flow, ATTEMPT.name, key) is not None:
-                return True
+        if await self.out.store.read.flow_rows.get(MACHINE.name, ATTEMPT.name, key) is not None:
+            return True
+        record = await self.engine.get(MACHINE.name, entry.payout)
+        if record is not None and entry.attempt <= msgspec.json.decode(record.body, type=Payout).elsewhere:
+            return True
         id_ = replacement_id(entry.payout, entry.attempt)
-        return await self.engine.get(REPLACEMENTS.name, id_) is not None
+        if await self.engine.get(REPLACEMENTS.name, id_) is None:
+            return False
+        return record is None or STATUS[record.state] in ENDED or entry.attempt <= _attempts(record)
 
     async def _stop(self, reason: str) -> None:
         await set_pause(self.out.store, "flow", MACHINE.name, actor=ACTOR, reason=reason, two_people=True)
@@ -94,7 +117,10 @@ class Reconciling:
         if record is None:
             await self._start_again(request)
         elif STATUS[record.state] in ("processing", "confirming") and entry.attempt > _attempts(record):
-            await self._replace_again(record, request)
+            if await self._has_slot(record, request):
+                await self._replace_again(record, request)
+            else:  # it has died here by then: when that is seen, it is adopted (assigning)
+                await self._tell(record, {"attempt": request.attempt, "elsewhere": True})
 
     async def _start_again(self, request: SignRequest) -> None:
         """Its hold is taken anew; from suspense, if its account has less than that by now."""
@@ -151,8 +177,28 @@ class Reconciling:
         with contextlib.suppress(RecordMoved, Conflict):  # another process has done it
             started = await self.engine.start(REPLACEMENTS.name, body, id=id_, owner=record.owner, actor=ACTOR)
             await self.engine.hand_over(started.record)
-        evidence = {"attempt": request.attempt}
-        await self.engine.signal(record, KNOWN, ACTOR, evidence, sender=f"known {request.attempt}")
+        await self._tell(record, {"attempt": request.attempt})
+
+    async def _has_slot(self, record: Record, request: SignRequest) -> bool:
+        """Whether the attempt is in the slot that the payout has now."""
+        body = msgspec.json.decode(record.body, type=Payout)
+        slot = self.out.chains[request.chain].codec.decode(request.unsigned).slot
+        if request.sender != body.sender:
+            return False
+        if body.tries or slot.nonce is None:
+            return slot in [one.slot for one in body.tries]
+        rows = await self.out.store.read.flow_rows.of_record(record.number, NONCE.name)
+        return numbered(nonce_key(request.chain, request.sender), slot.nonce) in [row.key for row in rows]
+
+    async def _tell(self, record: Record, evidence: dict[str, Any]) -> None:
+        """Tell a payout of an attempt, whatever moves it meanwhile."""
+        name = f"known {evidence['attempt']}"
+        while STATUS[record.state] not in ENDED:
+            try:
+                await self.engine.signal(record, KNOWN, ACTOR, evidence, sender=name)
+                return
+            except RecordMoved:  # into another state, and a worker moves it on meanwhile
+                record = await self.engine.record(MACHINE.name, record.id)
 
 
 def _attempts(record: Record) -> int:

@@ -18,6 +18,7 @@ from bursar.flows.payouts.machine import CONFIRMING, FILL, MACHINE, REPLACING
 from bursar.flows.payouts.outside import (
     OUTAGE_S,
     SIGNER_PEER,
+    UNCHECKED,
     Outside,
     claim_hash,
     order_of,
@@ -26,11 +27,13 @@ from bursar.flows.payouts.outside import (
     unlike,
     waits,
 )
-from bursar.flows.payouts.payout import NONCE, Payout, Replacement
+from bursar.flows.payouts.payout import NONCE, Attempt, Payout, Replacement
+from bursar.flows.payouts.wallets import nonce_key
 from bursar.model.flow_rows import number_of
 from bursar.model.outcome import Outcome
+from bursar.model.records import Record
 from bursar.rails.chain import NodesUnavailable, Shape, Slot
-from bursar.signer.protocol import Never, Signature, SignerRefused, SignerUnavailable, SignRequest
+from bursar.signer.protocol import NOTHING_TO_CANCEL, Never, Signature, SignerRefused, SignerUnavailable, SignRequest
 
 
 class Signing:
@@ -49,10 +52,13 @@ class Signing:
         if row is None or body.fee is None:
             return Answer(outcome=Outcome.UNKNOWN, message=f"attempt {body.current} has no row")
         slot, shape, number = attempt.slot, attempt.shape, body.current
-        nonces = await self.out.store.read.flow_rows.of_record(item.record.number, NONCE.name)
-        if nonces:
-            slot = Slot(nonce=max(number_of(nonce) for nonce in nonces))
-        if body.cancel or attempt.outcome:  # the nonce is used up without a payment
+        taken = await self.out.store.read.flow_rows.of_record(item.record.number, NONCE.name)
+        own = nonce_key(body.payment.chain, body.sender)  # an attempt that died may have been another wallet's
+        if nonces := [number_of(row) for row in taken if row.key.rpartition("/")[0] == own]:
+            slot = Slot(nonce=max(nonces))
+        # The nonce is used up without a payment. Without one there is nothing to use up: the signer is asked never to
+        # sign these bytes (`sign`).
+        if slot.nonce is not None and (body.cancel or attempt.outcome):
             shape = Shape.CANCEL
         if attempt.outcome:
             number = body.attempts + 1
@@ -79,8 +85,10 @@ class Signing:
         """Ask the signer for exactly the bytes that are stored. Its answer is definite, and stored with its bytes."""
         body = item.body
         chain, row, attempt = await self.out.attempt(item)
-        if chain is None or row is None or not attempt.unsigned:
-            return Answer(outcome=Outcome.UNKNOWN, message=f"attempt {body.current} has no bytes, or no chain")
+        if chain is None:
+            return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.payment.chain} are configured here")
+        if row is None or not attempt.unsigned:
+            return Answer(outcome=Outcome.UNKNOWN, message=f"attempt {body.current} has no bytes")
         request = sign_request(item.id, body.sender, body.payment, body.authorization, attempt)
         wants_cancel = bool(body.cancel) and attempt.shape is Shape.PAY
         said = await self._signed(item, request, wants_cancel=wants_cancel)
@@ -110,12 +118,15 @@ class Signing:
         self, item: FlowRecord[Any], request: SignRequest, *, wants_cancel: bool
     ) -> Signature | Never | Answer:
         """What the signer says of an attempt; a tombstone where it is to be cancelled or will not be signed."""
+        if not self.out.reconciled:  # the mark of this answer would hide what the log has before it (W33)
+            return waits(item, "SIGNER_UNCHECKED", UNCHECKED, OUTAGE_S)
         try:
             if wants_cancel:
                 return await self.out.signer.cancel(request.payout, request.attempt)
             return await self.out.signer.sign(request)
         except SignerRefused as refused:
-            if not refused.denied:
+            # It cancels only what it knows. Once it knows a tombstone, the attempt that follows may cancel.
+            if not refused.denied and refused.reason != NOTHING_TO_CANCEL:
                 return waits(item, refused.reason, refused.why, OUTAGE_S)
         except SignerUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
@@ -128,8 +139,10 @@ class Signing:
         """Give the signed bytes to the nodes. No answer of theirs is proof of anything: the fate is asked next."""
         body = item.body
         chain, row, attempt = await self.out.attempt(item)
-        if chain is None or row is None or not attempt.raw:
-            return Answer(outcome=Outcome.UNKNOWN, message=f"attempt {body.current} has no signed bytes, or no chain")
+        if chain is None:
+            return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.payment.chain} are configured here")
+        if row is None or not attempt.raw:
+            return Answer(outcome=Outcome.UNKNOWN, message=f"attempt {body.current} has no signed bytes")
         after = msgspec.structs.replace(body, first_sent_us=self.out.ports.now_us())
         if body.cancel and attempt.shape is Shape.PAY:  # signed, and no node has it: a cancellation takes its nonce
             return Answer(outcome=Outcome.SUCCESS, body=after, decision=True, evidence={"not_sent": body.cancel})
@@ -140,13 +153,13 @@ class Signing:
         return Answer(outcome=Outcome.SUCCESS, body=after, evidence={"hash": attempt.hash, "nodes": sent.answers})
 
     async def sign_replacement(self, item: FlowRecord[Replacement]) -> Answer:
-        """Have a replacement signed, unless its payout has ended meanwhile."""
+        """Have a replacement signed, unless its payout has ended or was cancelled meanwhile."""
         body, attempt = item.body, item.body.attempt
         chain = self.out.chains.get(body.payment.chain)
         if chain is None:
             return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.payment.chain} are configured here")
         payout = await self.out.store.read.records.get(MACHINE.name, body.payout)
-        moot = payout is None or payout.state not in (CONFIRMING, REPLACING)
+        moot = payout is None or payout.state not in (CONFIRMING, REPLACING) or _is_unwanted(payout, attempt)
         request = sign_request(body.payout, body.sender, body.payment, body.authorization, attempt)
         said = await self._signed(item, request, wants_cancel=moot)
         if isinstance(said, Answer):
@@ -174,3 +187,8 @@ class Signing:
         except NodesUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
         return Answer(outcome=Outcome.SUCCESS, evidence={"hash": item.body.attempt.hash, "nodes": sent.answers})
+
+
+def _is_unwanted(payout: Record, attempt: Attempt) -> bool:
+    """Whether it would pay what was cancelled since. It makes room for the cancellation, unless it is signed by now."""
+    return attempt.shape is Shape.PAY and bool(msgspec.json.decode(payout.body, type=Payout).cancel)

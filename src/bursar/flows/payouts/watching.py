@@ -19,17 +19,21 @@ import msgspec
 
 from bursar.engine import Answer, Flow, FlowRecord, set_pause
 from bursar.flows.payouts.documents import CHAIN
-from bursar.flows.payouts.machine import CHAINS, CONFIRMED, MACHINE, REBASE, REPLACEMENTS
+from bursar.flows.payouts.machine import CHAINS, CONFIRMED, CONFIRMING, FAILED, MACHINE, REBASE, REPLACEMENTS
 from bursar.flows.payouts.outside import OUTAGE_S, Outside, waits
 from bursar.flows.payouts.payout import ATTEMPT, HASH, SPENT, Payout, attempt_key
 from bursar.flows.payouts.wallets import nonce_key, wallet_rail
 from bursar.model.flow_rows import Put, RowOperation
 from bursar.model.outcome import Outcome
+from bursar.model.records import Record
 from bursar.model.retry import Retry
 from bursar.rails.chain import Chain, DeepReorganisation, NodesUnavailable, OwnTransaction, Page
+from bursar.store.records import NEWEST
 
 KEEP_BLOCKS: Final = 10_000  # the cursor is written down after so many blocks without a transaction of ours
-LOOK_BACK: Final = 200  # payouts that are asked about after a deep reorganisation
+LOOK_BACK: Final = 200  # blocks that are read again after a deep reorganisation, and whose payouts are sent again
+PAGES_MAX: Final = 50  # of as many payouts, that are looked through for these
+ASK_AGAIN_S: Final = 10.0  # after that: what was sent again has had the time to be included
 ACTOR: Final = "watcher"
 
 
@@ -73,7 +77,7 @@ class Watching:
             return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {name} are configured here")
         # A chain that is retired is read on: the keys of its wallets exist still.
         poll_s = 15.0 if document is None else max(document.body.block_ms / 1000, 0.05)
-        addresses = await self.out.wallets.ever(name)
+        addresses = await self.out.wallets.ever(name, chain.codec)
         cursor = self._cursor(item.body)
         try:
             if cursor.block < 0:
@@ -104,7 +108,8 @@ class Watching:
                     Put(SPENT, key, 0 if seen is None else seen.version, {"hash": own.hash, "block": own.block})
                 )
         cursor = Watch(chain=name, block=page.up_to, hash=page.up_to_hash)
-        if rows or page.up_to - item.body.block >= KEEP_BLOCKS:
+        # Without a hash operators have sent it back: written down at once, or it would begin there at each look.
+        if rows or not item.body.hash or page.up_to - item.body.block >= KEEP_BLOCKS:
             return self._moved(item, cursor, tuple(rows), poll_s)
         self._cursors[name] = cursor
         return Answer(outcome=Outcome.PENDING, unchanged=True, decision=True, retry_after_s=poll_s)
@@ -135,19 +140,44 @@ class Watching:
         await self.out.alert(item.record, f"unknown transaction of {wallet}", "critical", reason)
 
     async def _incident(self, item: FlowRecord[Watch], chain: Chain, deep: DeepReorganisation) -> None:
-        """Stop the chain's sends, then send what is gone once more. Terminal records never move (W19)."""
+        """Stop the chain's sends, then send what is gone once more. Terminal records never move (W19): what became of
+        them is asked again, and an answer that contradicts their end raises an alert and goes to suspense (T34)."""
         name = item.body.chain
         await set_pause(self.out.store, "rail", f"chain {name}", actor=ACTOR, reason=str(deep), two_people=True)
         await self.out.alert(item.record, f"final block of {name} reorganised", "critical", str(deep))
-        records = await self.out.store.read.records.list(MACHINE.name, states=(CONFIRMED,), limit=LOOK_BACK)
-        for record in records:
-            body = msgspec.json.decode(record.body, type=Payout)
-            if body.payment.chain != name or body.result.block < item.body.block - LOOK_BACK:
-                continue
+        for record, body in await self._taken_back(item):
+            await self._ask_again(record)
             for number in range(1, body.attempts + 1):
-                raw = await self._raw(record.id, number, body.result.hash)
-                if raw:
+                if raw := await self._raw(record.id, number, body.result.hash):
                     await chain.send(raw)
+
+    async def _taken_back(self, item: FlowRecord[Watch]) -> list[tuple[Record, Payout]]:
+        """Payouts whose last transaction may be gone: the newest that have failed (what used up their nonce, and others
+        wait behind it), and those confirmed in the last blocks, among which may be many of other chains."""
+        found = []
+        for state, pages in ((CONFIRMED, PAGES_MAX), (FAILED, 1)):
+            before = NEWEST
+            for _ in range(pages):
+                records = await self.out.store.read.records.list(
+                    MACHINE.name, states=(state,), before=before, limit=LOOK_BACK
+                )
+                for record in records:
+                    body = msgspec.json.decode(record.body, type=Payout)
+                    is_near = state == FAILED or body.result.block >= item.body.block - LOOK_BACK
+                    if body.payment.chain == item.body.chain and body.result.hash and is_near:
+                        found.append((record, body))
+                if len(records) < LOOK_BACK:
+                    break
+                before = records[-1].number
+        return found
+
+    async def _ask_again(self, record: Record) -> None:
+        """Have the chain asked about a payout that has ended, as about one whose end people have decided."""
+        history = await self.out.store.read.records.history(record.number)
+        left = [step.version for step in history if step.source == CONFIRMING != step.target]
+        if left:
+            calls = self.out.store.single().forced_calls
+            await calls.add(record.number, left[-1] - 1, CONFIRMING, int(ASK_AGAIN_S * 1e6))
 
     async def _raw(self, payout: str, number: int, hash_: str) -> bytes:
         for flow in (MACHINE.name, REPLACEMENTS.name):

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bursar.model.records import Priority
+from bursar.ports import Ports
 from bursar.rails.chain import (
     Balances,
     Codec,
@@ -35,7 +36,7 @@ from bursar.rails.chain import (
     WalletShort,
     WouldRevert,
 )
-from bursar.rails.evm.codec import EvmCodec, address_bytes, hash_of, transfer_data
+from bursar.rails.evm.codec import EvmCodec, hash_of, transfer_data
 from bursar.rails.evm.fates import Fates
 from bursar.rails.evm.fees import (
     GAS_LIMIT_DEFAULT_MAX,
@@ -50,12 +51,12 @@ from bursar.rails.evm.fees import (
     replacement,
     transfer_answer,
 )
-from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Nodes, block_call, result
+from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Nodes, block_call
 from bursar.rails.evm.reading import Block, block
-from bursar.rails.evm.rpc import Call, CallError, Endpoint, Malformed, Post, data, quantity
+from bursar.rails.evm.rpc import Call, CallError, Endpoint, Malformed, Post, data, quantity, result
+from bursar.rails.evm.tokens import balance, balance_call
 
 SCAN_BLOCKS_MAX = 16  # of one page
-_BALANCE_OF = bytes.fromhex("70a08231")  # balanceOf(address)
 _DELEGATION = bytes.fromhex("ef0100")  # EIP-7702: an account with a key that lets code act for it
 _KNOWN = ("already known", "known transaction", "already imported", "already in mempool", "already exists")
 
@@ -147,13 +148,13 @@ class EvmChain:
         if tokens:
             calls += [
                 Call("eth_call", (message, "latest")),
-                _balance_call(order.contract, sender, "latest"),
+                balance_call(order.contract, sender, "latest"),
                 Call("eth_getCode", (order.contract, "latest")),
             ]
 
         def read(results: list[Any]) -> _DryRun:
             gas = _tried_token(results[2], results[3], results[5]) if tokens else _tried(results[2])
-            held = _word(results[4]) if tokens else None
+            held = balance(results[4]) if tokens else None
             return _DryRun(self._market(results[0]), quantity(result(results[1])), held, gas)
 
         return self._some("a fee", await self._nodes.ask(calls, None, read))
@@ -186,10 +187,11 @@ class EvmChain:
     # --- nonces and sending ------------------------------------------------------------------------------------------
 
     async def slot(self, sender: str) -> Slot:
-        # Never "pending": a node's pool is its own, and forgets (W11).
+        # Never "pending": a node's pool is its own, and forgets (W11). And never the word of one node: a nonce that is
+        # too high leaves a gap, behind which nothing of this wallet is ever included.
         call = Call("eth_getTransactionCount", (sender, "latest"))
         said = await self._nodes.ask([call], None, lambda results: quantity(result(results[0])))
-        return Slot(nonce=max(self._some("a nonce", said).values()))
+        return Slot(nonce=self._nodes.vouched(f"the nonce of {sender}", said))
 
     async def send(self, raw: bytes) -> Sent:
         hash_ = hash_of(raw)
@@ -215,20 +217,22 @@ class EvmChain:
         at = hex(anchor.number)
         calls = [
             Call("eth_getBalance", (address, at)),
-            *(_balance_call(contract, address, at) for contract in contracts),
+            Call("eth_getTransactionCount", (address, at)),
+            *(balance_call(contract, address, at) for contract in contracts),
         ]
 
-        def read(results: list[Any]) -> tuple[int, list[int | None]]:
-            return quantity(result(results[0])), [_word(one) for one in results[1:]]
+        def read(results: list[Any]) -> tuple[int, int, list[int | None]]:
+            coin, nonce, *tokens = results
+            return quantity(result(coin)), quantity(result(nonce)), [balance(one) for one in tokens]
 
         said = await self._nodes.ask(calls, anchor.nodes, read)
-        coin, tokens = self._nodes.agree(f"balances of {address} at block {anchor.number}", said)
+        coin, nonce, tokens = self._nodes.agree(f"balances of {address} at block {anchor.number}", said)
         held = {}
         for contract, amount in zip(contracts, tokens, strict=True):
             if amount is None:
                 raise InvalidAddress(self.network.name, contract, "no token is at this address")
             held[contract] = amount
-        return Balances(block=anchor.number, block_hash=anchor.hash, coin=coin, tokens=held)
+        return Balances(block=anchor.number, block_hash=anchor.hash, coin=coin, tokens=held, nonce=nonce)
 
     async def final_block(self) -> tuple[int, str]:
         anchor = await self._nodes.firm_anchor()
@@ -241,8 +245,7 @@ class EvmChain:
 
         await self._nodes.anchor()  # learns who is behind
         said = await self._nodes.ask([Call("eth_getCode", (address, "latest"))], None, read)
-        if any(said.values()):
-            return True  # one node that has seen code is enough to be careful
+        # A payment fails for it: where nodes differ it waits, until the one that lags has seen the code too.
         known = {name: found for name, found in said.items() if not self._nodes.is_behind(name)}
         return self._nodes.agree(f"code at {address}", Answers(known, said.silent))
 
@@ -306,6 +309,12 @@ class EvmChain:
         return found
 
 
+def chain_behind(network: Network, urls: Sequence[str], post: Post, ports: Ports, timeout_s: float) -> EvmChain:
+    """A chain behind nodes at these URLs. They are named by their places, for their URLs are never shown."""
+    endpoints = [Endpoint(name=f"{network.name}-{number}", url=url) for number, url in enumerate(urls, 1)]
+    return EvmChain(network, endpoints, post, ports.monotonic, timeout_s)
+
+
 def _tried(value: Any) -> int | Reverted | Short:
     """An estimate of gas, or why there is none."""
     return refusal(value) if isinstance(value, CallError) else quantity(value)
@@ -318,17 +327,3 @@ def _tried_token(estimate: Any, called: Any, code: Any) -> int | Reverted | Shor
     if isinstance(called, CallError):
         return refusal(called)
     return transfer_answer(data(called)) or _tried(estimate)
-
-
-def _balance_call(contract: str, address: str, at: str) -> Call:
-    payload = _BALANCE_OF + address_bytes(address).rjust(32, b"\0")
-    return Call("eth_call", ({"to": contract, "data": "0x" + payload.hex()}, at))
-
-
-def _word(value: Any) -> int | None:
-    """What `balanceOf` returns; None if that is no number: there is no token at that address."""
-    if isinstance(value, CallError):
-        refusal(value)  # raises if the error is the node's own trouble
-        return None
-    found = data(value)
-    return int.from_bytes(found, "big") if len(found) == 32 else None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
 import rlp  # type: ignore[import-untyped]
@@ -68,6 +69,7 @@ class Content(NamedTuple):
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(10_000)  # a hash and forty comparisons in Python, for the same few addresses again and again
 def checksum_address(raw: bytes) -> str:
     """EIP-55: a digit a-f is upper case where the hash of the lower-case digits has a high nibble."""
     digits = raw.hex()

@@ -1,8 +1,12 @@
 """Asking nodes for fates: the questions of many payouts travel together.
 
-Questions that come while a round is under way wait for the next one. A round costs each node three requests, however
-many questions it answers: where the chain is, the facts, and the blocks that the facts name. What the facts mean is
-decided in `verdict`.
+Questions that come while a round is under way wait for the next one. A round costs each node four requests, however
+many questions it answers: two for where the chain is, the facts, and the blocks that the facts name. Only if a payment
+of tokens is confirmed by these, there is a fifth: the balances. What all of it means is decided in `verdict`.
+
+A node that keeps no archive has dropped the state of a block after a while, and can't say what balances were. Then the
+payment's event alone decides at that node, and the evidence says so. A block that is so young that the node should have
+its state is asked for again.
 """
 
 from __future__ import annotations
@@ -10,13 +14,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from bursar.rails.chain import Fate, NodesUnavailable, Pending, Question, Unknown
-from bursar.rails.evm.nodes import Anchor, Answers, Nodes, NodesDisagree, block_call, result
+import msgspec
+
+from bursar.rails.chain import Confirmed, Fate, NodesUnavailable, Pending, Question, Unknown
+from bursar.rails.evm.nodes import Anchor, Answers, Nodes, NodesDisagree, block_call
 from bursar.rails.evm.reading import Receipt, Transaction, header_hash, receipt, transaction
-from bursar.rails.evm.rpc import Call, CallError, Malformed, quantity
-from bursar.rails.evm.verdict import Facts, combine, judge
+from bursar.rails.evm.rpc import Call, CallError, CallFailed, Malformed, quantity, result
+from bursar.rails.evm.tokens import CHANGES_CALLS, changes, changes_calls
+from bursar.rails.evm.verdict import Facts, abstaining, check, combine, judge
 
 QUESTIONS_MAX = 100  # in one round
 
@@ -24,6 +31,17 @@ _HASH = re.compile(r"0x[0-9a-f]{64}", re.ASCII)
 
 # What one node says about one question, or why that can't be read.
 _Said = tuple[int | None, dict[str, Receipt | None], dict[str, Transaction | None]] | Malformed
+
+
+class _Unchecked(NamedTuple):
+    """A payment that a node confirms by its event, and why the node can't say what the balances were."""
+
+    paid: Confirmed
+    why: str
+
+
+# What one node's facts about one question mean; text: why it can't say now.
+_Meaning = Fate | _Unchecked | str
 
 
 def hashes_of(question: Question) -> list[str]:
@@ -89,7 +107,15 @@ class Fates:
         facts = await self._facts(questions, anchor)
         if not facts:
             raise NodesUnavailable(self._nodes.network.name, f"no node answers{self._nodes.missing(facts)}")
-        return [self._fate(question, place, facts) for place, question in enumerate(questions)]
+        meant = {
+            name: [_judged(q, one) for q, one in zip(questions, of_node, strict=True)]
+            for name, of_node in facts.items()
+        }
+        checked = await asyncio.gather(*(self._checked(name, questions, fates) for name, fates in meant.items()))
+        return [
+            self._fate(question, Answers(dict(zip(meant, of_question, strict=True)), facts.silent))
+            for question, of_question in zip(questions, zip(*checked, strict=True), strict=True)
+        ]
 
     async def _facts(self, questions: Sequence[Question], anchor: Anchor) -> Answers[list[Facts | Malformed]]:
         """For each node that answers: its facts about each question, or why they can't be read."""
@@ -137,18 +163,58 @@ class Fates:
         answers = await self._nodes.ask([block_call(number) for number in numbers], [name], read)
         return answers.get(name) or answers.silent[name]
 
-    def _fate(self, question: Question, place: int, facts: Answers[list[Facts | Malformed]]) -> Fate:
-        said: dict[str, Fate] = {}
-        for name, of_node in facts.items():
-            one = of_node[place]
-            said[name] = Unknown(why=str(one)) if isinstance(one, Malformed) else judge(question, one)
-        missing = self._nodes.missing(facts)
+    async def _checked(self, name: str, questions: Sequence[Question], fates: list[Fate]) -> list[_Meaning]:
+        """One node's fates, after it was asked for the balances around payments of tokens that it confirms."""
+        pairs = list(enumerate(zip(questions, fates, strict=True)))
+        paid = {p: (q, fate) for p, (q, fate) in pairs if q.order.contract and isinstance(fate, Confirmed)}
+        found: list[_Meaning] = list(fates)
+        if not paid:
+            return found
+
+        def read(results: list[Any]) -> list[_Meaning]:
+            left = iter(results)
+            return [self._check(name, *one, [next(left) for _ in range(CHANGES_CALLS)]) for one in paid.values()]
+
+        calls = [call for one in paid.values() for call in changes_calls(*one)]
+        answers = await self._nodes.ask(calls, [name], read)
+        said = answers[name] if name in answers else [answers.silent[name]] * len(paid)
+        for place, one in zip(paid, said, strict=True):
+            found[place] = one
+        return found
+
+    def _check(self, name: str, question: Question, paid: Confirmed, part: list[Any]) -> _Meaning:
+        try:
+            return check(paid, changes(question, paid, part))
+        except CallFailed as error:
+            why = f"it can't say what the balances were: {error}"
+            return why if self._nodes.has_state(name, paid.block - 1) else _Unchecked(paid, why)
+        except Malformed as error:
+            return self._nodes.malformed(name, error)
+
+    def _fate(self, question: Question, meant: Answers[_Meaning]) -> Fate:
+        silent = meant.silent | {name: one for name, one in meant.items() if isinstance(one, str)}
+        unchecked = {name: one.why for name, one in meant.items() if isinstance(one, _Unchecked)}
+        fates = {name: one.paid if isinstance(one, _Unchecked) else one for name, one in meant.items()}
+        said = {name: fate for name, fate in fates.items() if not isinstance(fate, str)}
+        silent |= abstaining(said, unchecked)
+        said = {name: fate for name, fate in said.items() if name not in silent}
+        missing = self._nodes.missing(Answers(said, silent))
+        if not said:
+            return Unknown(why=f"no node says what the balances were{missing}")
         verdict = combine(question, said, self._nodes.configured, missing)
         self._nodes.doubt({name: f"the fate of {question.order.payout}: {w}" for name, w in verdict.doubted.items()})
         fate = verdict.fate
         if isinstance(fate, Pending) and not fate.seen and all(self._nodes.is_behind(name) for name in said):
             return Unknown(why=f"{', '.join(sorted(said))} does not know it, but is behind{missing}")
+        if isinstance(fate, Confirmed) and unchecked:
+            alone = all(name in unchecked for name in fate.evidence["nodes"])
+            evidence = {**fate.evidence, "balances_not_checked": unchecked}
+            return msgspec.structs.replace(fate, evidence=evidence, by_event_alone=alone)
         return fate
+
+
+def _judged(question: Question, facts: Facts | Malformed) -> Fate:
+    return Unknown(why=str(facts)) if isinstance(facts, Malformed) else judge(question, facts)
 
 
 def _read(question: Question, part: list[Any]) -> _Said:

@@ -141,6 +141,15 @@ def receipt(value: Any, hash_: str) -> Receipt | None:
     )
 
 
+def block_transfers(value: Any, block_hash: str) -> list[Transfer]:
+    """The Transfer events among the logs of a block that was asked for by its hash."""
+    if not isinstance(value, list):
+        raise Malformed("logs are a list")
+    if any(fixed(field(log, "blockHash"), 32) != block_hash for log in value):
+        raise Malformed("a log of another block came than was asked for")
+    return list(_transfers(value))
+
+
 def _transfers(logs: list[Any]) -> Iterable[Transfer]:
     for log in logs:
         topics = field(log, "topics")

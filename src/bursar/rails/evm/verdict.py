@@ -7,7 +7,8 @@ What one node's facts mean, at the final block F on whose hash the nodes agree:
 
 - A try of ours is in a block up to F, and that block is the one of its height: it is final. A payment that succeeded is
   confirmed if it moved exactly what was ordered, else a mismatch (W36). A payment that failed is dead, at our cost. A
-  cancellation is the death of what it replaced.
+  cancellation is the death of what it replaced. Of tokens that is what their event says; `check` holds a payment that
+  is confirmed by its event against the balances.
 - No try is final, but the nonce is used at F: the transaction that used it decides. Known from the watcher, it is
   looked at: if it made this payment, that is a mismatch; if not, every try is dead and the proof names it. If it is not
   known, a person has to find it (W17).
@@ -24,10 +25,13 @@ import msgspec
 from bursar.rails.chain import Confirmed, Dead, Fate, Mismatch, Order, Pending, Question, Shape, Try, Unknown
 from bursar.rails.evm.codec import read_transfer
 from bursar.rails.evm.reading import Receipt, Transaction, same
+from bursar.rails.evm.tokens import Change, Changes
+from bursar.rails.nodes import largest_group
 
 PLAIN_GAS = 21_000  # a transfer that runs no code uses exactly this
 
 TRANSFERS_SHOWN_MAX = 10
+BALANCES = "balances"  # in the evidence of a mismatch: what they were, and what the events say
 
 T = TypeVar("T")
 Ended = Confirmed | Dead | Mismatch
@@ -87,7 +91,7 @@ def _final(question: Question, one: Try, receipt: Receipt, found: Transaction | 
             {"contract": t.contract, "from": t.sender, "to": t.to, "amount": str(t.amount)}
             for t in receipt.transfers[:TRANSFERS_SHOWN_MAX]
         ]
-    cost = {"fee_paid": receipt.fee, "gas_used": receipt.gas_used, "gas_price": receipt.gas_price}
+    cost: dict[str, Any] = {"fee_paid": receipt.fee, "gas_used": receipt.gas_used, "gas_price": receipt.gas_price}
     if why:
         return Mismatch(hash=one.hash, why=why, evidence=evidence, **cost)
     return Confirmed(hash=one.hash, block=receipt.block, block_hash=receipt.block_hash, evidence=evidence, **cost)
@@ -126,6 +130,39 @@ def _difference(question: Question, receipt: Receipt, found: Transaction) -> str
     if not same(question.sender, one.sender) or not same(order.to, one.to) or one.amount != order.amount:
         return f"the token reports {one.amount} from {one.sender} to {one.to}"
     return ""
+
+
+def check(paid: Confirmed, found: Changes) -> Confirmed | Mismatch:
+    """A payment of tokens that is confirmed by its event, held against what its block did to the balances (W36)."""
+    sides = {"recipient": found.recipient, "wallet": found.wallet}
+    if not (whys := [why for side, change in sides.items() if (why := _contradiction(side, change))]):
+        return paid
+    shown = {
+        side: {"before": str(change.before), "after": str(change.after), "reported": str(change.reported)}
+        for side, change in sides.items()
+    }
+    return Mismatch(
+        hash=paid.hash,
+        why=f"in block {paid.block} " + ", and ".join(whys),
+        fee_paid=paid.fee_paid,
+        gas_used=paid.gas_used,
+        gas_price=paid.gas_price,
+        evidence=paid.evidence | {BALANCES: shown},
+    )
+
+
+def _contradiction(side: str, change: Change) -> str:
+    """How a balance contradicts the events; "" if it does not."""
+    if change.before is None or change.after is None:
+        return f"the token gives no balance of the {side}"
+    moved = change.after - change.before
+    if moved >= change.reported:  # more is no fee: interest, or coin that was wrapped
+        return ""
+    return f"the token reports that the {side}'s balance {_rose(change.reported)}, but it {_rose(moved)}"
+
+
+def _rose(by: int) -> str:
+    return "did not change" if not by else f"rose by {by}" if by > 0 else f"fell by {-by}"
 
 
 def _consumed(question: Question, facts: Facts, nonce: int) -> Fate:
@@ -175,6 +212,15 @@ class Verdict(msgspec.Struct, frozen=True):
     doubted: dict[str, str]  # node → what it says
 
 
+def abstaining(said: Mapping[str, Fate], unchecked: Mapping[str, str]) -> Mapping[str, str]:
+    """The nodes whose word does not count, with the reason: they can't see balances in which another sees a difference.
+
+    While no node sees a difference, a node that can't see them agrees with one that can: both say the same of the rest.
+    """
+    differs = any(isinstance(fate, Mismatch) and BALANCES in fate.evidence for fate in said.values())
+    return unchecked if differs else {}
+
+
 def combine(question: Question, said: Mapping[str, Fate], configured: int, missing: str) -> Verdict:
     """What the verdicts of several nodes prove together. `missing`: which nodes gave none, and why."""
     ends = {name: fate for name, fate in said.items() if isinstance(fate, Ended) or _needs_person(fate)}
@@ -191,19 +237,6 @@ def combine(question: Question, said: Mapping[str, Fate], configured: int, missi
         return Verdict(Unknown(why=f"only {agreeing[0]} answers: {describe(value)}. {missing}".strip()), {})
     words = {name: describe(fate) for name, fate in sorted(said.items())}
     return Verdict(Unknown(why="nodes disagree: " + "; ".join(f"{n}: {w}" for n, w in words.items())), words)
-
-
-def largest_group(said: Mapping[str, T]) -> tuple[T, list[str]]:
-    """The value that most nodes give, and their names; of equally large groups, the first."""
-    groups: list[tuple[T, list[str]]] = []
-    for name, value in sorted(said.items()):
-        for known, names in groups:
-            if known == value:
-                names.append(name)
-                break
-        else:
-            groups.append((value, [name]))
-    return max(groups, key=lambda group: len(group[1]))
 
 
 def _needs_person(fate: Fate) -> bool:

@@ -128,9 +128,15 @@ WITH found AS MATERIALIZED (
 UPDATE bursar.records r SET due = now() FROM found WHERE r.number = found.number RETURNING r.number
 
 -- name: look_again
--- After so long, or not before a signal comes; unless it has moved meanwhile. Arguments: number, version, delay.
-UPDATE bursar.records SET due = now() + $3::bigint * interval '1 microsecond', worker = ''
-WHERE number = $1 AND version = $2
+-- After so long, or not before a signal comes; those that have moved meanwhile, not. One that another transaction is
+-- moving is not waited for: it will have another version. Arguments: numbers, versions, delays.
+WITH looked AS MATERIALIZED (
+    SELECT r.number, l.delay FROM bursar.records r
+    JOIN unnest($1::text::bigint[], $2::text::integer[], $3::text::bigint[]) AS l (number, version, delay)
+        ON r.number = l.number AND r.version = l.version
+    ORDER BY r.number FOR UPDATE OF r SKIP LOCKED)
+UPDATE bursar.records r SET due = now() + looked.delay * interval '1 microsecond', worker = ''
+FROM looked WHERE r.number = looked.number
 
 -- name: signals_of
 -- The signals that a record was sent, in the order in which they arrived.

@@ -10,6 +10,7 @@ FOLDER = Path(__file__).parent
 
 
 def main() -> None:
+    """Write the file anew."""
     compiled = {}
     for source in sorted(FOLDER.glob("*.vy")):
         made = subprocess.run(["vyper", "-f", "abi,bytecode", source], capture_output=True, text=True, check=True)

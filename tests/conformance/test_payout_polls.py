@@ -1,0 +1,108 @@
+"""What a poll of a waiting payout costs the database does not grow with how many wait, and leaves no history."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from typing import Any
+
+import msgspec
+import pytest
+from tests.builders import Place, scenario
+from tests.till import DOCUMENT, Till, Town, till
+
+from bursar.engine import Worker
+
+PATIENCE_S = 60.0
+STEPS = 100  # of SQLite's virtual machine, between two times that it tells us
+HISTORY = "SELECT count(*) FROM transitions"
+
+
+class Work:
+    """What SQLite does meanwhile."""
+
+    def __init__(self, store: Any) -> None:
+        self.connections = (store._writer, store._reader)
+        self.statements = 0
+        self.steps = 0  # of its virtual machine: rows that are read cost some, too
+
+    def __enter__(self) -> Work:
+        for connection in self.connections:
+            connection.set_progress_handler(self._stepped, STEPS)
+            connection.set_trace_callback(self._ran)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self.connections:
+            connection.set_progress_handler(None, 0)
+            connection.set_trace_callback(None)
+
+    def _stepped(self) -> int:
+        self.steps += STEPS
+        return 0
+
+    def _ran(self, _sql: str) -> None:
+        self.statements += 1
+
+
+async def let_wait(t: Till, worker: Worker, waiting: int) -> list[int]:
+    """So many payouts in all, sent and not mined; their numbers."""
+    records = t.engine.store.read.records
+    there = len(await records.list("payouts", limit=waiting))
+    for first in range(there, waiting, 100):
+        await asyncio.gather(*[t.request("0.001", key=f"k{n}") for n in range(first, min(first + 100, waiting))])
+        await worker.look()
+        await t.engine.finish(PATIENCE_S)
+    found = await records.list("payouts", states=("confirming",), limit=waiting + 1)
+    assert len(found) == waiting
+    return [record.number for record in found]
+
+
+async def polled(t: Till, worker: Worker, numbers: list[int]) -> tuple[float, float]:
+    """All of them are due, and polled once: statements and steps for each."""
+    await t.engine.store.single().records.wake_held(numbers, "")
+    with Work(t.engine.store) as work:
+        await worker.look()
+        await t.engine.finish(PATIENCE_S)
+    return work.statements / len(numbers), work.steps / len(numbers)
+
+
+@scenario
+@pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
+async def test_poll_costs_the_same_with_100_and_with_1000_that_wait(place: Place) -> None:
+    town = Town(document=msgspec.structs.replace(DOCUMENT, unconfirmed_max=1_000, block_ms=3_600_000))
+    async with till(place, town) as t:
+        worker = Worker(t.engine)
+        few = await let_wait(t, worker, 100)
+        await polled(t, worker, few)  # the engine's first looks are over
+        of_few = await polled(t, worker, few)
+        many = await let_wait(t, worker, 1_000)
+        rows = count(place)
+        of_many = await polled(t, worker, many)
+        assert count(place) == rows, "no row of history per poll"
+        assert of_many[0] <= 1.2 * of_few[0] < 2.4, (of_few, of_many)
+        assert 0 < of_many[1] <= 1.2 * of_few[1], (of_few, of_many)
+
+
+def count(place: Place) -> int:
+    connection = sqlite3.connect(place.path)
+    try:
+        return int(connection.execute(HISTORY).fetchone()[0])
+    finally:
+        connection.close()
+
+
+@scenario
+@pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
+async def test_payouts_that_choose_at_the_same_time_do_not_all_choose_one_wallet(place: Place) -> None:
+    """Each wallet has room for three. Those that came too late in the transaction would have to wait."""
+    async with till(place, Town()) as t:
+        t.payouts.out.wallets.fresh_s = 60.0  # one look for all
+        await asyncio.gather(*[t.request("1", key=f"k{n}") for n in range(6)])
+        await Worker(t.engine).look()
+        await t.engine.finish(PATIENCE_S)
+        views = await t.payouts.list()
+        assert sorted(view.wallet for view in views) == ["hot1"] * 3 + ["hot2"] * 3
+        assert not any(view.error for view in views if view.state != "confirming")
+        histories = [await t.engine.store.read.records.history((await t.record(view.id)).number) for view in views]
+        assert all(len([one for one in history if one.source == "pending"]) == 1 for history in histories)
