@@ -89,7 +89,7 @@ def test_attackers_do_not_slow_an_honest_user_down(tmp_path: Path) -> None:
             if number + 1 >= ROUNDS_MIN and statistics.median(slower) < 2:
                 break
         assert statistics.median(slower) < 2, f"p99 as against alone, by round: {slower}"
-        assert metric(here, 'bursar_http_closed_total{reason="headers_too_large"}') > ROUNDS_MIN
+        assert metric(here, 'bursar_http_closed_total{reason="headers_too_large"}') >= ROUNDS_MIN  # one a round
         assert metric(here, 'bursar_http_closed_total{reason="evicted"}') > 300 * ROUNDS_MIN
         assert len(here.log()) < 4_000, here.log()
 
