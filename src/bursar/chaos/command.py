@@ -117,7 +117,7 @@ def _tell(out: Output, r: Report) -> None:
         ("ended because the database was away", f"{r.restarts:,}"),
         ("requests", f"{r.requests:,}"),
         ("without a useful answer", _counts(r.lost)),
-        ("wishes (client_order_id)", f"{r.asked:,}"),
+        ("requests (client_order_id)", f"{r.asked:,}"),
         ("transfers in the database", _counts(r.ends)),
         ("refused, nothing written", _counts(r.refusals)),
         ("payouts in the database", _counts(r.payouts)),

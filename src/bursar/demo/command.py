@@ -177,7 +177,7 @@ def _tell(out: Output, stays: bool, what: str, r: Report) -> None:
         _tell_back(out, r.blows[-1])
     elif what == "over":
         count = sum(r.ends.values())
-        out.say(f"{r.seconds:4.1f} s  The end: {r.asked:,} wishes, {count:,} transfers, all at their end.\n")
+        out.say(f"{r.seconds:4.1f} s  The end: {r.asked:,} requests, {count:,} transfers, all at their end.\n")
 
 
 def _tell_blow(out: Output, r: Report, blow: Blow) -> None:
