@@ -18,7 +18,7 @@ here: which nodes there are (configuration), who may pay what (`signer`), retrie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -306,6 +306,28 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     transactions: tuple[OwnTransaction, ...]
 
 
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A final transfer to one of our addresses. `hash` and `part` name it for ever: it is credited once under them."""
+
+    hash: str
+    part: str  # which transfer of that transaction: "coin", or the number of its event
+    sender: str
+    to: str
+    contract: str  # of the token; "": the chain's own coin
+    amount: int  # in the chain's smallest units
+    block: int
+    block_hash: str
+
+
+class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
+    """Final transfers to our addresses in a range of blocks that was read whole."""
+
+    up_to: int  # the last block that was read; never past an incomplete answer
+    up_to_hash: str
+    found: tuple[Arrival, ...]
+    one_node: bool  # only one node is configured, so none has confirmed what it says (W35)
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node as operators see it. Its URL is not shown: it may contain a key."""
 
@@ -395,6 +417,16 @@ class Chain(Protocol):
         """Final transactions signed by these addresses, in the blocks after `after`; a bounded number of blocks.
 
         `after_hash` is the `up_to_hash` of the page before. `DeepReorganisation`: that block is gone (W19).
+        """
+        ...
+
+    async def arrivals(
+        self, addresses: Container[str], contracts: frozenset[str], after: int, after_hash: str, up_to: int
+    ) -> Arrivals:
+        """Final transfers of the coin, and of these tokens, to these addresses in the blocks after `after`.
+
+        A bounded number of blocks, none above `up_to`, which the caller has read from `final_block` before it read the
+        addresses: an address that was issued since then has received nothing in those blocks. The rest is as for `scan`.
         """
         ...
 
