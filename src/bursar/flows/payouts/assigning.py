@@ -19,6 +19,7 @@ from bursar.flows.payouts.outside import (
     NEEDS_RELEASE,
     OUTAGE_S,
     UNCHECKED,
+    NotNow,
     Outside,
     adopted,
     fails,
@@ -31,6 +32,7 @@ from bursar.flows.payouts.payout import (
     NONCE,
     REFUSALS_MAX,
     RESERVED,
+    RETURNED_CODE,
     UNCONFIRMED,
     Attempt,
     Payout,
@@ -56,15 +58,6 @@ from bursar.signer.protocol import SECOND_SLOT, KnownAttempt, SignerRefused, Sig
 ROOM_S_MAX: Final = 30.0  # until a payout for which no wallet has room looks again
 
 log = logging.getLogger("bursar.payouts")
-
-
-class NotNow(Exception):
-    """The payout waits for a cause that is not its own."""
-
-    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.retry_after_s = retry_after_s
 
 
 class Assigning:
@@ -123,14 +116,24 @@ class Assigning:
             chain.codec.build(chain.network, candidate.address, order, Shape.PAY, slot, fee)
         except Unbuildable as refused:
             return fails(refused.code, str(refused))
-        await self._require_active(payment.account)  # last: nodes and signer may have taken long
+        if why := await self._no_longer_approved(item):  # last: nodes and signer may have taken long
+            return fails(RETURNED_CODE, why)
         return self._taken(item, chain, network, candidate, order, fee, slot, preview.nonce_floor)
 
-    async def _require_active(self, path: str) -> None:
-        """Its money was held when it was requested. An account that was frozen since pays nothing new (W37)."""
+    async def _no_longer_approved(self, item: FlowRecord[Payout]) -> str:
+        """Why what held when it was requested holds no more (W37). The flow that has ordered it says that, and gets it
+        back. Without one, an account that was frozen since waits: its money is held already."""
+        flow, _, parent = item.body.parent.partition("/")
+        if flow:
+            guard = self.out.guards.get(flow)
+            if guard is None:
+                raise NotNow("PARENT_UNKNOWN", f"this process does not know {flow}, which has ordered it", BACK_OFF_S)
+            return await guard(parent, item.body) if not item.body.attempts else ""
+        path = item.body.payment.account
         account = (await self.out.store.read.accounts.heads([path])).get(path)
         if account is not None and account.status is AccountStatus.FROZEN:
             raise NotNow("ACCOUNT_FROZEN", f"{path} was frozen since this was requested", BACK_OFF_S)
+        return ""
 
     async def _rules(self, name: str, asset: str) -> tuple[Chain, ChainDocument, AssetDocument]:
         """What holds now, not when it was requested (W37)."""

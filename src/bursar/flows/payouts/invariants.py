@@ -61,7 +61,7 @@ class PayoutHolds(Check):
         tables = self.scene.tables
         while page := await tables.records.list(MACHINE.name, states=OPEN, before=before, limit=PAGE):
             before = page[-1].number
-            items = readable(page, self)
+            items = [item for item in readable(page, self) if not item.body.parent]  # else its parent has the hold
             numbers = [hold_number(item) for item in items if item.record.in_flight_posting]
             holds = {hold.id: (hold, account.path) for hold, account in await tables.holds.get(numbers)}
             for item in items:

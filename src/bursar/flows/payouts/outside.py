@@ -30,6 +30,7 @@ OUTAGE_S: Final = 10.0  # until nodes or signer are asked again
 UNCHECKED: Final = "the signer's log was not compared with the database yet"
 SIGNER_PEER: Final = "signer:"  # and its name: whose log the database knows how far (W33)
 
+Guard = Callable[[str, Payout], Awaitable[str]]  # parent's id, payout → why it may not be paid any more; "": it may
 Alert = Callable[[Record | None, str, str, str], Awaitable[None]]  # record, reason, severity, message
 # Causes for which an operator is called, and not only when the payout has waited for long.
 NEEDS_RELEASE: Final = "NEEDS_RELEASE"  # its attempt is dead at our nodes, and the signer has not seen that (W31)
@@ -39,6 +40,15 @@ ALERTS: Final = {
     "NEEDS_PEOPLE": "critical",
     NEEDS_RELEASE: "critical",
 }
+
+
+class NotNow(Exception):
+    """The payout waits for a cause that is not its own."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 def waits(item: FlowRecord[Any], code: str, message: str, retry_after_s: float | None = None) -> Answer:
@@ -64,6 +74,7 @@ class Outside:
         self.chains = chains
         self.signer = signer
         self.alert = alert
+        self.guards: dict[str, Guard] = {}  # by the flow that orders payouts: asked before the first attempt (W37)
         self.wallets = Wallets(store, documents)
         self._attempts = Together(self._read_attempts)
         self.reconciled = False  # whether the signer's log was compared with this database: no send before (W33)

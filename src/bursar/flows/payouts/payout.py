@@ -11,13 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from bursar.engine import Answer, Booking, Dispute, FlowRecord, NewRecord, holds
+from bursar.engine import Answer, Booking, Dispute, FlowRecord, NewRecord, RecordSignal, holds
 from bursar.engine.holds import Held
 from bursar.flows.payouts.machine import CONFIRMED, CONFIRMING, DISPUTED, FAILED, MACHINE, PENDING, REPLACE, SIGNING
 from bursar.model.authorizations import Approval, Authorization, Payment
 from bursar.model.entries import EntryKind, Intent, Leg
 from bursar.model.flow_rows import Claim, Form, GiveBack, Release, RowKind, RowOperation
 from bursar.model.outcome import Outcome
+from bursar.model.proof import dead
 from bursar.model.records import Priority
 from bursar.rails.chain import Fee, Shape, Slot, Try
 
@@ -31,6 +32,15 @@ ATTEMPTS_MAX: Final = 3  # that died, before the payout fails
 REFUSALS_MAX: Final = 5  # of this very payment, before anything was signed (the specification's max_retries)
 BACK_OFF_S: Final = 30.0
 BACK_OFF_MAX_S: Final = 960.0
+
+# What a payout tells the record that has ordered it (`Payout.parent`), in the transaction in which it ends.
+PAYOUT_PAID: Final = "PAYOUT_PAID"
+PAYOUT_FAILED: Final = "PAYOUT_FAILED"
+PAYOUT_CANCELLED: Final = "PAYOUT_CANCELLED"
+PAYOUT_RETURNED: Final = "PAYOUT_RETURNED"  # nothing was signed, and what it was approved for holds no more (W37)
+PAYOUT_ADOPTED: Final = "PAYOUT_ADOPTED"  # it was put back from the signer's log (W33)
+PARENT_EVENTS: Final = (PAYOUT_PAID, PAYOUT_FAILED, PAYOUT_CANCELLED, PAYOUT_RETURNED, PAYOUT_ADOPTED)
+RETURNED_CODE: Final = "NO_LONGER_APPROVED"
 
 # Rows of the flow's own.
 SOURCE: Final = RowKind("source", Form.UNIQUE, releasable=True)  # one payout that has not failed per reason (W3)
@@ -89,6 +99,8 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     authorization: Authorization
     native: str  # asset that fees are paid in
     priority: Priority = Priority.NORMAL
+    parent: str = ""  # "flow/id" of the record that holds the money and settles it; "": the payout holds it itself
+    adopted: bool = False  # it was put back from the signer's log, and its parent is told
     requested_wallet: str = ""  # a sweep or a refill names its wallet; else it is chosen
     wallet: str = ""
     sender: str = ""  # address of the wallet
@@ -188,12 +200,14 @@ def held(item: FlowRecord[Payout]) -> Held:
 
 
 def book_start(item: FlowRecord[Payout]) -> Booking:
-    """Set the money aside, and claim the reason: a second payout for it is refused while this one has not failed."""
-    booking = holds.authorize(item, held(item))
+    """Set the money aside, unless its parent has, and claim the reason: a second payout for it is refused while this
+    one has not failed."""
     rows: tuple[RowOperation, ...] = (
         Claim(SOURCE, item.body.claimed or item.body.payment.source, {"payout": item.id}),
     )
-    return msgspec.structs.replace(booking, rows=rows)
+    if item.body.parent:
+        return Booking(rows=rows, signals=(_to_parent(item, PAYOUT_ADOPTED, {}),) if item.body.adopted else ())
+    return msgspec.structs.replace(holds.authorize(item, held(item)), rows=rows)
 
 
 def book(item: FlowRecord[Payout], event: str, answer: Answer) -> Booking:
@@ -210,17 +224,36 @@ def book(item: FlowRecord[Payout], event: str, answer: Answer) -> Booking:
         return Booking()
     gas = _gas(item, after, answer) if state == CONFIRMING else ()
     rows = _given_back(body) if state in (CONFIRMING, DISPUTED, SIGNING) and target != DISPUTED else ()
-    if target == CONFIRMED:
+    if target == FAILED:
+        rows = (*rows, Release(SOURCE, body.claimed or body.payment.source))
+    if body.parent and target in (CONFIRMED, FAILED):
+        booking = Booking(signals=(_ended(item, target, after, answer),))
+    elif target == CONFIRMED:
         paid = [(wallet_account(body.payment.chain, after.wallet), int(body.payment.amount))]
         if int(body.payment.fee):
             paid.append((FEES, int(body.payment.fee)))
         booking = holds.confirm(item, held(item), *paid)
     elif target == FAILED:
         booking = holds.void(item, held(item))
-        rows = (*rows, Release(SOURCE, body.claimed or body.payment.source))
     else:
         booking = Booking()
     return msgspec.structs.replace(booking, intents=(*booking.intents, *gas), rows=rows)
+
+
+def _ended(item: FlowRecord[Payout], target: str, after: Payout, answer: Answer) -> RecordSignal:
+    """What its parent settles its hold by: that it was paid, from which wallet, or that it never will be."""
+    if target == CONFIRMED:
+        wallet = wallet_account(item.body.payment.chain, after.wallet)
+        return _to_parent(item, PAYOUT_PAID, {"hash": after.result.hash, "account": wallet})
+    event = PAYOUT_CANCELLED if item.body.cancel else PAYOUT_FAILED
+    event = PAYOUT_RETURNED if answer.code == RETURNED_CODE else event
+    why = {"code": answer.code, "why": item.body.cancel or answer.message}
+    return _to_parent(item, event, why | dead(payout=item.id, **why))
+
+
+def _to_parent(item: FlowRecord[Payout], event: str, evidence: dict[str, Any]) -> RecordSignal:
+    flow, _, id_ = item.body.parent.partition("/")
+    return RecordSignal(flow=flow, id=id_, event=event, evidence={"payout": item.id, **evidence})
 
 
 def _replacement(item: FlowRecord[Payout], after: Payout, answer: Answer) -> NewRecord:

@@ -164,7 +164,7 @@ class Payouts:
             queries={"confirm": confirming.query},
             book=book,
             book_start=book_start,
-            active=lambda body: () if body.booked_from else (body.payment.account,),
+            active=lambda body: () if body.booked_from or body.parent else (body.payment.account,),
             dispute=dispute,
             learned=learned,
             rails={
@@ -267,6 +267,12 @@ class Payouts:
         assert chain is not None  # check_request has refused
         await self._check_native(chain.body.native, chain.body.decimals)
         return payment, chain.body.native
+
+    async def step(self, asset: Asset, chain: str) -> int:
+        """The smallest amount, in the ledger's units, that the chain's decimals can express."""
+        on_chain = await self.documents.current(ASSET, asset_name(asset.code, chain), fresh=True)
+        fewer = 0 if on_chain is None else max(0, asset.precision - on_chain.body.decimals)
+        return int(10**fewer)
 
     async def _known(self, operation: Operation) -> PayoutView | None:
         """The payout that this request has made before; a refusal if the key stands for another request."""

@@ -31,6 +31,7 @@ from bursar.flows.payouts.payout import (
 from bursar.flows.payouts.wallets import nonce_key
 from bursar.model.errors import Conflict, RecordMoved, Refusal
 from bursar.model.flow_rows import RowTaken, numbered
+from bursar.model.machine import Kind
 from bursar.model.marks import Restored, restored
 from bursar.model.records import Record
 from bursar.signer.protocol import LogEntry, SignerRefused, SignerUnavailable, SignRequest
@@ -123,13 +124,17 @@ class Reconciling:
                 await self._tell(record, {"attempt": request.attempt, "elsewhere": True})
 
     async def _start_again(self, request: SignRequest) -> None:
-        """Its hold is taken anew; from suspense, if its account has less than that by now."""
+        """Its money is what its parent holds, if that is there; else its hold is taken anew; from suspense, if its
+        account has less than that by now."""
+        parent = await self._parent(request.payment.source)
         body = Payout(
             payment=request.payment,
             authorization=request.authorization,
             native=self.out.chains[request.chain].network.native,
+            parent=parent,
+            adopted=bool(parent),
         )
-        for _ in range(3):
+        for _ in range(4):
             try:
                 owner = request.payment.account
                 started = await self.engine.start(MACHINE.name, body, id=request.payout, owner=owner, actor=ACTOR)
@@ -141,8 +146,19 @@ class Reconciling:
             except (RecordMoved, Conflict):
                 return  # another process has done it
             except Refusal as refusal:
+                if body.parent:  # it does not wait for a payout: it has another one, or has ended
+                    body = msgspec.structs.replace(body, parent="", adopted=False)
+                    continue
                 log.critical("%s can't be held from its account again: %s", request.payout, refusal)
                 body = msgspec.structs.replace(body, booked_from=SUSPENSE)
+
+    async def _parent(self, source: str) -> str:
+        """The open record that has ordered a payout, by the payout's source."""
+        for flow in self.out.guards:
+            record = await self.engine.get(flow, source)
+            if record is not None and self.engine.require(flow).machine.state(record.state).kind is not Kind.TERMINAL:
+                return f"{flow}/{source}"
+        return ""
 
     async def _hold(self, number: int, payout: str) -> None:
         """Hold the payout that has the same source as one that was signed before the restore."""
