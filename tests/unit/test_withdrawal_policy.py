@@ -269,7 +269,7 @@ def test_lists_are_compared_as_the_chain_writes_addresses() -> None:
         "bsc", codec, [AddressList(deny=(BOB,)), AddressList(allow=(BOB, carol)), AddressList(allow=(carol,))]
     )
     assert lists.deny == {canonical}
-    assert lists.allow == ({canonical, carol}, {carol})
+    assert lists.allow == (frozenset({canonical, carol}), frozenset({carol}))
     assert joined("bsc", codec, [AddressList()]).allow == ()
 
 
