@@ -1,0 +1,1 @@
+"""Withdrawals: a user asks, rules and people decide, a payout pays."""
