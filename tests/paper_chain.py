@@ -7,7 +7,7 @@ sender's name: the flow's decisions are tested here, and not cryptography (rails
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ import msgspec
 from bursar.model.authorizations import Authorization, Payment
 from bursar.model.records import Priority
 from bursar.rails.chain import (
+    Arrival,
+    Arrivals,
     Balances,
     Confirmed,
     Dead,
@@ -120,6 +122,8 @@ class PaperChain:
         self.contracts: set[str] = set()
         self.fork = ""  # part of the hashes of all blocks: another one is another chain
         self.keeps = True  # whether the node keeps what it is sent
+        self.liars: set[str] = set()  # contracts whose events say more than arrives
+        self.one_node = False
 
     def _up(self) -> None:
         if self.away:
@@ -242,6 +246,42 @@ class PaperChain:
             if s in addresses and b > after
         ]
         return Page(up_to=self.height, up_to_hash=self.hash_of(self.height), transactions=tuple(found))
+
+    async def arrivals(
+        self, addresses: Container[str], contracts: frozenset[str], after: int, after_hash: str, up_to: int
+    ) -> Arrivals:
+        self._up()
+        if after_hash not in ("", self.hash_of(after)):
+            raise DeepReorganisation(self.network.name, after, after_hash, self.hash_of(after))
+        last = max(after, min(up_to, self.height))
+        found = [
+            Arrival(
+                hash=hash_,
+                part="0" if decoded.contract else "coin",
+                sender=sender,
+                to=decoded.to,
+                contract=decoded.contract,
+                amount=decoded.amount,
+                block=block,
+                block_hash=self.hash_of(block),
+                disputed="the balance did not rise by that" if decoded.contract in self.liars else "",
+            )
+            for hash_, (decoded, sender, block) in self.mined.items()
+            if after < block <= last and decoded.to in addresses and decoded.amount and decoded.to != sender
+            if hash_ not in self.failed and decoded.contract in {"", *contracts}
+        ]
+        up_to_hash = self.hash_of(last)
+        return Arrivals(up_to=last, up_to_hash=up_to_hash, found=tuple(found), one_node=self.one_node)
+
+    def give(self, to: str, amount: int, contract: str = "", sender: str = "@stranger") -> str:
+        """A transfer from outside, in a block of its own, which is final; its hash."""
+        slot = Slot(nonce=self.nonces.get(sender, 0))
+        fee = Fee(gas_limit=GAS, price=self.price)
+        decoded = Decoded(chain_id=self.network.chain_id, to=to, contract=contract, amount=amount, slot=slot, fee=fee)
+        hash_ = hashlib.sha256(f"{sender} {to} {slot.nonce}".encode()).hexdigest()
+        self.height += 1
+        self.include(hash_, decoded, sender)
+        return hash_
 
     async def final_block(self) -> tuple[int, str]:
         self._up()

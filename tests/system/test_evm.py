@@ -7,8 +7,9 @@ Both configured nodes are the same program, so that the quorum is met; nodes tha
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 import pytest
@@ -17,6 +18,7 @@ from coincurve import PrivateKey
 from bursar.http import Pool
 from bursar.model.records import Priority
 from bursar.rails.chain import (
+    Arrival,
     Confirmed,
     Dead,
     DeepReorganisation,
@@ -24,6 +26,7 @@ from bursar.rails.chain import (
     Fee,
     Mismatch,
     Network,
+    NodesUnavailable,
     Order,
     Page,
     Pending,
@@ -297,6 +300,57 @@ def test_a_reorganisation_of_final_blocks_is_noticed_by_the_watcher(desk: Desk) 
     with pytest.raises(DeepReorganisation):
         desk.scan(page.up_to, page.up_to_hash)
     assert desk.fate(payment, signed) == Pending(seen=False)
+
+
+# --- what arrives ----------------------------------------------------------------------------------------------------
+
+
+def test_coin_and_tokens_that_arrive_are_found_once_and_tokens_that_lie_are_disputed(desk: Desk) -> None:
+    good, skimming = desk.deploy("good"), desk.deploy("skimming")
+    listed, ours = frozenset({good, skimming}), {ALICE}
+    payments = [order(), order(7, good), order(1_000, skimming), order(9, good, to=BOB), order(8, good)]
+    fee, first = desk.quote(payments[2]), desk.nonce()
+    signed = [desk.sign(one, fee, nonce=first + place) for place, one in enumerate(payments)]
+    for one in signed:
+        assert desk.send(one).accepted
+    desk.finish()
+    after, after_hash = 0, ""
+    found: list[Arrival] = []
+    final, _ = desk.run(desk.chain.final_block())
+    while after < final:
+        page = desk.run(desk.chain.arrivals(ours, listed, after, after_hash, final))
+        found += page.found
+        after, after_hash = page.up_to, page.up_to_hash
+    assert [(one.hash, one.part, one.contract, one.amount) for one in found] == [
+        (signed[0].hash, "coin", "", COIN),
+        (signed[1].hash, "0", good, 7),
+        (signed[2].hash, "0", skimming, 1_000),
+        (signed[4].hash, "0", good, 8),
+    ]
+    assert [one.disputed for one in found if one.contract != skimming] == ["", "", ""]
+    assert "rose by 1000, but it rose by 990" in found[2].disputed
+    assert {(one.sender, one.to) for one in found} == {(WALLET, ALICE)}
+    desk.anvil.rpc("anvil_reorg", final, [])
+    desk.anvil.mine(5)
+    with pytest.raises(DeepReorganisation):
+        desk.run(desk.chain.arrivals(ours, listed, after, after_hash, final + 5))
+
+
+def test_events_that_a_node_does_not_list_are_found_in_the_receipts_of_the_block(desk: Desk, pool: Pool) -> None:
+    contract = desk.deploy("good")
+    desk.pay(order(5, contract))
+    desk.finish()
+
+    async def without_logs(url: str, headers: Mapping[str, str], body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        emptied = [one["id"] for one in json.loads(body) if one["method"] == "eth_getLogs"]
+        status, said = await pool.post(url, headers, body, timeout_s)
+        told = [one | ({"result": []} if one["id"] in emptied else {}) for one in json.loads(said)]
+        return status, json.dumps(told).encode()
+
+    endpoints = [Endpoint(name=name, url=f"{desk.anvil.url}/?{name}") for name in ("north", "south")]
+    chain = EvmChain(desk.network, endpoints, without_logs, time.monotonic)
+    with pytest.raises(NodesUnavailable, match=f"lack those of {contract.lower()}"):
+        desk.run(chain.arrivals({BOB}, frozenset({contract}), 0, "", 100))
 
 
 # --- what comes from outside -----------------------------------------------------------------------------------------

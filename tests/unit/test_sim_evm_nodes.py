@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 from eth_abi.abi import decode as abi_decode
+from eth_utils.address import to_checksum_address
 from eth_utils.crypto import keccak
 from tests.unit.sim_chain_builders import (
     ALICE,
@@ -22,6 +24,9 @@ from tests.unit.sim_chain_builders import (
     transfer_data,
 )
 
+from bursar.rails.chain import Arrival, Network, NodesUnavailable
+from bursar.rails.evm.chain import EvmChain
+from bursar.rails.evm.rpc import Endpoint
 from bursar.sim import Kernel, run
 from bursar.sim.chain_faults import Fault
 from bursar.sim.chain_state import Behaviour
@@ -329,6 +334,38 @@ def test_scripted_lies_are_of_one_node(world: World, nodes: Nodes) -> None:
     assert ask(nodes, "eth_getLogs", {"fromBlock": "0x0"}, node="two") == []
     nodes["two"].chain_id = 5
     assert ask(nodes, "eth_chainId", node="two") == "0x5"
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.HONEST, Behaviour.TAKES_FEE, Behaviour.LIES])
+def test_the_rail_finds_what_arrives_through_trouble_and_never_what_a_liar_says(behaviour: Behaviour) -> None:
+    """The same chain that judges payouts, asked about arrivals by the real rail."""
+    world = a_world(behaviour)
+    nodes = Nodes(world, ("one", "two", "three"), seed=3)
+    paid = [send(nodes, raw) for raw in (pays_token(1_000), signed(nonce=1), pays_token(500, nonce=2))]
+    for _ in range(20):
+        world.mine()
+    invention = invented(world, signed(BOB, value=5), 2)
+    nodes["two"].lies = [hidden(paid[2]), invention]
+    nodes.trouble = 0.2
+    network = Network(name="sim", kind="evm", chain_id=1)
+    endpoints = [Endpoint(name=name, url=nodes[name].url) for name in nodes.by_name]
+    moments = iter(range(0, 10**9, 100))
+    chain = EvmChain(network, endpoints, nodes.transport(no_sleep), lambda: next(moments))
+    ours, listed = {to_checksum_address(CAROL)}, frozenset({to_checksum_address(USDT)})
+    found: list[Arrival] = []
+    after, after_hash = 0, ""
+    for _ in range(300):
+        with suppress(NodesUnavailable):
+            page = asyncio.run(chain.arrivals(ours, listed, after, after_hash, world.finalized))
+            after, after_hash = page.up_to, page.up_to_hash
+            found += page.found
+        if after == world.finalized:
+            break
+    assert after == world.finalized
+    kept = 99 if behaviour is Behaviour.TAKES_FEE else 100
+    expected = [(paid[0], "0", 10 * kept), (paid[1], "coin", COIN_UNIT), (paid[2], "0", 5 * kept)]
+    assert [(one.hash, one.part, one.amount) for one in found] == expected
+    assert [bool(one.disputed) for one in found if one.contract] == 2 * [behaviour is Behaviour.LIES]
 
 
 def test_invented_transaction(world: World, nodes: Nodes) -> None:

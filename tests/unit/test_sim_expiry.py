@@ -470,6 +470,41 @@ def test_scan_notices_that_a_final_block_is_gone(setting: Setting) -> None:
         do(setting.chain.scan(frozenset({ALICE.address}), page.up_to, page.up_to_hash))
 
 
+@pytest.mark.parametrize("contract", ["", USDT])
+def test_arrivals_are_what_final_blocks_have_brought(setting: Setting, contract: str) -> None:
+    made, _ = setting.signed(pay(contract=contract))
+    do(setting.chain.send(made.raw))
+    setting.mine()
+    at = setting.world.head
+    setting.mine(5)
+    final = do(setting.chain.final_block())
+    page = do(setting.chain.arrivals({CAROL}, frozenset({USDT}), 0, "", final[0]))
+    (one,) = page.found
+    assert (page.up_to, page.up_to_hash, page.one_node) == (*final, False)
+    assert (one.hash, one.part, one.contract) == (made.hash, "0" if contract else "coin", contract)
+    assert (one.sender, one.to, one.amount, one.disputed) == (ALICE.address, CAROL, 1_000, "")
+    assert (one.block, one.block_hash) == (at.number, at.hash)
+    earlier = do(setting.chain.arrivals({CAROL}, frozenset({USDT}), 0, "", at.number - 1))
+    assert (earlier.up_to, earlier.found) == (at.number - 1, ())
+    again = do(setting.chain.arrivals({CAROL}, frozenset({USDT}), page.up_to, page.up_to_hash, final[0]))
+    assert (again.up_to, again.up_to_hash, again.found) == (*final, ())
+    assert do(setting.chain.arrivals({ALICE.address}, frozenset({USDT}), 0, "", final[0])).found == ()
+    setting.nodes["two"].lies = [
+        lambda method, _params, truth: [one._replace(events=()) for one in truth] if method == "blocks" else truth
+    ]
+    with pytest.raises(NodesUnavailable, match="disagree"):
+        do(setting.chain.arrivals({CAROL}, frozenset({USDT}), 0, "", final[0]))
+
+
+def test_an_arrival_of_a_token_that_lies_is_disputed() -> None:
+    setting = Setting(Behaviour.LIES)
+    made, _ = setting.signed()
+    do(setting.chain.send(made.raw))
+    setting.mine(6)
+    (one,) = do(setting.chain.arrivals({CAROL}, frozenset({USDT}), 0, "", setting.world.finalized)).found
+    assert one.disputed == "the balance rose by 0, not by 1000"
+
+
 def test_node_that_passes_nothing_on_is_not_the_network(setting: Setting) -> None:
     for node in setting.nodes.by_name.values():
         node.isolated = True

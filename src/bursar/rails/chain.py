@@ -310,13 +310,15 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A final transfer to one of our addresses. `hash` and `part` name it for ever: it is credited once under them."""
 
     hash: str
-    part: str  # which transfer of that transaction: "coin", or the number of its event
+    part: str  # which transfer of that transaction: "coin", or the number of its event among those of the transaction
     sender: str
     to: str
     contract: str  # of the token; "": the chain's own coin
     amount: int  # in the chain's smallest units
     block: int
     block_hash: str
+    disputed: str = ""  # why it must not be credited: the balance did not rise by what the token's events say
+    by_event_alone: bool = False  # of tokens: no node could say (any more) what the balance was
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,7 +428,8 @@ class Chain(Protocol):
         """Final transfers of the coin, and of these tokens, to these addresses in the blocks after `after`.
 
         A bounded number of blocks, none above `up_to`, which the caller has read from `final_block` before it read the
-        addresses: an address that was issued since then has received nothing in those blocks. The rest is as for `scan`.
+        addresses: an address that was issued since then has received nothing in those blocks. Else it is as `scan`.
+        A transfer between two of these addresses is one, too; one of nothing, or from an address to itself, is none.
         """
         ...
 

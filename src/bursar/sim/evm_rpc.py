@@ -8,7 +8,10 @@ makers, or be on a fork of its own (`world` is another one). What it says is tru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
+
+from eth_hash.auto import keccak
 
 from bursar.sim.chain_state import COIN, Movement, Read, Reverted
 from bursar.sim.evm_tx import BASE_GAS, RefusedTransaction, Tx, read_transaction
@@ -19,7 +22,7 @@ BALANCE_OF: Final = bytes.fromhex("70a08231")
 DECIMALS: Final = bytes.fromhex("313ce567")
 ERROR_STRING: Final = bytes.fromhex("08c379a0")  # Error(string)
 CODE: Final = "0x60806040"  # any: contracts are built in
-BLOOM: Final = "0x" + 512 * "0"
+BLOOM_BITS: Final = 2_048
 LOG_BLOCKS_MAX: Final = 1_000
 
 
@@ -53,6 +56,7 @@ class View:
             "eth_getBalance": lambda address, tag="latest": hex(self._state(tag)(COIN, address.lower())),
             "eth_getBlockByHash": self._block_by_hash,
             "eth_getBlockByNumber": self._block_by_number,
+            "eth_getBlockReceipts": self._block_receipts,
             "eth_getCode": lambda address, _tag="latest": CODE if self.world.is_contract(address.lower()) else "0x",
             "eth_getLogs": self._logs,
             "eth_getTransactionByHash": self._transaction,
@@ -135,7 +139,7 @@ class View:
             "gasUsed": hex(block.gas_used),
             "miner": MAKER,
             "extraData": "0x" + block.extra.encode().hex(),
-            "logsBloom": BLOOM,
+            "logsBloom": bloom(event for one in block.receipts for event in one.events),
             "difficulty": "0x0",
             "uncles": [],
             "transactions": [transaction_json(one.tx, block, one) if full else one.tx.hash for one in block.receipts],
@@ -143,6 +147,12 @@ class View:
         if self.world.terms.dynamic_base_fee:
             shown["baseFeePerGas"] = hex(block.base_fee)
         return shown
+
+    def _block_receipts(self, tag: str) -> Any:
+        block = self._named(tag) if len(tag) == 66 else self.world.blocks[self._number(tag)]
+        if block is None or block.number > self.head or not self._kept(block.number):
+            return None
+        return [receipt_json(block, one) for one in block.receipts]
 
     # --- transactions ---
 
@@ -268,6 +278,29 @@ def _calldata(call: dict[str, Any]) -> bytes:
     return bytes.fromhex(text[2:])
 
 
+@lru_cache(4_096)
+def _bloom_bits(value: str) -> int:
+    """The three bits of an address or a topic."""
+    hashed = keccak(bytes.fromhex(value[2:]))
+    bits = 0
+    for place in (0, 2, 4):
+        bits |= 1 << int.from_bytes(hashed[place : place + 2], "big") % BLOOM_BITS
+    return bits
+
+
+def bloom(events: Iterable[Movement]) -> str:
+    """The filter that a block has of its events."""
+    bits = 0
+    for event in events:
+        for value in (event.contract, TRANSFER_TOPIC, _topic(event.sender), _topic(event.to)):
+            bits |= _bloom_bits(value)
+    return f"0x{bits:0{BLOOM_BITS // 4}x}"
+
+
+def _topic(address: str) -> str:
+    return "0x" + 24 * "0" + address[2:]
+
+
 def _word(value: int) -> str:
     return f"0x{value:064x}"
 
@@ -340,7 +373,7 @@ def receipt_json(block: Block, receipt: Receipt) -> dict[str, Any]:
         "cumulativeGasUsed": hex(receipt.cumulative_gas),
         "effectiveGasPrice": hex(receipt.price),
         "logs": logs_json(block, receipt),
-        "logsBloom": BLOOM,
+        "logsBloom": bloom(receipt.events),
     }
 
 
@@ -353,7 +386,7 @@ def log_json(block: Block, receipt: Receipt, index: int, event: Movement) -> dic
     """One Transfer event."""
     return {
         "address": event.contract,
-        "topics": [TRANSFER_TOPIC, *("0x" + 24 * "0" + one[2:] for one in (event.sender, event.to))],
+        "topics": [TRANSFER_TOPIC, _topic(event.sender), _topic(event.to)],
         "data": _word(event.amount),
         "blockNumber": hex(block.number),
         "blockHash": block.hash,

@@ -10,13 +10,17 @@ asked for it, they don't have it, and they keep every block that could contain i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from bursar.model.records import Priority
 from bursar.rails.chain import (
+    Arrival,
+    Arrivals,
     Balances,
     Codec,
     Confirmed,
@@ -64,11 +68,12 @@ class Found(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A block, as a node lists it: hashes and senders of its transactions."""
+    """A block, as a node lists it: hashes and senders of its transactions, and what they say that they moved."""
 
     number: int
     hash: str
     transactions: tuple[tuple[str, str], ...]
+    events: tuple[tuple[str, int, Movement], ...]  # hash, number in its transaction, what moved by what it says
 
 
 class Node(Machine):
@@ -128,7 +133,12 @@ class Node(Machine):
         if not all(self._kept(number) for number in (first, last)):
             return None
         return [
-            Summary(block.number, block.hash, tuple((one.tx.hash, one.tx.sender) for one in block.included))
+            Summary(
+                block.number,
+                block.hash,
+                tuple((one.tx.hash, one.tx.sender) for one in block.included),
+                tuple((one.tx.hash, n, event) for one in block.included for n, event in enumerate(one.events)),
+            )
             for block in self.world.blocks[first : last + 1]
         ]
 
@@ -277,6 +287,54 @@ class ExpiryChain:
         return Balances(block=number, block_hash=hash, coin=coin, tokens=dict(zip(contracts, tokens, strict=True)))
 
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+        page, hash = await self._page(after, after_hash)
+        found = [
+            OwnTransaction(hash=tx, sender=sender, nonce=None, block=block.number)
+            for block in page
+            for tx, sender in block.transactions
+            if sender in addresses
+        ]
+        return Page(up_to=after + len(page), up_to_hash=hash, transactions=tuple(found))
+
+    async def arrivals(
+        self, addresses: Container[str], contracts: frozenset[str], after: int, after_hash: str, up_to: int
+    ) -> Arrivals:
+        page, hash = await self._page(after, after_hash, up_to)
+        found = [
+            Arrival(
+                hash=hash,
+                part=str(part) if event.contract else "coin",
+                sender=event.sender,
+                to=event.to,
+                contract=event.contract,
+                amount=event.amount,
+                block=block.number,
+                block_hash=block.hash,
+            )
+            for block in page
+            for hash, part, event in block.events
+            if event.to in addresses and event.amount and event.to != event.sender
+            if event.contract in {COIN, *contracts}
+        ]
+        events = {block.number: [event for _, _, event in block.events] for block in page}
+        checked = [await self._held(one, events[one.block]) if one.contract else one for one in found]
+        one_node = len(self._nodes.by_name) == 1
+        return Arrivals(up_to=after + len(page), up_to_hash=hash, found=tuple(checked), one_node=one_node)
+
+    async def _held(self, one: Arrival, events: Sequence[Movement]) -> Arrival:
+        """An arrival of tokens, held against what its block did to the balance of its recipient."""
+        contracts = (one.contract,)
+        _, before = await self._alike("balances", one.to, contracts, one.block - 1)
+        _, after = await self._alike("balances", one.to, contracts, one.block)
+        ours = [event for event in events if event.contract == one.contract]
+        reported = sum(event.amount for event in ours if event.to == one.to)
+        reported -= sum(event.amount for event in ours if event.sender == one.to)
+        if after - before >= reported:
+            return one
+        return msgspec.structs.replace(one, disputed=f"the balance rose by {after - before}, not by {reported}")
+
+    async def _page(self, after: int, after_hash: str, up_to: int | None = None) -> tuple[list[Summary], str]:
+        """The next final blocks, and the hash of the last block that was read."""
         number, hash = await self.final_block()
         if number < after:
             raise NodesUnavailable(self.network.name, f"the last final block is {number}, and {after} was read already")
@@ -284,17 +342,11 @@ class ExpiryChain:
             (before,) = await self._alike("blocks", after, after)
             if before.hash != after_hash:
                 raise DeepReorganisation(self.network.name, after, after_hash, before.hash)
-        last = min(number, after + SCAN_BLOCKS_MAX)
-        if last == after:
-            return Page(up_to=number, up_to_hash=hash, transactions=())
+        last = min(number, after + SCAN_BLOCKS_MAX, number if up_to is None else up_to)
+        if last <= after:
+            return [], hash if number == after else after_hash
         blocks: list[Summary] = await self._alike("blocks", after + 1, last)
-        found = [
-            OwnTransaction(hash=tx, sender=sender, nonce=None, block=block.number)
-            for block in blocks
-            for tx, sender in block.transactions
-            if sender in addresses
-        ]
-        return Page(up_to=last, up_to_hash=blocks[-1].hash, transactions=tuple(found))
+        return blocks, blocks[-1].hash
 
     async def final_block(self) -> tuple[int, str]:
         number = min(final for final, _ in await self._each("final"))

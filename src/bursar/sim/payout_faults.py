@@ -21,7 +21,7 @@ from bursar.sim import evm_nodes
 from bursar.sim.chain_faults import Lie
 from bursar.sim.chain_state import Behaviour, Reverted
 from bursar.sim.evm_tx import Tx
-from bursar.sim.expiry_chain import Found, Summary
+from bursar.sim.expiry_chain import Found
 
 if TYPE_CHECKING:
     from bursar.sim.payout_town import Town
@@ -207,7 +207,7 @@ def _expiry_lies(town: Town, dice: random.Random) -> Lie | None:
             case "final", "final":
                 return world.head.number, world.head.hash
             case "shortens", "blocks" if truth is not None:
-                return [Summary(one.number, one.hash, one.transactions[:-1]) for one in truth]
+                return [one._replace(transactions=one.transactions[:-1]) for one in truth]
         return truth
 
     return None if what == "nothing" else lie

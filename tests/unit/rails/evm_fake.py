@@ -23,6 +23,8 @@ from bursar.rails.evm.chain import EvmChain
 from bursar.rails.evm.codec import EvmCodec, address_of, transfer_data
 from bursar.rails.evm.reading import TRANSFER_TOPIC
 from bursar.rails.evm.rpc import Endpoint
+from bursar.sim.chain_state import Movement
+from bursar.sim.evm_rpc import bloom
 
 CODEC = EvmCodec()
 KEY = PrivateKey(b"\x11" * 32)
@@ -182,7 +184,13 @@ class FakeNode:
             return None
         block = self.chain.blocks[number]
         listed = [self._transaction(number, i) if whole else m.signed.hash for i, m in enumerate(block.transactions)]
-        return {"number": hex(number), "hash": block.hash, "parentHash": block.parent, "transactions": listed}
+        shown = {"number": hex(number), "hash": block.hash, "parentHash": block.parent, "transactions": listed}
+        events = [
+            Movement(contract.lower(), sender.lower(), to.lower(), amount)
+            for one in block.transactions
+            for contract, sender, to, amount in one.events
+        ]
+        return shown | {"logsBloom": bloom(events)}
 
     def _transaction(self, number: int, index: int) -> dict[str, Any]:
         block = self.chain.blocks[number]
@@ -209,19 +217,22 @@ class FakeNode:
             "status": hex(mined.succeeded),
             "gasUsed": hex(50_000 if mined.decoded.contract else 21_000),
             "effectiveGasPrice": hex(mined.decoded.fee.price),
-            "logs": _logs(block, mined),
+            "logs": [log for log in _logs(block) if log["transactionHash"] == hash_],
         }
+
+    def eth_getBlockReceipts(self, hash_: str) -> Any:
+        block = next(one for one in self.chain.blocks if one.hash == hash_)
+        return [self.eth_getTransactionReceipt(one.signed.hash) for one in block.transactions]
 
     def eth_getLogs(self, wanted: dict[str, Any]) -> Any:
         block = next((one for one in self.chain.blocks if one.hash == wanted["blockHash"]), None)
         if block is None:
             raise CallRefused(-32000, "unknown block")
-        logs = [log for mined in block.transactions for log in _logs(block, mined)]
         places = list(enumerate(wanted["topics"]))
         return [
             log
-            for log in logs
-            if log["address"] == wanted["address"].lower()
+            for log in _logs(block)
+            if log["address"] in _named(wanted["address"])
             and all(one is None or log["topics"][place] in one for place, one in places)
         ]
 
@@ -284,7 +295,12 @@ def _topic(address: str) -> str:
     return "0x" + 24 * "0" + address[2:].lower()
 
 
-def _logs(block: FakeBlock, mined: Mined) -> list[dict[str, Any]]:
+def _named(named: str | list[str]) -> list[str]:
+    return [one.lower() for one in ([named] if isinstance(named, str) else named)]
+
+
+def _logs(block: FakeBlock) -> list[dict[str, Any]]:
+    events = [(mined.signed.hash, event) for mined in block.transactions for event in mined.events]
     return [
         {
             "address": contract.lower(),
@@ -292,8 +308,9 @@ def _logs(block: FakeBlock, mined: Mined) -> list[dict[str, Any]]:
             "data": f"0x{amount:064x}",
             "logIndex": hex(i),
             "blockHash": block.hash,
+            "transactionHash": hash_,
         }
-        for i, (contract, sender, to, amount) in enumerate(mined.events)
+        for i, (hash_, (contract, sender, to, amount)) in enumerate(events)
     ]
 
 

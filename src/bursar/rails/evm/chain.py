@@ -8,8 +8,7 @@ handed back, and the fate is asked afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,9 +16,9 @@ import msgspec
 from bursar.model.records import Priority
 from bursar.ports import Ports
 from bursar.rails.chain import (
+    Arrivals,
     Balances,
     Codec,
-    DeepReorganisation,
     Fate,
     Fee,
     InvalidAddress,
@@ -36,6 +35,7 @@ from bursar.rails.chain import (
     WalletShort,
     WouldRevert,
 )
+from bursar.rails.evm.arriving import Incomings, Wanted, require_same
 from bursar.rails.evm.codec import EvmCodec, hash_of, transfer_data
 from bursar.rails.evm.fates import Fates
 from bursar.rails.evm.fees import (
@@ -51,7 +51,7 @@ from bursar.rails.evm.fees import (
     replacement,
     transfer_answer,
 )
-from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Nodes, block_call
+from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Ask, Nodes, block_call, require_linked
 from bursar.rails.evm.reading import Block, block
 from bursar.rails.evm.rpc import Call, CallError, Endpoint, Malformed, Post, data, quantity, result
 from bursar.rails.evm.tokens import balance, balance_call
@@ -88,6 +88,7 @@ class EvmChain:
         self.codec: Codec = EvmCodec()
         self._nodes = Nodes(network, endpoints, post, monotonic, timeout_s)
         self._fates = Fates(self._nodes)
+        self._incoming = Incomings(self._nodes)
         self._scan_blocks = SCAN_BLOCKS_MAX
 
     # --- fees --------------------------------------------------------------------------------------------------------
@@ -258,11 +259,11 @@ class EvmChain:
         anchor = await self._nodes.firm_anchor()
         if anchor.number <= after:
             if anchor.number == after and after_hash:
-                self._require_same(after, after_hash, anchor.hash)
+                require_same(self.network.name, after, after_hash, anchor.hash)
             return Page(up_to=after, up_to_hash=after_hash, transactions=())
         blocks = await self._blocks(anchor, after, frozenset(address.lower() for address in addresses))
         parent = after_hash or blocks[0].header.parent
-        self._require_same(after, parent, blocks[0].header.parent)
+        require_same(self.network.name, after, parent, blocks[0].header.parent)
         own = tuple(
             OwnTransaction(
                 hash=one.hash,
@@ -276,9 +277,10 @@ class EvmChain:
         last = blocks[-1].header
         return Page(up_to=last.number, up_to_hash=last.hash, transactions=own)
 
-    def _require_same(self, number: int, expected: str, found: str) -> None:
-        if expected.lower() != found:
-            raise DeepReorganisation(self.network.name, number, expected, found)
+    async def arrivals(
+        self, addresses: Container[str], contracts: frozenset[str], after: int, after_hash: str, up_to: int
+    ) -> Arrivals:
+        return await self._incoming.page(Wanted(addresses, contracts), after, after_hash, up_to)
 
     async def _blocks(self, anchor: Anchor, after: int, addresses: frozenset[str]) -> tuple[Block, ...]:
         """The next blocks, read whole at two nodes that say the same about every transaction in them.
@@ -287,21 +289,13 @@ class EvmChain:
         """
         numbers = range(after + 1, min(anchor.number, after + self._scan_blocks) + 1)
 
-        def read(results: list[Any]) -> tuple[Block, ...]:
+        async def read(_name: str, ask: Ask) -> tuple[Block, ...]:
+            results = await ask([block_call(number, whole=True) for number in numbers])
             found = tuple(block(result(one), n, addresses) for n, one in zip(numbers, results, strict=True))
-            for earlier, later in pairwise(found):
-                if later.header.parent != earlier.header.hash:
-                    raise Malformed(f"block {later.header.number} is no child of the one before it")
-            if found[-1].header.number == anchor.number and found[-1].header.hash != anchor.hash:
-                raise Malformed(f"block {anchor.number} is another than a moment ago")
+            require_linked([one.header for one in found], anchor)
             return found
 
-        calls = [block_call(number, whole=True) for number in numbers]
-        first = anchor.nodes[: self._nodes.quorum]
-        said = await self._nodes.ask(calls, first, read)
-        if len(said) < self._nodes.quorum or len(set(said.values())) > 1:  # only then are the others asked, too
-            others = await self._nodes.ask(calls, anchor.nodes[self._nodes.quorum :], read)
-            said = Answers(said | others, said.silent | others.silent)
+        said = await self._nodes.ask_enough(anchor, read)
         if len(said) < self._nodes.quorum and self._scan_blocks > 1:
             self._scan_blocks //= 2  # the blocks may be too large for one answer
         found = self._nodes.agree(f"blocks {numbers[0]} to {numbers[-1]}", said)

@@ -9,14 +9,15 @@ highest. One node that claims a block to be final too early does not move it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import msgspec
 
 from bursar.rails.chain import Network, NodeStatus, NodesUnavailable
-from bursar.rails.evm.reading import header
-from bursar.rails.evm.rpc import Call, Endpoint, NodeFailed, Post, Rpc, quantity, result
+from bursar.rails.evm.reading import Header, header
+from bursar.rails.evm.rpc import Call, Endpoint, Malformed, NodeFailed, Post, Rpc, quantity, result
 from bursar.rails.nodes import QUORUM, TIMEOUT_S, Answers, NodeBook, NodesDisagree
 from bursar.together import Together
 
@@ -24,14 +25,17 @@ __all__ = [  # what the other modules of this rail need to ask nodes, in one pla
     "TIMEOUT_S",
     "Anchor",
     "Answers",
+    "Ask",
     "Nodes",
     "NodesDisagree",
     "block_call",
+    "require_linked",
 ]
 
 STATE_BLOCKS = 128  # of which a node that keeps no archive has the state, at most some more
 
 T = TypeVar("T")
+Ask = Callable[[Sequence[Call]], Awaitable[list[Any]]]  # of one node: a result or `CallError` for each call
 
 
 class Anchor(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +76,18 @@ class Nodes(NodeBook):
             return read(await self._rpc[name].batch(calls))
 
         return await self.ask_each(among, one)
+
+    async def ask_enough(self, anchor: Anchor, talk: Callable[[str, Ask], Awaitable[T]]) -> Answers[T]:
+        """As many nodes as must agree, and the others only if these do not. `talk` asks one of them, in steps."""
+
+        async def one(name: str) -> T:
+            return await talk(name, self._rpc[name].batch)
+
+        said = await self.ask_each(anchor.nodes[: self.quorum], one)
+        if len(said) < self.quorum or len(set(said.values())) > 1:
+            others = await self.ask_each(anchor.nodes[self.quorum :], one)
+            said = Answers(said | others, said.silent | others.silent)
+        return said
 
     async def _show_chain(self, name: str) -> None:
         shown, genesis = await self._rpc[name].batch([Call("eth_chainId"), block_call(0)])
@@ -144,3 +160,12 @@ class Nodes(NodeBook):
 def block_call(number: int, *, whole: bool = False) -> Call:
     """Ask for a block by its height."""
     return Call("eth_getBlockByNumber", (hex(number), whole))
+
+
+def require_linked(blocks: Sequence[Header], anchor: Anchor) -> None:
+    """`Malformed` unless each block is the child of the one before, and the anchor, if it is the last, is as agreed."""
+    for earlier, later in pairwise(blocks):
+        if later.parent != earlier.hash:
+            raise Malformed(f"block {later.number} is no child of the one before it")
+    if blocks[-1].number == anchor.number and blocks[-1].hash != anchor.hash:
+        raise Malformed(f"block {anchor.number} is another than a moment ago")

@@ -6,16 +6,19 @@ like an absence. Addresses and hashes are lower-case text here; `same` compares 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from eth_hash.auto import keccak
 
 from bursar.rails.evm.rpc import Malformed, data, field, fixed, quantity
 
 TRANSFER_TOPIC = (
     "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"  # Transfer(address,address,uint256)
 )
+BLOOM_BYTES = 256
+BLOOM_BITS = 8 * BLOOM_BYTES
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -59,6 +62,7 @@ class Receipt(msgspec.Struct, frozen=True):
     gas_used: int
     gas_price: int
     transfers: tuple[Transfer, ...]
+    first_index: int = 0  # of its first event; the numbers of events run through the whole block
 
     @property
     def fee(self) -> int:
@@ -72,6 +76,15 @@ class Block(msgspec.Struct, frozen=True):
     header: Header
     hashes: tuple[str, ...]
     own: tuple[Transaction, ...]
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """A block, and those of its transactions that may bring something to certain addresses."""
+
+    header: Header
+    bloom: int  # of all its events: it never lacks one that there is
+    hashes: tuple[str, ...]
+    paying: tuple[Transaction, ...]
 
 
 def same(ours: str, theirs: str) -> bool:
@@ -138,16 +151,39 @@ def receipt(value: Any, hash_: str) -> Receipt | None:
         gas_used=quantity(field(value, "gasUsed")),
         gas_price=quantity(field(value, "effectiveGasPrice")),
         transfers=tuple(_transfers(logs)),
+        first_index=min((quantity(field(log, "logIndex")) for log in logs), default=0),
     )
+
+
+def block_receipts(value: Any, hashes: Sequence[str]) -> list[Receipt]:
+    """The receipts of a whole block, which has these transactions."""
+    if not isinstance(value, list) or len(value) != len(hashes):
+        raise Malformed("the receipts of a block are one for each of its transactions")
+    found = [one for got, hash_ in zip(value, hashes, strict=True) if (one := receipt(got, hash_)) is not None]
+    if len(found) != len(hashes):
+        raise Malformed("a receipt of the block is missing")
+    return found
 
 
 def block_transfers(value: Any, block_hash: str) -> list[Transfer]:
     """The Transfer events among the logs of a block that was asked for by its hash."""
+    return list(_transfers(_logs(value, block_hash)))
+
+
+def transfers_by_hash(value: Any, block_hash: str) -> dict[str, list[Transfer]]:
+    """The same, by the hash of the transaction that caused them."""
+    found: dict[str, list[Transfer]] = {}
+    for log in _logs(value, block_hash):
+        found.setdefault(fixed(field(log, "transactionHash"), 32), []).extend(_transfers([log]))
+    return found
+
+
+def _logs(value: Any, block_hash: str) -> list[Any]:
     if not isinstance(value, list):
         raise Malformed("logs are a list")
     if any(fixed(field(log, "blockHash"), 32) != block_hash for log in value):
         raise Malformed("a log of another block came than was asked for")
-    return list(_transfers(value))
+    return value
 
 
 def _transfers(logs: list[Any]) -> Iterable[Transfer]:
@@ -172,15 +208,33 @@ def _transfers(logs: list[Any]) -> Iterable[Transfer]:
 
 def block(value: Any, number: int, addresses: frozenset[str]) -> Block:
     """A whole block. `Malformed` if any of its transactions is missing or not in full."""
+    head, hashes, listed = _whole(value, number)
+    own = (_transaction(one) for one in listed if fixed(field(one, "from"), 20) in addresses)
+    return Block(head, hashes, tuple(own))
+
+
+def incoming(value: Any, number: int, paying: Callable[[Transaction], bool]) -> Incoming:
+    """A whole block, likewise, with the transactions that are chosen."""
+    head, hashes, listed = _whole(value, number)
+    bloom = int(fixed(field(value, "logsBloom"), BLOOM_BYTES), 16)
+    return Incoming(head, bloom, hashes, tuple(one for one in map(_transaction, listed) if paying(one)))
+
+
+def _whole(value: Any, number: int) -> tuple[Header, tuple[str, ...], list[Any]]:
+    """A block whose transactions are all there, with their hashes."""
     head = header(value, number)
     listed = field(value, "transactions")
     if not isinstance(listed, list):
         raise Malformed("a block's transactions are a list")
-    hashes, own = [], []
+    hashes = []
     for index, one in enumerate(listed):
         if quantity(field(one, "transactionIndex")) != index or fixed(field(one, "blockHash"), 32) != head.hash:
             raise Malformed(f"transaction {index} of block {number} is missing")
         hashes.append(fixed(field(one, "hash"), 32))
-        if fixed(field(one, "from"), 20) in addresses:
-            own.append(_transaction(one))
-    return Block(head, tuple(hashes), tuple(own))
+    return head, tuple(hashes), listed
+
+
+def in_bloom(bloom: int, value: str) -> bool:
+    """Whether a block may have an event with this address or topic. "No" is certain."""
+    hashed = keccak(bytes.fromhex(value[2:]))
+    return all(bloom >> (int.from_bytes(hashed[at : at + 2], "big") % BLOOM_BITS) & 1 for at in (0, 2, 4))

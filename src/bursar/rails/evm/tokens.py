@@ -60,6 +60,20 @@ def _word(address: str) -> bytes:
     return address_bytes(address).rjust(32, b"\0")
 
 
+def contradiction(side: str, change: Change) -> str:
+    """How a balance contradicts the events; "" if it does not."""
+    if change.before is None or change.after is None:
+        return f"the token gives no balance of the {side}"
+    moved = change.after - change.before
+    if moved >= change.reported:  # more is no fee: interest, or coin that was wrapped
+        return ""
+    return f"the token reports that the {side}'s balance {_rose(change.reported)}, but it {_rose(moved)}"
+
+
+def _rose(by: int) -> str:
+    return "did not change" if not by else f"rose by {by}" if by > 0 else f"fell by {-by}"
+
+
 # --- what a block did ------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ import msgspec
 from bursar.rails.chain import Confirmed, Dead, Fate, Mismatch, Order, Pending, Question, Shape, Try, Unknown
 from bursar.rails.evm.codec import read_transfer
 from bursar.rails.evm.reading import Receipt, Transaction, same
-from bursar.rails.evm.tokens import Change, Changes
+from bursar.rails.evm.tokens import Changes, contradiction
 from bursar.rails.nodes import largest_group
 
 PLAIN_GAS = 21_000  # a transfer that runs no code uses exactly this
@@ -135,7 +135,7 @@ def _difference(question: Question, receipt: Receipt, found: Transaction) -> str
 def check(paid: Confirmed, found: Changes) -> Confirmed | Mismatch:
     """A payment of tokens that is confirmed by its event, held against what its block did to the balances (W36)."""
     sides = {"recipient": found.recipient, "wallet": found.wallet}
-    if not (whys := [why for side, change in sides.items() if (why := _contradiction(side, change))]):
+    if not (whys := [why for side, change in sides.items() if (why := contradiction(side, change))]):
         return paid
     shown = {
         side: {"before": str(change.before), "after": str(change.after), "reported": str(change.reported)}
@@ -149,20 +149,6 @@ def check(paid: Confirmed, found: Changes) -> Confirmed | Mismatch:
         gas_price=paid.gas_price,
         evidence=paid.evidence | {BALANCES: shown},
     )
-
-
-def _contradiction(side: str, change: Change) -> str:
-    """How a balance contradicts the events; "" if it does not."""
-    if change.before is None or change.after is None:
-        return f"the token gives no balance of the {side}"
-    moved = change.after - change.before
-    if moved >= change.reported:  # more is no fee: interest, or coin that was wrapped
-        return ""
-    return f"the token reports that the {side}'s balance {_rose(change.reported)}, but it {_rose(moved)}"
-
-
-def _rose(by: int) -> str:
-    return "did not change" if not by else f"rose by {by}" if by > 0 else f"fell by {-by}"
 
 
 def _consumed(question: Question, facts: Facts, nonce: int) -> Fate:
