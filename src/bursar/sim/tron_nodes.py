@@ -163,7 +163,8 @@ class Node(Machine):
 
     def _infos(self, params: dict[str, Any], at: int | None) -> list[dict[str, Any]]:
         number = _int(params, "num", 7)
-        if not 0 <= number <= (self.head if at is None else at):
+        forgotten = self.keeps is not None and number <= self.head - self.keeps
+        if forgotten or not 0 <= number <= (self.head if at is None else at):
             return []
         block = self.world.blocks[number]
         return [info_json(block, one) for one in block.included]

@@ -43,6 +43,7 @@ class Transfer(msgspec.Struct, frozen=True):
     sender: bytes
     to: bytes
     amount: int
+    place: int  # of the event, among all events of its transaction
 
 
 class Info(msgspec.Struct, frozen=True):
@@ -136,11 +137,15 @@ def info(value: Any, hash_: str) -> Info | None:
         result=result,
         failed=said == "FAILED",
         message=bytes.fromhex(hexadecimal(found.get("resMessage", ""))).decode(errors="replace"),
-        transfers=tuple(one for log in items(found.get("log")) if (one := _transfer(record(log))) is not None),
+        transfers=tuple(
+            one
+            for place, log in enumerate(items(found.get("log")))
+            if (one := _transfer(record(log), place)) is not None
+        ),
     )
 
 
-def _transfer(log: dict[str, Any]) -> Transfer | None:
+def _transfer(log: dict[str, Any], place: int) -> Transfer | None:
     topics = [hexadecimal(topic, 32) for topic in items(log.get("topics"))]
     data = hexadecimal(log.get("data", ""))
     if len(topics) != 3 or topics[0] != TRANSFER_TOPIC or len(data) != 64:
@@ -150,6 +155,7 @@ def _transfer(log: dict[str, Any]) -> Transfer | None:
         sender=PREFIX + bytes.fromhex(topics[1][24:]),
         to=PREFIX + bytes.fromhex(topics[2][24:]),
         amount=int(data, 16),
+        place=place,
     )
 
 
