@@ -193,7 +193,7 @@ def called(value: Any) -> Called:
     """The answer of a dry run; Malformed if it says nothing about the contract, such as out of time."""
     found = record(value)
     outcome = record(found.get("result"))
-    code, message = text(outcome, "code"), text(outcome, "message")
+    code, message = text(outcome, "code"), _words(text(outcome, "message"))
     if outcome.get("result") is not True:
         if code == "CONTRACT_VALIDATE_ERROR" and "not exist" in message:
             return Called(b"", 0, "there is no contract at the token's address", missing=True)
@@ -203,6 +203,14 @@ def called(value: Any) -> Called:
     failed = bool(message) or any(one.get("ret") == "FAILED" for one in ran)
     reason = _reason(returned) or message or "it fails without a reason"
     return Called(returned, amount(found, "energy_used"), reason if failed else "")
+
+
+def _words(message: str) -> str:
+    """A message, which is in hexadecimal digits where addresses are."""
+    try:
+        return bytes.fromhex(message).decode(errors="replace")
+    except ValueError:
+        return message
 
 
 def _reason(returned: bytes) -> str:
