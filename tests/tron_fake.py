@@ -20,7 +20,7 @@ from bursar.rails.tron.codec import TronCodec
 from bursar.signer.curve import public_key, sign_digest, tron_address
 from bursar.sim.chain_state import Token
 from bursar.sim.tron_nodes import Nodes
-from bursar.sim.tron_world import Terms, World
+from bursar.sim.tron_world import Block, Terms, World
 
 CODEC = TronCodec()
 KEY = bytearray(b"\x44" * 32)
@@ -84,6 +84,11 @@ class TronTown:
         for _ in range(blocks):
             self.world.mine(missed=missed)
             self.now_s += 3.0 * (1 + missed)
+
+    def mine_one(self) -> Block:
+        """A block."""
+        self.mine()
+        return self.world.head
 
     def expire(self, slot: Slot, *, empty: bool = False) -> None:
         """Let the chain's final block pass an expiration."""

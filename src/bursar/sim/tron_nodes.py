@@ -5,7 +5,7 @@ lie. Its newest state includes what waits; what it calls final is some blocks be
 (`chain_faults`). `Nodes.post` is the transport that a rail is given; `Node.serve` is for an HTTP server.
 
 A test replays the recordings against this (`tests/unit/rails/test_tron_recordings.py`), so that it can't drift
-from the real node. Not here, because no rail asks for it: building transactions, staking, prices, GET.
+from the real node. Not here, because no rail asks for it: building transactions, making stakes, prices, GET.
 """
 
 from __future__ import annotations
@@ -23,8 +23,21 @@ from bursar.rails.tron.protobuf import NotProtobuf
 from bursar.rails.tron.reading import TRANSFER_TOPIC
 from bursar.sim.chain_faults import FaultyNetwork, HttpStatus, Machine, Sleep
 from bursar.sim.chain_state import COIN, Movement
+from bursar.sim.tron_settings import Settings
 from bursar.sim.tron_tx import Tx, parse, raw_data_json, transaction_json
-from bursar.sim.tron_world import FREE_NET, Block, Included, Refused, World
+from bursar.sim.tron_world import (
+    ENERGY,
+    ENERGY_TOTAL,
+    ENERGY_WEIGHT,
+    FREE_NET,
+    NET,
+    NET_TOTAL,
+    NET_WEIGHT,
+    Block,
+    Included,
+    Refused,
+    World,
+)
 
 _JSON: Final = "application/json;charset=utf-8"
 _HTML: Final = "text/html;charset=iso-8859-1"
@@ -42,6 +55,9 @@ _SOLID: Final = frozenset(
         "getaccount",
         "triggerconstantcontract",
     }
+)
+_SPACED: Final = frozenset(  # after the colons of their answers
+    {"getaccount", "getaccountresource", "getchainparameters", "gettransactioninfobyid"}
 )
 _PARSE: Final = "class org.tron.core.services.http.JsonFormat$ParseException"
 _PROTOBUF: Final = "class com.google.protobuf.InvalidProtocolBufferException"
@@ -61,6 +77,7 @@ class Node(Machine):
     def __init__(self, world: World, name: str, seed: object) -> None:
         super().__init__(name, seed)
         self.world = world
+        self.settings = Settings()
         self.lite = False  # it says so when it is asked for transactions
 
     @property
@@ -86,7 +103,8 @@ class Node(Machine):
         except Error as error:
             answer = {"Error": str(error)}
         answer = self.lied(f"{interface}/{method}", (body,), answer)
-        return 200, _JSON, json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+        spaced = method in _SPACED and not (isinstance(answer, dict) and "Error" in answer)
+        return 200, _JSON, json.dumps(answer, separators=(",", ": " if spaced else ":")).encode() + b"\n"
 
     def _methods(self) -> dict[str, Callable[[dict[str, Any], int | None], Any]]:
         return {
@@ -128,12 +146,13 @@ class Node(Machine):
             raise Error(f"{_HEX} encountered in Hex string") from None
         code, message = "SUCCESS", ""
         try:
+            self.settings.check(tx.id, len(self.world.pool), self.head - self.final)
             self.world.check(tx, self.world.blocks[self.head])
             self.world.submit(bytes.fromhex(text))
         except Refused as refused:
             code, message = refused.code, refused.message
         shown = {"raw_data": _raw_text(tx), "signature": [one.hex() for one in tx.signatures]} if tx.raw_data else {}
-        printed = {"transaction": json.dumps(shown)}
+        printed = {"transaction": json.dumps(shown, separators=(",", ": "))}
         return {"result": code == "SUCCESS", "code": code, "txid": tx.id, "message": message} | printed
 
     def _found(self, params: dict[str, Any], at: int | None) -> tuple[Block, Included] | None:
@@ -163,7 +182,8 @@ class Node(Machine):
 
     def _infos(self, params: dict[str, Any], at: int | None) -> list[dict[str, Any]]:
         number = _int(params, "num", 7)
-        if not 0 <= number <= (self.head if at is None else at):
+        forgotten = self.keeps is not None and number <= self.head - self.keeps
+        if forgotten or not 0 <= number <= (self.head if at is None else at):
             return []
         block = self.world.blocks[number]
         return [info_json(block, one) for one in block.included]
@@ -211,10 +231,14 @@ class Node(Machine):
         if not address or not self.world.exists(address):
             return {}
         used = self.world.state.get(FREE_NET, address)
-        found = {"freeNetUsed": used} if used else {}
-        totals = {"TotalNetLimit": 43200000000, "TotalNetWeight": 100000}
-        energy = {"TotalEnergyLimit": 50000000000, "TotalEnergyWeight": 500000}
-        return found | {"freeNetLimit": self.world.terms.free_net} | totals | energy
+        net, energy = self.world.limits(address)
+        found = {"freeNetUsed": used, "freeNetLimit": self.world.terms.free_net}
+        found |= {"NetUsed": self.world.state.get(NET, address), "NetLimit": net}
+        found |= {"TotalNetLimit": NET_TOTAL, "TotalNetWeight": NET_WEIGHT}
+        found |= {"tronPowerLimit": sum(self.world.stakes.get(address, ()))}
+        found |= {"EnergyUsed": self.world.state.get(ENERGY, address), "EnergyLimit": energy}
+        found |= {"TotalEnergyLimit": ENERGY_TOTAL, "TotalEnergyWeight": ENERGY_WEIGHT}
+        return {name: value for name, value in found.items() if value}
 
     def _contract(self, params: dict[str, Any], _at: int | None) -> dict[str, Any]:
         visible = _visible(params)
@@ -225,10 +249,16 @@ class Node(Machine):
         return {"bytecode": "00", "consume_user_resource_percent": 100, "abi": {}, "contract_address": shown}
 
     def _call(self, params: dict[str, Any], at: int | None) -> dict[str, Any]:
-        def fails(code: str, message: str) -> dict[str, Any]:
-            return {"result": {"code": code, "message": message}}
-
         visible, at = _visible(params), self._at(at)
+
+        def said(message: str) -> str:
+            return message if visible else message.encode().hex()
+
+        def fails(code: str, message: str) -> dict[str, Any]:
+            return {"result": {"code": code, "message": said(message)}}
+
+        if not self.settings.constant:
+            return fails("CONTRACT_VALIDATE_ERROR", "this node does not support constant")
         invalid = "class java.security.InvalidParameterException"
         try:
             owner = _address(params, "owner_address", visible=visible)
@@ -244,11 +274,13 @@ class Node(Machine):
             return fails("OTHER_ERROR", f"{invalid} : At least one of contract_address and data must be set.")
         if contract not in self.world.tokens:
             return fails("CONTRACT_VALIDATE_ERROR", "Smart contract is not exist.")
-        result, energy, returned, events, _ = self.world.call(contract, owner, called, at)
-        ended = {"result": True} | ({} if result == "SUCCESS" else {"message": _MESSAGES[result]})
+        result, energy, returned, events, moves = self.world.call(contract, owner, called, at)
+        ended = {"result": True} | ({} if result == "SUCCESS" else {"message": said(_MESSAGES[result])})
         found: dict[str, Any] = {"result": ended, "energy_used": energy, "constant_result": [returned.hex()]}
         if events:
             found["logs"] = [log_json(event) for event in events]
+        if penalty := self.world.penalty(contract, result, moves):
+            found["energy_penalty"] = penalty
         return found | {"transaction": {"ret": [{} if result == "SUCCESS" else {"ret": "FAILED"}], "visible": visible}}
 
 
@@ -301,13 +333,15 @@ def info_json(block: Block, one: Included) -> dict[str, Any]:
     """What became of a transaction, as `gettransactioninfobyid` has it."""
     found: dict[str, Any] = {"id": one.tx.id} | ({"fee": one.fee} if one.fee else {})
     found |= {"blockNumber": block.number, "blockTimeStamp": block.timestamp, "contractResult": [one.returned.hex()]}
-    receipt: dict[str, Any] = {"energy_fee": one.energy_fee, "energy_usage_total": one.energy}
-    receipt |= {"net_usage": one.net_usage, "net_fee": one.net_fee}
+    receipt: dict[str, Any] = {"energy_usage": one.energy_usage, "energy_fee": one.energy_fee}
+    receipt |= {"energy_usage_total": one.energy, "net_usage": one.net_usage, "net_fee": one.net_fee}
     receipt = {name: value for name, value in receipt.items() if value}
     contract = one.tx.contracts[0].field(2)
     if one.tx.contracts[0].name == "TriggerSmartContract":
         found["contract_address"] = contract.hex()
         receipt["result"] = one.result
+    if one.penalty:
+        receipt["energy_penalty_total"] = one.penalty
     found["receipt"] = receipt
     if one.result != "SUCCESS":
         found |= {"result": "FAILED", "resMessage": _MESSAGES[one.result].encode().hex()}
@@ -441,5 +475,9 @@ def _page(status: int, why: str, path: str) -> bytes:
     return (
         '<html>\n<head>\n<meta http-equiv="Content-Type" content="text/html;charset=ISO-8859-1"/>\n'
         f"<title>Error {status} {why}</title>\n</head>\n<body><h2>HTTP ERROR {status} {why}</h2>\n<table>\n"
-        f"<tr><th>URI:</th><td>{path}</td></tr>\n</table>\n\n</body>\n</html>\n"
+        f"<tr><th>URI:</th><td>{path}</td></tr>\n<tr><th>STATUS:</th><td>{status}</td></tr>\n"
+        f"<tr><th>MESSAGE:</th><td>{why}</td></tr>\n"
+        "<tr><th>SERVLET:</th><td>org.eclipse.jetty.servlet.ServletHandler$Default404Servlet-994544</td></tr>\n"
+        '</table>\n<hr/><a href="https://eclipse.org/jetty">Powered by Jetty:// 9.4.53.v20231009</a><hr/>\n\n'
+        "</body>\n</html>\n"
     ).encode()

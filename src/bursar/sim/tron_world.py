@@ -24,6 +24,10 @@ from bursar.sim.tron_tx import Tx, parse, signer_of
 GENESIS_MS: Final = 1_794_967_206_000
 EXISTS: Final = "account"  # 1 for an address that is an account
 FREE_NET: Final = "net"  # free bandwidth that an account has used
+NET: Final = "staked net"  # bandwidth from its stake that it has used
+ENERGY: Final = "staked energy"  # energy from its stake that it has used
+NET_TOTAL, NET_WEIGHT = 43_200_000_000, 100_000  # of the whole chain: what there is a day, and TRX staked for it
+ENERGY_TOTAL, ENERGY_WEIGHT = 50_000_000_000, 500_000
 REVERT_ENERGY: Final = 475
 BYTES_MAX: Final = 512_000
 DAY_MS: Final = 86_400_000
@@ -47,7 +51,9 @@ class Included(NamedTuple):
     net_usage: int
     net_fee: int
     energy: int
+    energy_usage: int  # of that, from a stake
     energy_fee: int
+    penalty: int  # of the energy, because many call this contract
     returned: bytes
     events: tuple[Movement, ...]  # what a node shows
     moves: tuple[Movement, ...]  # what moved
@@ -93,6 +99,8 @@ class World:
         self.state = State()
         self.tokens: dict[str, Token] = {}
         self.censored: set[str] = set()  # ids that block producers leave out
+        self.stakes: dict[str, tuple[int, int]] = {}  # address → TRX staked for bandwidth and for energy
+        self.penalties: dict[str, int] = {}  # token → energy that its transfers take more, because many call it
         self.permissions: dict[str, str] = {}  # account → address of the key that may sign for it, if not its own
         self.pool: dict[str, Included] = {}
         self.blocks: list[Block] = []
@@ -134,6 +142,11 @@ class World:
     def exists(self, address: str, at: int | None = None) -> bool:
         """Whether an address is an account."""
         return self.state.get(EXISTS, address, at) > 0 or address in self.tokens
+
+    def limits(self, address: str) -> tuple[int, int]:
+        """Bandwidth and energy that an account has from its stake."""
+        net, energy = self.stakes.get(address, (0, 0))
+        return NET_TOTAL * net // NET_WEIGHT, ENERGY_TOTAL * energy // ENERGY_WEIGHT
 
     def totals(self) -> dict[str, tuple[int, int]]:
         """For each asset what exists (burned fees included) and what was minted: equal, or the chain is wrong."""
@@ -279,7 +292,7 @@ class World:
         owner = text_of(contract.owner)
         if not self.exists(owner):
             raise invalid(f"account [{owner}] does not exist")
-        beside, _ = self._bandwidth(tx, owner)
+        beside, _, _ = self._bandwidth(tx, owner)
         memo = self.terms.memo if tx.memo else 0
         has = self.state.get(COIN, owner)
         if has < beside + memo:
@@ -313,24 +326,26 @@ class World:
 
     # --- execution ---------------------------------------------------------------------------------------------------
 
-    def _bandwidth(self, tx: Tx, owner: str) -> tuple[int, int]:
-        """What the bytes cost in sun, and in free bandwidth: either covers all of it. A new account is paid for."""
-        to = tx.contracts[0].field(2)
+    def _bandwidth(self, tx: Tx, owner: str) -> tuple[int, int, str]:
+        """What the bytes cost in sun, and in bandwidth of a stake or of what is free: one of the three covers all of
+        it. A new account is paid for where no stake covers it."""
+        to, size = tx.contracts[0].field(2), tx.size + 64
+        if self.state.get(NET, owner) + size <= self.limits(owner)[0]:
+            return 0, size, NET
         if tx.contracts[0].kind == TRANSFER and isinstance(to, bytes) and to and not self.exists(text_of(to)):
-            return self.terms.create_account, 0
-        size = tx.size + 64
+            return self.terms.create_account, 0, ""
         if self.state.get(FREE_NET, owner) + size <= self.terms.free_net:
-            return 0, size
-        return size * self.terms.byte, 0
+            return 0, size, FREE_NET
+        return size * self.terms.byte, 0, ""
 
     def _execute(self, tx: Tx) -> Included:
         contract = tx.contracts[0]
         owner = text_of(contract.owner)
-        net_fee, net_usage = self._bandwidth(tx, owner)
+        net_fee, net_usage, used = self._bandwidth(tx, owner)
         if net_usage:
-            self.state.mint(FREE_NET, owner, net_usage)
+            self.state.mint(used, owner, net_usage)
         fee = net_fee + (self.terms.memo if tx.memo else 0)
-        result, energy, energy_fee, returned = "SUCCESS", 0, 0, b""
+        result, energy, staked, energy_fee, penalty, returned = "SUCCESS", 0, 0, 0, 0, b""
         events: tuple[Movement, ...] = ()
         moves: tuple[Movement, ...] = ()
         if contract.kind == TRANSFER:
@@ -342,15 +357,26 @@ class World:
         else:
             token, called = text_of(contract.field(2)), contract.field(4) or b""
             result, energy, returned, events, moves = self.call(token, owner, called)
-            most = min(tx.fee_limit, self.state.get(COIN, owner) - fee) // self.terms.energy
+            penalty = self.penalty(token, result, moves)
+            left = self.limits(owner)[1] - self.state.get(ENERGY, owner)
+            bought = (self.state.get(COIN, owner) - fee) // self.terms.energy
+            most = min(tx.fee_limit // self.terms.energy, left + bought)
             if energy > most:
-                result, energy, returned, events, moves = "OUT_OF_ENERGY", most, b"", (), ()
-            energy_fee = energy * self.terms.energy
+                result, energy, penalty, returned, events, moves = "OUT_OF_ENERGY", most, 0, b"", (), ()
+            staked = min(left, energy)
+            if staked:
+                self.state.mint(ENERGY, owner, staked)
+            energy_fee = (energy - staked) * self.terms.energy
             fee += energy_fee
         self.state.move(Movement(COIN, owner, BURNED, fee))
         for move in moves:
             self.state.move(move)
-        return Included(tx, result, fee, net_usage, net_fee, energy, energy_fee, returned, events, moves)
+        costs = (fee, net_usage, net_fee, energy, staked, energy_fee, penalty)
+        return Included(tx, result, *costs, returned, events, moves)
+
+    def penalty(self, contract: str, result: str, moves: tuple[Movement, ...]) -> int:
+        """The energy that a call takes more, because many call this contract: a part of what `call` says."""
+        return self.penalties.get(contract, 0) if result == "SUCCESS" and moves else 0
 
     def call(
         self, contract: str, owner: str, called: bytes, at: int | None = None
@@ -370,7 +396,7 @@ class World:
         except Reverted as reverted:
             return "REVERT", REVERT_ENERGY, _error(reverted.reason), (), ()
         energy = token.gas + (NEW_HOLDER_ENERGY if not read(contract, to) else 0)
-        return "SUCCESS", energy, done.output, done.events, done.moves
+        return "SUCCESS", energy + self.penalty(contract, "SUCCESS", done.moves), done.output, done.events, done.moves
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 

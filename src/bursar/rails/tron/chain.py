@@ -10,13 +10,14 @@ Nothing replaces a transaction here: it is included before it expires, or it is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from bursar.model.records import Priority
 from bursar.ports import Ports
 from bursar.rails.chain import (
+    Arrivals,
     Balances,
     Codec,
     DeepReorganisation,
@@ -40,6 +41,8 @@ from bursar.rails.chain import (
 )
 from bursar.rails.nodes import TIMEOUT_S, Answers, CallFailed, Endpoint, Malformed, Post, largest_group
 from bursar.rails.tron.addresses import bytes_of, text_of
+from bursar.rails.tron.arriving import ArrivalBlock
+from bursar.rails.tron.arriving import arrivals as arrived
 from bursar.rails.tron.codec import TronCodec, transfer_data
 from bursar.rails.tron.fates import Fates
 from bursar.rails.tron.fees import ENERGY_DEFAULT_MAX, Prices, energy_limit, transfer_answer, usual
@@ -52,6 +55,7 @@ EXPIRES_MS: Final = 600_000  # after the last final block: time to be signed and
 SCAN_BLOCKS_MAX: Final = 16  # of one page
 BALANCE_TRIES: Final = 4  # to read balances between two blocks
 TIMESTAMP_SPREAD: Final = 2**32  # milliseconds, seven weeks: room for a chance that two payments are told apart by
+B = TypeVar("B", Block, ArrivalBlock)
 _BALANCE_OF: Final = bytes.fromhex("70a08231")  # balanceOf(address)
 
 
@@ -259,7 +263,12 @@ class TronChain:
             if number == after and after_hash:
                 self._require_same(after, after_hash, anchor.header.id)
             return Page(up_to=after, up_to_hash=after_hash, transactions=())
-        blocks = await self._blocks(anchor, after, frozenset(bytes_of(address) for address in addresses))
+        own_bytes = frozenset(bytes_of(address) for address in addresses)
+
+        async def read(http: Http, number: int) -> Block:
+            return block(await http.solid("getblockbynum", num=number), number, own_bytes)
+
+        blocks = await self._read_blocks(anchor, after, number, read)
         self._require_same(after, after_hash or blocks[0].header.parent, blocks[0].header.parent)
         own = tuple(
             OwnTransaction(hash=hash_, sender=text_of(owner), nonce=None, block=found.header.number)
@@ -273,22 +282,47 @@ class TronChain:
         if expected != found:
             raise DeepReorganisation(self.network.name, number, expected, found)
 
-    async def _blocks(self, anchor: Anchor, after: int, addresses: frozenset[bytes]) -> tuple[Block, ...]:
-        """The next blocks, read whole at two nodes that say the same about every transaction in them.
+    async def arrivals(
+        self, addresses: Container[str], contracts: frozenset[str], after: int, after_hash: str, up_to: int
+    ) -> Arrivals:
+        anchor = await self._nodes.anchor()
+        one_node = self._nodes.configured == 1
+        last = min(anchor.header.number, up_to)
+        if last <= after:
+            if anchor.header.number == after and after_hash:
+                self._require_same(after, after_hash, anchor.header.id)
+            return Arrivals(up_to=after, up_to_hash=after_hash, found=(), one_node=one_node)
+        tokens = frozenset(bytes_of(contract) for contract in contracts)
+
+        async def read(http: Http, number: int) -> ArrivalBlock:
+            value, outcomes = await asyncio.gather(
+                http.solid("getblockbynum", num=number), http.solid("gettransactioninfobyblocknum", num=number)
+            )
+            return arrived(value, outcomes, number, addresses, tokens)
+
+        blocks = await self._read_blocks(anchor, after, last, read)
+        self._require_same(after, after_hash or blocks[0].header.parent, blocks[0].header.parent)
+        end = blocks[-1].header
+        found = tuple(one for of_block in blocks for one in of_block.found)
+        return Arrivals(up_to=end.number, up_to_hash=end.id, found=found, one_node=one_node)
+
+    async def _read_blocks(
+        self, anchor: Anchor, after: int, last: int, read_one: Callable[[Http, int], Awaitable[B]]
+    ) -> tuple[B, ...]:
+        """The next blocks, read whole at two nodes that say the same about everything that matters in them.
 
         One node could leave out a transaction or name another sender; its block's id would not show it.
         """
-        last = anchor.header
-        numbers = range(after + 1, min(last.number, after + self._scan_blocks) + 1)
+        numbers = range(after + 1, min(last, after + self._scan_blocks) + 1)
+        final = anchor.header
 
-        async def read(http: Http) -> tuple[Block, ...]:
-            values = await asyncio.gather(*(http.solid("getblockbynum", num=number) for number in numbers))
-            found = tuple(block(value, number, addresses) for number, value in zip(numbers, values, strict=True))
+        async def read(http: Http) -> tuple[B, ...]:
+            found = tuple(await asyncio.gather(*(read_one(http, number) for number in numbers)))
             for earlier, later in pairwise(found):
                 if later.header.parent != earlier.header.id:
                     raise Malformed(f"block {later.header.number} is no child of the one before it")
-            if found[-1].header.number == last.number and found[-1].header.id != last.id:
-                raise Malformed(f"block {last.number} is another than a moment ago")
+            if found[-1].header.number == final.number and found[-1].header.id != final.id:
+                raise Malformed(f"block {final.number} is another than a moment ago")
             return found
 
         quorum = self._nodes.quorum

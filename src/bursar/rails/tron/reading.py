@@ -43,6 +43,7 @@ class Transfer(msgspec.Struct, frozen=True):
     sender: bytes
     to: bytes
     amount: int
+    place: int  # of the event, among all events of its transaction
 
 
 class Info(msgspec.Struct, frozen=True):
@@ -136,11 +137,15 @@ def info(value: Any, hash_: str) -> Info | None:
         result=result,
         failed=said == "FAILED",
         message=bytes.fromhex(hexadecimal(found.get("resMessage", ""))).decode(errors="replace"),
-        transfers=tuple(one for log in items(found.get("log")) if (one := _transfer(record(log))) is not None),
+        transfers=tuple(
+            one
+            for place, log in enumerate(items(found.get("log")))
+            if (one := _transfer(record(log), place)) is not None
+        ),
     )
 
 
-def _transfer(log: dict[str, Any]) -> Transfer | None:
+def _transfer(log: dict[str, Any], place: int) -> Transfer | None:
     topics = [hexadecimal(topic, 32) for topic in items(log.get("topics"))]
     data = hexadecimal(log.get("data", ""))
     if len(topics) != 3 or topics[0] != TRANSFER_TOPIC or len(data) != 64:
@@ -150,6 +155,7 @@ def _transfer(log: dict[str, Any]) -> Transfer | None:
         sender=PREFIX + bytes.fromhex(topics[1][24:]),
         to=PREFIX + bytes.fromhex(topics[2][24:]),
         amount=int(data, 16),
+        place=place,
     )
 
 
@@ -187,7 +193,7 @@ def called(value: Any) -> Called:
     """The answer of a dry run; Malformed if it says nothing about the contract, such as out of time."""
     found = record(value)
     outcome = record(found.get("result"))
-    code, message = text(outcome, "code"), text(outcome, "message")
+    code, message = text(outcome, "code"), _words(text(outcome, "message"))
     if outcome.get("result") is not True:
         if code == "CONTRACT_VALIDATE_ERROR" and "not exist" in message:
             return Called(b"", 0, "there is no contract at the token's address", missing=True)
@@ -197,6 +203,14 @@ def called(value: Any) -> Called:
     failed = bool(message) or any(one.get("ret") == "FAILED" for one in ran)
     reason = _reason(returned) or message or "it fails without a reason"
     return Called(returned, amount(found, "energy_used"), reason if failed else "")
+
+
+def _words(message: str) -> str:
+    """A message, which is in hexadecimal digits where addresses are."""
+    try:
+        return bytes.fromhex(message).decode(errors="replace")
+    except ValueError:
+        return message
 
 
 def _reason(returned: bytes) -> str:
