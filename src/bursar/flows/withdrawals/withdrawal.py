@@ -150,7 +150,8 @@ class WithdrawalView(msgspec.Struct, frozen=True, kw_only=True):
     payout: str  # "": none was ordered yet
     payout_status: str
     tx_hash: str
-    reason: str  # why it ended without being paid
+    reason: str  # why it ended without being paid, for operators
+    message: str  # the same in words for its user
     created_us: int
     updated_us: int
     queued_us: int
@@ -262,10 +263,25 @@ def view_of(record: Record, body: Withdrawal, asset: Asset, payout_status: str =
         payout_status=payout_status,
         tx_hash=body.tx_hash,
         reason="" if is_open or state == COMPLETED else reason,
+        message=_message(state, body, record.error),
         created_us=record.created_us,
         updated_us=record.updated_us,
         queued_us=body.queued_us,
     )
+
+
+def _message(state: str, body: Withdrawal, error: str) -> str:
+    """Why it ended without being paid, without what only operators may know. Pure."""
+    match state:
+        case "cancelled":
+            return "it was cancelled; the money is back in the account"
+        case "failed":
+            return "it could not be paid; the money is back in the account"
+        case "rejected":
+            why = "" if body.rejected else error.partition(": ")[2]
+            return f"{why or 'it was rejected'}; the money is back in the account"
+        case _:
+            return ""
 
 
 __all__ = [
