@@ -147,7 +147,7 @@ class WithdrawalView(msgspec.Struct, frozen=True, kw_only=True):
     requester: str
     digest: str  # of the payment: what approvers compare
     payout: str  # "": none was ordered yet
-    payout_status: str
+    payout_status: str = ""  # of one that is looked at by itself
     tx_hash: str
     reason: str  # why it ended without being paid
     created_us: int
@@ -234,7 +234,7 @@ def on_signal(item: FlowRecord[Withdrawal], event: str, evidence: dict[str, Any]
     return None if after is item.body else after
 
 
-def view_of(record: Record, body: Withdrawal, asset: Asset, payout_status: str = "") -> WithdrawalView:
+def view_of(record: Record, body: Withdrawal, asset: Asset) -> WithdrawalView:
     """The view of a record. Pure."""
     payment, state = body.payment, record.state
     is_open = state not in RESULTS
@@ -258,7 +258,6 @@ def view_of(record: Record, body: Withdrawal, asset: Asset, payout_status: str =
         requester=payment.requester,
         digest=payment.digest(),
         payout=body.payouts[-1] if body.payouts else "",
-        payout_status=payout_status,
         tx_hash=body.tx_hash,
         reason="" if is_open or state == COMPLETED else reason,
         created_us=record.created_us,

@@ -9,6 +9,7 @@ Not here: what leaves (flows/payouts), what decides (risk), what people change (
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -84,6 +85,8 @@ TRIES = 10  # of a signal to a record that moves meanwhile
 APPROVED_BY = "an approval is signed with the approver's own key: `bursar withdrawal approve`"
 BY_COMMAND = "`bursar withdrawal` does it"
 BY_PAYOUT = "its payout sends it"
+
+log = logging.getLogger("bursar.withdrawals")
 
 
 class Withdrawals:
@@ -380,12 +383,16 @@ class Withdrawals:
 
     async def view(self, id_: str, user: int | None = None) -> WithdrawalView:
         """One withdrawal. With a user, only that one's own: another's is as if it were not there."""
-        return (await self._views([await self._record(id_, user)]))[0]
+        record = await self._record(id_, user)
+        (view,) = await self._views([record])
+        payout = await self.engine.get(PAYOUTS.name, view.payout) if view.payout else None
+        return view if payout is None else msgspec.structs.replace(view, payout_status=PAYOUT_STATUS[payout.state])
 
     async def page(
         self, *, user: int | None = None, states: Sequence[str] = (), before: int = NEWEST, limit: int = 50
     ) -> tuple[list[WithdrawalView], int]:
-        """Withdrawals, newest first, and the number below which the next page begins; 0: there is none."""
+        """Withdrawals, newest first, without the status of their payouts; and the number below which the next page
+        begins, 0: there is none."""
         owner = "" if user is None else str(user)
         found = await self.ledger.store.read.records.list(
             MACHINE.name, owner=owner, states=tuple(states), before=before, limit=limit
@@ -393,16 +400,15 @@ class Withdrawals:
         return await self._views(found), found[-1].number if len(found) == limit else 0
 
     async def _views(self, records: Sequence[Record]) -> list[WithdrawalView]:
-        bodies = [self._body(record) for record in records]
-        assets = await self.ledger.known_assets(*{body.payment.asset for body in bodies})
-        found = []
-        for record, body in zip(records, bodies, strict=True):
-            status = ""
-            if body.payouts:
-                payout = await self.engine.get(PAYOUTS.name, body.payouts[-1])
-                status = "" if payout is None else PAYOUT_STATUS[payout.state]
-            found.append(view_of(record, body, assets[body.payment.asset], status))
-        return found
+        """All at once. A body that can't be read is left out: it must not hide the others."""
+        readable: list[tuple[Record, Withdrawal]] = []
+        for record in records:
+            try:
+                readable.append((record, self._body(record)))
+            except (msgspec.MsgspecError, UnicodeError) as error:
+                log.error("withdrawal %s can't be read: %s", record.id, error)
+        assets = await self.ledger.known_assets(*{body.payment.asset for _, body in readable})
+        return [view_of(record, body, assets[body.payment.asset]) for record, body in readable]
 
     def _body(self, record: Record) -> Withdrawal:
         return msgspec.json.decode(record.body, type=Withdrawal)
