@@ -140,6 +140,17 @@ def test_hook_is_asked_with_a_signed_question_and_its_verdict_is_read(verdict: s
     asyncio.run(body())
 
 
+def test_answer_may_be_as_long_as_the_page_says() -> None:
+    def answer(question: bytes) -> bytes:
+        return http(json.dumps(signed(question, reason="x" * 500)).encode().ljust(ANSWER_BYTES_MAX))
+
+    async def body() -> None:
+        async with screening(answer) as (screener, _):
+            assert await screener.ask(QUESTION) == Screening(Verdict.CLEAR, "x" * 500)
+
+    asyncio.run(body())
+
+
 def test_reason_may_be_left_out() -> None:
     def answer(question: bytes) -> bytes:
         fields = signed(question)
