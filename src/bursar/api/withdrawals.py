@@ -129,7 +129,7 @@ class Inside(Out, frozen=True):
     reason: Annotated[str, Meta(description="Why it ended without being paid.")]
     digest: Annotated[str, Meta(description="SHA-256 of what approvers sign.")]
     payout: Annotated[str, Meta(description="Its payout; empty: none was ordered.")]
-    payout_status: str
+    payout_status: Annotated[str, Meta(description="Of one withdrawal; empty in lists.")]
 
 
 class WithdrawalAnswer(Out, frozen=True):

@@ -19,6 +19,7 @@ def covered(payment: Payment, asset: Asset) -> list[tuple[str, str]]:
         ("on", f"{payment.chain} (chain id {payment.chain_id})"),
         ("from the account", payment.account),
         ("for", payment.source),
+        ("requested by", payment.requester or "not said"),
         ("fee to us", f"{asset.of_minor(int(payment.fee))} {payment.asset}"),
         ("on the chain", f"{payment.amount_raw} with {payment.decimals} decimals"),
         ("contract", payment.contract or "none: the chain's own coin"),

@@ -99,7 +99,6 @@ class Withdrawal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a withdrawal's record. The payment never changes, but for the id of its payout (W37)."""
 
     user: int
-    requester: str  # who asked: no approval of the same person counts
     payment: Payment  # exactly what is approved
     native: str  # asset that the chain's fees are paid in
     priority: Priority = Priority.NORMAL
@@ -148,7 +147,7 @@ class WithdrawalView(msgspec.Struct, frozen=True, kw_only=True):
     requester: str
     digest: str  # of the payment: what approvers compare
     payout: str  # "": none was ordered yet
-    payout_status: str
+    payout_status: str = ""  # of one that is looked at by itself
     tx_hash: str
     reason: str  # why it ended without being paid, for operators
     message: str  # the same in words for its user
@@ -236,7 +235,7 @@ def on_signal(item: FlowRecord[Withdrawal], event: str, evidence: dict[str, Any]
     return None if after is item.body else after
 
 
-def view_of(record: Record, body: Withdrawal, asset: Asset, payout_status: str = "") -> WithdrawalView:
+def view_of(record: Record, body: Withdrawal, asset: Asset) -> WithdrawalView:
     """The view of a record. Pure."""
     payment, state = body.payment, record.state
     is_open = state not in RESULTS
@@ -257,10 +256,9 @@ def view_of(record: Record, body: Withdrawal, asset: Asset, payout_status: str =
         until_us=(body.until_us or payment.expires_us) if waits else 0,
         approvals_missing=body.needed if waits else 0,
         approvals=tuple(approval.approver for approval in body.approvals),
-        requester=body.requester,
+        requester=payment.requester,
         digest=payment.digest(),
         payout=body.payouts[-1] if body.payouts else "",
-        payout_status=payout_status,
         tx_hash=body.tx_hash,
         reason="" if is_open or state == COMPLETED else reason,
         message=_message(state, body, record.error),

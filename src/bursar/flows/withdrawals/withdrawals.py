@@ -9,6 +9,7 @@ Not here: what leaves (flows/payouts), what decides (risk), what people change (
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -85,6 +86,8 @@ APPROVED_BY = "an approval is signed with the approver's own key: `bursar withdr
 BY_COMMAND = "`bursar withdrawal` does it"
 BY_PAYOUT = "its payout sends it"
 
+log = logging.getLogger("bursar.withdrawals")
+
 
 class Withdrawals:
     """Withdrawals of users, on top of payouts."""
@@ -135,8 +138,8 @@ class Withdrawals:
         """What it would cost, and how long it would take. Nothing is written; `max_fee` of a request keeps the fee."""
         asset, policy = await self._rules(wanted)
         amount, fee = await self._amounts(wanted, asset, policy)
-        payment, native = await self._payment(wanted, asset, policy, amount, fee, "quote", "quote")
-        body = Withdrawal(user=wanted.user, requester=str(wanted.user), payment=payment, native=native)
+        payment, native = await self._payment(wanted, asset, policy, amount, fee, "quote", "quote", str(wanted.user))
+        body = Withdrawal(user=wanted.user, payment=payment, native=native)
         await self._check(body)
         chain = await self.documents.current(CHAIN, wanted.chain)
         assert chain is not None  # the payment was checked against it
@@ -179,10 +182,9 @@ class Withdrawals:
         asset, policy = await self._rules(wanted)
         amount, fee = await self._amounts(wanted, asset, policy)
         id_, payout = await self.engine.new_id(MACHINE.name), await self.engine.new_id(PAYOUTS.name)
-        payment, native = await self._payment(wanted, asset, policy, amount, fee, id_, payout)
+        payment, native = await self._payment(wanted, asset, policy, amount, fee, id_, payout, who)
         body = Withdrawal(
             user=wanted.user,
-            requester=who,
             payment=payment,
             native=native,
             priority=PRIORITIES[policy.priority],
@@ -217,7 +219,7 @@ class Withdrawals:
                     owner=str(body.user),
                     operation=operation,
                     limits=count,
-                    actor=body.requester,
+                    actor=body.payment.requester,
                 )
             except LimitExceeded as exceeded:
                 if exceeded.name == LIMIT_FOR_ALL and not over_all:
@@ -276,6 +278,7 @@ class Withdrawals:
         fee: int,
         id_: str,
         payout: str,
+        who: str,
     ) -> tuple[Payment, str]:
         """The exact payment, with every check of a payout."""
         request = PayoutRequest(
@@ -290,7 +293,7 @@ class Withdrawals:
             source=id_,
             expires_us=await self.ledger.store.now_us() + policy.expires_s * 1_000_000,
         )
-        return await self.payouts.check(request, payout)
+        return await self.payouts.check(request, payout, who)
 
     # --- its user ----------------------------------------------------------------------------------------------------
 
@@ -356,7 +359,7 @@ class Withdrawals:
         if name not in keys:
             why = f"{name} is not enrolled as an approver of {payment.asset} on {payment.chain}"
             raise WithdrawalRefused(WithdrawalCode.UNKNOWN_APPROVER, why)
-        if same_person(name, body.requester):
+        if same_person(name, payment.requester):
             raise WithdrawalRefused(WithdrawalCode.OWN_REQUEST, f"{name} has requested it: another person approves it")
         if not people_who_approve(keys, [approval], payment):
             why = f"the signature is not {name}'s over the payment {payment.digest()}: sign what is shown now"
@@ -396,12 +399,16 @@ class Withdrawals:
 
     async def view(self, id_: str, user: int | None = None) -> WithdrawalView:
         """One withdrawal. With a user, only that one's own: another's is as if it were not there."""
-        return (await self._views([await self._record(id_, user)]))[0]
+        record = await self._record(id_, user)
+        (view,) = await self._views([record])
+        payout = await self.engine.get(PAYOUTS.name, view.payout) if view.payout else None
+        return view if payout is None else msgspec.structs.replace(view, payout_status=PAYOUT_STATUS[payout.state])
 
     async def page(
         self, *, user: int | None = None, states: Sequence[str] = (), before: int = NEWEST, limit: int = 50
     ) -> tuple[list[WithdrawalView], int]:
-        """Withdrawals, newest first, and the number below which the next page begins; 0: there is none."""
+        """Withdrawals, newest first, without the status of their payouts; and the number below which the next page
+        begins, 0: there is none."""
         owner = "" if user is None else str(user)
         found = await self.ledger.store.read.records.list(
             MACHINE.name, owner=owner, states=tuple(states), before=before, limit=limit
@@ -409,16 +416,15 @@ class Withdrawals:
         return await self._views(found), found[-1].number if len(found) == limit else 0
 
     async def _views(self, records: Sequence[Record]) -> list[WithdrawalView]:
-        bodies = [self._body(record) for record in records]
-        assets = await self.ledger.known_assets(*{body.payment.asset for body in bodies})
-        found = []
-        for record, body in zip(records, bodies, strict=True):
-            status = ""
-            if body.payouts:
-                payout = await self.engine.get(PAYOUTS.name, body.payouts[-1])
-                status = "" if payout is None else PAYOUT_STATUS[payout.state]
-            found.append(view_of(record, body, assets[body.payment.asset], status))
-        return found
+        """All at once. A body that can't be read is left out: it must not hide the others."""
+        readable: list[tuple[Record, Withdrawal]] = []
+        for record in records:
+            try:
+                readable.append((record, self._body(record)))
+            except (msgspec.MsgspecError, UnicodeError) as error:
+                log.error("withdrawal %s can't be read: %s", record.id, error)
+        assets = await self.ledger.known_assets(*{body.payment.asset for _, body in readable})
+        return [view_of(record, body, assets[body.payment.asset]) for record, body in readable]
 
     def _body(self, record: Record) -> Withdrawal:
         return msgspec.json.decode(record.body, type=Withdrawal)
