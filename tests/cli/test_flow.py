@@ -65,7 +65,7 @@ def test_list_counts_each_flow_by_state_and_says_what_is_paused(run: Shell, ids:
     of_payouts = ["chains", "payouts", "replacements", "withdrawal_addresses", "withdrawals"]
     assert sorted(found) == sorted(["deposits", "sequence", "transfers", *of_payouts])
     assert {name: {s: f["records"] for s, f in one["states"].items()} for name, one in found.items()} == {
-        **dict.fromkeys(of_payouts, {}),
+        **{name: {} for name in of_payouts},
         "deposits": {"ASKED": 1},
         "sequence": {WAITS: 1},
         "transfers": {},
