@@ -66,6 +66,9 @@ class PaperCodec:
             raise InvalidAddress(chain, text, "it begins with @")
         return text
 
+    def check_memo(self, chain: str, text: str) -> None:
+        return  # any text goes
+
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
         pays = shape is Shape.PAY
         decoded = Decoded(

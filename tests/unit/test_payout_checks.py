@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from bursar.documents import InvalidDocument
 from bursar.flows.payouts.checks import PayoutRefused, PayoutRequest, check_request
-from bursar.flows.payouts.documents import AssetDocument, ChainDocument, Ranked
+from bursar.flows.payouts.documents import CHAIN as CHAIN_KIND
+from bursar.flows.payouts.documents import WALLET, AssetDocument, ChainDocument, Ranked, WalletDocument
 from bursar.model.authorizations import Payment
+from bursar.model.document_kinds import Other
 from bursar.model.money import Asset
+from bursar.rails.chain import Codec, InvalidMemo
 from bursar.rails.evm.codec import EvmCodec
+from bursar.rails.tron.codec import TronCodec
 
 CHAIN = ChainDocument(kind="evm", chain_id=1, native="ETH", fee_ceilings=Ranked(high=1, normal=1, low=1))
 TOKEN = "0xdAC17F958D2ee523a2206206994597C13D831ec7"
@@ -19,9 +26,11 @@ ETH = AssetDocument(asset="ETH", chain="eth", decimals=18)
 PRECISIONS = {"USDT": 6, "ETH": 18}
 
 
-def checked(document: AssetDocument, asset: str, to: str = BOB, own: dict[str, str] | None = None) -> Payment:
+def checked(
+    document: AssetDocument, asset: str, to: str = BOB, own: dict[str, str] | None = None, memo: str = ""
+) -> Payment:
     known = Asset(id=1, code=asset, precision=PRECISIONS[asset])
-    request = PayoutRequest(account="alice", asset=asset, chain="eth", to=to, amount="1", source="test")
+    request = PayoutRequest(account="alice", asset=asset, chain="eth", to=to, amount="1", source="test", memo=memo)
     return check_request(request, "po-1", known, CHAIN, document, EvmCodec(), own or {})
 
 
@@ -51,3 +60,47 @@ def test_token_is_recognised_as_destination_however_its_document_writes_it() -> 
     with pytest.raises(PayoutRefused) as refused:
         checked(msgspec.structs.replace(USDT, contract=TOKEN.lower()), "USDT", to=TOKEN)
     assert refused.value.reason == "DESTINATION_IS_TOKEN"
+
+
+CHAINS: dict[str, Codec] = {"evm": EvmCodec(), "tron": TronCodec()}
+
+
+@pytest.mark.parametrize(("kind", "memo"), [("evm", "7"), ("tron", 171 * "€"), ("tron", "a\nb")])
+def test_memo_that_the_chain_can_not_carry_is_refused_before_money_is_held(kind: str, memo: str) -> None:
+    CHAINS[kind].check_memo("here", "")
+    with pytest.raises(InvalidMemo, match="on here"):
+        CHAINS[kind].check_memo("here", memo)
+
+
+def test_memo_is_asked_of_the_chain_of_the_request() -> None:
+    with pytest.raises(InvalidMemo, match="its transactions have none"):
+        checked(USDT, "USDT", memo="invoice 7")
+
+
+# --- documents that contradict others --------------------------------------------------------------------------------
+
+
+def other(name: str, body: msgspec.Struct, retired: bool = False) -> list[Other[Any]]:
+    return [Other(name, body, retired)]
+
+
+def test_a_chain_id_has_one_chain_in_use() -> None:
+    """Of two chains with one id, each would count the nonces of the same wallet."""
+    CHAIN_KIND.judge_others("eth", CHAIN, other("bsc", msgspec.structs.replace(CHAIN, chain_id=56)))
+    CHAIN_KIND.judge_others("eth", CHAIN, other("old", CHAIN, retired=True))
+    CHAIN_KIND.judge_others("eth", CHAIN, other("tron", msgspec.structs.replace(CHAIN, kind="tron")))
+    with pytest.raises(InvalidDocument, match="chain main has the chain_id 1 already"):
+        CHAIN_KIND.judge_others("eth", CHAIN, other("main", CHAIN))
+
+
+def test_an_address_has_one_wallet_for_ever() -> None:
+    hot = WalletDocument(chain="eth", address=TOKEN)
+    WALLET.judge_others("hot", hot, other("bsc", msgspec.structs.replace(hot, chain="bsc")))
+    WALLET.judge_others("hot", hot, other("next", msgspec.structs.replace(hot, address=BOB)))
+    lower = msgspec.structs.replace(hot, address=TOKEN.lower())
+    with pytest.raises(InvalidDocument, match=r"wallet cold has the address .* already, and is in use"):
+        WALLET.judge_others("hot", hot, other("cold", lower))
+    with pytest.raises(InvalidDocument, match="is retired: bring that back"):
+        WALLET.judge_others("hot", hot, other("cold", lower, retired=True))
+    tron = msgspec.structs.replace(hot, address="TAbc")
+    WALLET.judge_others("hot", tron, other("cold", msgspec.structs.replace(hot, address="TABC")))

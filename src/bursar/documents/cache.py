@@ -7,14 +7,16 @@ meanwhile would be ignored.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import msgspec
 
-from bursar.model.document_kinds import DocumentKind
-from bursar.model.documents import Document, hash_of
+from bursar.model.document_kinds import DocumentKind, Other
+from bursar.model.documents import Document, UnreadableDocument, hash_of
 from bursar.model.errors import DatabaseCorrupt
 from bursar.store import Store
+from bursar.store.documents import Documents
 
 DOCUMENTS_S = 2.0  # age at which a cached version is not used any more
 PAGE_MAX = 500  # documents read at once
@@ -56,21 +58,39 @@ class Cache:
     def known(self, kind: DocumentKind[T], name: str) -> Current[T] | None:
         """The current version as it was read last. Its body is decoded once per version."""
         head = self._heads.get(kind.name, {}).get(name)
-        if head is None or head.retired:
-            return None
-        kept = self._bodies.get((kind.name, name))
+        return None if head is None or head.retired else Current(head, self._body(kind, head))
+
+    def _body(self, kind: DocumentKind[T], head: Document) -> T:
+        kept = self._bodies.get((kind.name, head.name))
         if kept is not None and kept.document is head and isinstance(kept.body, kind.body):
-            return Current(head, kept.body)
+            return kept.body
         body = kind.read(head)
-        self._bodies[kind.name, name] = Current(head, body)
-        return Current(head, body)
+        self._bodies[kind.name, head.name] = Current(head, body)
+        return body
+
+    async def others(self, kind: DocumentKind[T], name: str, tables: Documents, number: int) -> list[Other[T]]:
+        """All other documents of a kind, retired ones too, in a transaction that has locked their number.
+
+        One that can't be read any more is left out: it can't be compared, and nothing uses it.
+        """
+        await self._catch_up(tables, number)
+        found = []
+        for head in self._heads.get(kind.name, {}).values():
+            if head.name != name:
+                with suppress(UnreadableDocument):
+                    found.append(Other(head.name, self._body(kind, head), head.retired))
+        return found
 
     async def _look(self, fresh: bool) -> None:
         asked_s = self._store.ports.monotonic()  # before the read: what is committed after it may not be in the answer
         if not fresh and asked_s - self._read_s < DOCUMENTS_S:
             return
         tables = self._store.read.documents
-        number = await tables.number()
+        await self._catch_up(tables, await tables.number())
+        self._read_s = max(self._read_s, asked_s)
+
+    async def _catch_up(self, tables: Documents, number: int) -> None:
+        """Read what has changed up to a number."""
         if number < self._number:  # the database was restored from a backup
             self._heads, self._bodies, self._number = {}, {}, 0
         known = self._number
@@ -82,7 +102,6 @@ class Cache:
                 raise DatabaseCorrupt("the table of documents", f"there is no version of number {number}")
             known = page[-1].number
         self._number = max(self._number, known)
-        self._read_s = max(self._read_s, asked_s)
 
     def _keep(self, head: Document) -> None:
         """Two callers may read at once, and the slower one must not bring an older version back."""
