@@ -239,6 +239,9 @@ class PaperChain:
             nonce=self.nonces.get(address, 0),
         )
 
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        return {address: await self.balances(address, contracts) for address in addresses}
+
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
         self._up()
         if after_hash not in ("", self.hash_of(after)):

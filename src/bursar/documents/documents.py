@@ -203,6 +203,10 @@ class Documents:
         found = await self._store.read.documents.list(kind.name, after=after and check_name(after), limit=limit)
         return [intact(document) for document in found]
 
+    async def number(self) -> int:
+        """A number that moves with every change of any document. Reads the database, not the cache."""
+        return await self._store.read.documents.number()
+
     async def proposals(self, kind: DocumentKind[T] | None = None) -> tuple[Proposal, ...]:
         """Changes that wait for a second person. One whose base is no longer current can't be approved any more."""
         return tuple(await self._store.read.documents.proposals(kind.name if kind else ""))

@@ -426,6 +426,10 @@ class Chain(Protocol):
         """What an address has at the last final block."""
         ...
 
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        """The same of many addresses, with as few requests as there can be; text: why it can't be said of that one."""
+        ...
+
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
         """Final transactions signed by these addresses, in the blocks after `after`; a bounded number of blocks.
 
