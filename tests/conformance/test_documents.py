@@ -60,11 +60,12 @@ NOTES = DocumentKind(name="notes", body=Limits, two_people=False)
 
 def not_twice(new: Limits, others: Iterable[Other[Limits]]) -> None:
     for one in others:
-        if one.body.daily == new.daily:
-            raise ValueError(f"{one.name} has it{' and is retired' if one.retired else ''}")
+        raise ValueError(f"{one.name} has {one.body.daily}{' and is retired' if one.retired else ''}")
 
 
-ALONE = DocumentKind(name="alone", body=Limits, two_people=True, check_others=not_twice)
+ALONE = DocumentKind(
+    name="alone", body=Limits, two_people=True, likeness=lambda body: body.daily, check_alike=not_twice
+)
 KINDS = (LIMITS, NOTES, ALONE)
 ANN = {"author": "ann", "reason": "ticket 17"}
 BOB = {"actor": "bob", "reason": "checked"}
@@ -283,14 +284,14 @@ async def test_what_no_two_documents_may_have_is_refused_when_it_is_put_and_when
             here.put(ALONE, "more", Limits(5), base=0, **ANN),
             here.approve(ALONE, "early", early.hash, **BOB),
         ):
-            with pytest.raises(InvalidDocument, match="late has it"):
+            with pytest.raises(InvalidDocument, match="late has 5"):
                 await refused
         await alone(here, "late", 6, base=1)
         await alone(here, "early", 5)
         gone = await there.retire(ALONE, "early", base=1, **ANN)
         assert isinstance(gone, Proposal)
         await there.approve(ALONE, "early", gone.hash, **BOB)
-        with pytest.raises(InvalidDocument, match="early has it and is retired"):
+        with pytest.raises(InvalidDocument, match="early has 5 and is retired"):
             await alone(here, "more", 5)
         await alone(here, "early", 5, base=2)  # itself is no other
 
@@ -572,6 +573,25 @@ async def test_a_version_that_does_not_fit_the_declaration_is_an_error_and_can_b
     known = await docs.current(kind, "usdt")
     assert known is not None
     assert known.body == Other(7)
+
+
+@scenario
+async def test_a_version_that_can_not_be_read_is_like_no_other(store: Store) -> None:
+    class Weekly(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        weekly: int
+
+    def refuse(new: Weekly, others: Iterable[Other[Weekly]]) -> None:
+        if names := [one.name for one in others]:
+            raise ValueError(f"like {names}")
+
+    await put(documents(store), 5)
+    kind = DocumentKind(
+        name="notes", body=Weekly, two_people=False, likeness=lambda body: body.weekly, check_alike=refuse
+    )
+    docs = Documents(store, [kind])
+    await docs.put(kind, "btc", Weekly(7), base=0, **ANN)
+    with pytest.raises(InvalidDocument, match=r"like \['btc'\]"):
+        await docs.put(kind, "eth", Weekly(7), base=0, **ANN)
 
 
 @scenario

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -80,27 +78,27 @@ def test_memo_is_asked_of_the_chain_of_the_request() -> None:
 # --- documents that contradict others --------------------------------------------------------------------------------
 
 
-def other(name: str, body: msgspec.Struct, retired: bool = False) -> list[Other[Any]]:
-    return [Other(name, body, retired)]
-
-
 def test_a_chain_id_has_one_chain_in_use() -> None:
     """Of two chains with one id, each would count the nonces of the same wallet."""
-    CHAIN_KIND.judge_others("eth", CHAIN, other("bsc", msgspec.structs.replace(CHAIN, chain_id=56)))
-    CHAIN_KIND.judge_others("eth", CHAIN, other("old", CHAIN, retired=True))
-    CHAIN_KIND.judge_others("eth", CHAIN, other("tron", msgspec.structs.replace(CHAIN, kind="tron")))
+    alike = CHAIN_KIND.likeness
+    assert alike is not None
+    assert alike(CHAIN) == alike(msgspec.structs.replace(CHAIN, native="BNB", depth=7))
+    assert len({alike(CHAIN), alike(renumbered(56)), alike(msgspec.structs.replace(CHAIN, kind="tron"))}) == 3
+    CHAIN_KIND.judge_alike("eth", CHAIN, [Other("old", CHAIN, True)])
     with pytest.raises(InvalidDocument, match="chain main has the chain_id 1 already"):
-        CHAIN_KIND.judge_others("eth", CHAIN, other("main", CHAIN))
+        CHAIN_KIND.judge_alike("eth", CHAIN, [Other("old", CHAIN, True), Other("main", CHAIN, False)])
+
+
+def renumbered(chain_id: int) -> ChainDocument:
+    return msgspec.structs.replace(CHAIN, chain_id=chain_id)
 
 
 def test_an_address_has_one_wallet_for_ever() -> None:
-    hot = WalletDocument(chain="eth", address=TOKEN)
-    WALLET.judge_others("hot", hot, other("bsc", msgspec.structs.replace(hot, chain="bsc")))
-    WALLET.judge_others("hot", hot, other("next", msgspec.structs.replace(hot, address=BOB)))
-    lower = msgspec.structs.replace(hot, address=TOKEN.lower())
-    with pytest.raises(InvalidDocument, match=r"wallet cold has the address .* already, and is in use"):
-        WALLET.judge_others("hot", hot, other("cold", lower))
-    with pytest.raises(InvalidDocument, match="is retired: bring that back"):
-        WALLET.judge_others("hot", hot, other("cold", lower, retired=True))
-    tron = msgspec.structs.replace(hot, address="TAbc")
-    WALLET.judge_others("hot", tron, other("cold", msgspec.structs.replace(hot, address="TABC")))
+    alike, hot = WALLET.likeness, WalletDocument(chain="eth", address=TOKEN)
+    assert alike is not None
+    assert alike(hot) == alike(msgspec.structs.replace(hot, address=TOKEN.lower()))
+    others = [{"chain": "bsc"}, {"address": BOB}, {"address": "TAbc"}, {"address": "TABC"}]
+    assert len({alike(hot), *(alike(msgspec.structs.replace(hot, **other)) for other in others)}) == 5
+    for retired, why in ((False, "and is in use"), (True, "is retired: bring that back")):
+        with pytest.raises(InvalidDocument, match=f"wallet cold has the address {TOKEN} already.*{why}"):
+            WALLET.judge_alike("hot", hot, [Other("cold", hot, retired)])

@@ -7,7 +7,7 @@ meanwhile would be ignored.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -31,6 +31,21 @@ class Current(msgspec.Struct, Generic[T], frozen=True):
     body: T
 
 
+class _Index:
+    """The documents of a kind by their likeness, so that a change is not compared with each of thousands."""
+
+    def __init__(self) -> None:
+        self.names: dict[Hashable, set[str]] = {}
+        self.changed: set[str] = set()  # names that are still to be put in
+        self._likeness: dict[str, Hashable] = {}
+
+    def put(self, name: str, likeness: Hashable) -> None:
+        if name in self._likeness:
+            self.names[self._likeness[name]].discard(name)
+        self._likeness[name] = likeness
+        self.names.setdefault(likeness, set()).add(name)
+
+
 class Cache:
     """The newest versions of all documents, and the bodies of those that were asked for."""
 
@@ -38,6 +53,7 @@ class Cache:
         self._store = store
         self._heads: dict[str, dict[str, Document]] = {}  # by kind and name
         self._bodies: dict[tuple[str, str], Current[msgspec.Struct]] = {}
+        self._indexes: dict[str, _Index] = {}  # by kind
         self._number = 0  # everything up to this change is known
         self._read_s = float("-inf")
 
@@ -68,18 +84,21 @@ class Cache:
         self._bodies[kind.name, head.name] = Current(head, body)
         return body
 
-    async def others(self, kind: DocumentKind[T], name: str, tables: Documents, number: int) -> list[Other[T]]:
-        """All other documents of a kind, retired ones too, in a transaction that has locked their number.
-
-        One that can't be read any more is left out: it can't be compared, and nothing uses it.
-        """
+    async def alike(self, kind: DocumentKind[T], name: str, body: T, tables: Documents, number: int) -> list[Other[T]]:
+        """The other documents of a kind with the likeness of a body, retired ones too, in a transaction that has
+        locked their number. One that can't be read any more has none: nothing uses it."""
+        assert kind.likeness is not None  # the caller has looked
         await self._catch_up(tables, number)
-        found = []
-        for head in self._heads.get(kind.name, {}).values():
-            if head.name != name:
-                with suppress(UnreadableDocument):
-                    found.append(Other(head.name, self._body(kind, head), head.retired))
-        return found
+        index = self._indexes.setdefault(kind.name, _Index())
+        heads = self._heads.get(kind.name, {})
+        while index.changed:
+            head = heads[index.changed.pop()]
+            try:
+                index.put(head.name, kind.likeness(self._body(kind, head)))
+            except UnreadableDocument:
+                index.put(head.name, None)
+        names = index.names.get(kind.likeness(body), set()) - {name}
+        return [Other(one, self._body(kind, heads[one]), heads[one].retired) for one in sorted(names)]
 
     async def _look(self, fresh: bool) -> None:
         asked_s = self._store.ports.monotonic()  # before the read: what is committed after it may not be in the answer
@@ -92,7 +111,7 @@ class Cache:
     async def _catch_up(self, tables: Documents, number: int) -> None:
         """Read what has changed up to a number."""
         if number < self._number:  # the database was restored from a backup
-            self._heads, self._bodies, self._number = {}, {}, 0
+            self._heads, self._bodies, self._indexes, self._number = {}, {}, {}, 0
         known = self._number
         while known < number:
             page = await tables.heads_after(known, PAGE_MAX)
@@ -109,6 +128,7 @@ class Cache:
         kept = heads.get(head.name)
         if kept is None or kept.version < head.version:
             heads[head.name] = head
+            self._indexes.setdefault(head.kind, _Index()).changed.add(head.name)
 
 
 def intact(document: Document) -> Document:

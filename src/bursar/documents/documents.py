@@ -154,8 +154,8 @@ class Documents:
         """Whether a change needs two people; raises why it is refused. `number` is that of the newest version of all,
         which this transaction has locked."""
         needs_two = kind.judge(name, head, new)
-        if kind.check_others is not None:
-            kind.judge_others(name, new, await self._cache.others(kind, name, tx.documents, number))
+        if kind.likeness is not None:
+            kind.judge_alike(name, new, await self._cache.alike(kind, name, new, tx.documents, number))
         return needs_two
 
     async def withdraw(self, kind: DocumentKind[T], name: str, hash_: bytes, *, actor: str, reason: str) -> bool:

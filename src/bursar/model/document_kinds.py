@@ -7,7 +7,7 @@ stored body, so that a default that is changed in code changes no version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -55,8 +55,8 @@ class DocumentKind(Generic[T]):
 
     `two_people` is True where a change could move money, or a pure function of the old body (None: there is none) and
     the new one. `check` is a pure function of the same two that raises a refusal, or a ValueError with the reason.
-    `check_named` is one of the document's name and the new body, `check_others` one of the new body and of all other
-    documents of the kind, with whether each is retired: what no two of them may have.
+    `check_named` is one of the document's name and the new body. What no two documents of the kind should share is
+    `likeness`, a pure function of a body; `check_alike` is one of the new body and of all others with that likeness.
     """
 
     name: str
@@ -64,7 +64,8 @@ class DocumentKind(Generic[T]):
     two_people: bool | Callable[[T | None, T], bool]
     check: Callable[[T | None, T], None] | None = None
     check_named: Callable[[str, T], None] | None = None
-    check_others: Callable[[T, Iterable[Other[T]]], None] | None = None
+    likeness: Callable[[T], Hashable] | None = None
+    check_alike: Callable[[T, Iterable[Other[T]]], None] | None = None
 
     def __post_init__(self) -> None:
         check_kind(self.name)
@@ -118,11 +119,11 @@ class DocumentKind(Generic[T]):
             return self.two_people
         return not readable or (head is not None and head.retired) or self.two_people(old, body)
 
-    def judge_others(self, name: str, body: T, others: Iterable[Other[T]]) -> None:
-        """Raises what `check_others` refuses."""
+    def judge_alike(self, name: str, body: T, others: Iterable[Other[T]]) -> None:
+        """Raises what `check_alike` refuses. `others` have the likeness of the body."""
         try:
-            if self.check_others is not None:
-                self.check_others(body, others)
+            if self.check_alike is not None:
+                self.check_alike(body, others)
         except ValueError as error:
             raise InvalidDocument(self.name, name, str(error)) from error
 

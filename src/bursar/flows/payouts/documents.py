@@ -173,19 +173,26 @@ def _digits(address: str) -> str:
     return address.lower() if address.startswith("0x") else address
 
 
-def _check_other_chains(new: ChainDocument, others: Iterable[Other[ChainDocument]]) -> None:
+def _chain_itself(one: ChainDocument) -> tuple[str, int]:
+    return one.kind, one.chain_id
+
+
+def _check_same_chain(new: ChainDocument, others: Iterable[Other[ChainDocument]]) -> None:
     """One chain under two names would have two counts of nonces and two watchers, and pay from one wallet twice."""
     for one in others:
-        if not one.retired and (one.body.kind, one.body.chain_id) == (new.kind, new.chain_id):
+        if not one.retired:
             raise ValueError(f"chain {one.name} has the chain_id {new.chain_id} already: retire that, or use it")
 
 
-def _check_other_wallets(new: WalletDocument, others: Iterable[Other[WalletDocument]]) -> None:
+def _place(one: WalletDocument) -> tuple[str, str]:
+    return one.chain, _digits(one.address)
+
+
+def _check_same_place(new: WalletDocument, others: Iterable[Other[WalletDocument]]) -> None:
     """Two wallets at one address would each be held against all that is there, so that a loss could hide (I9)."""
     for one in others:
-        if (one.body.chain, _digits(one.body.address)) == (new.chain, _digits(new.address)):
-            what = "is retired: bring that back" if one.retired else "is in use"
-            raise ValueError(f"wallet {one.name} has the address {one.body.address} already, and {what}")
+        what = "is retired: bring that back" if one.retired else "is in use"
+        raise ValueError(f"wallet {one.name} has the address {new.address} already, and {what}")
 
 
 def _check_part(what: str, name: str) -> None:
@@ -214,7 +221,8 @@ CHAIN: Final = DocumentKind(
     two_people=True,
     check=_check_chain,
     check_named=_check_chain_named,
-    check_others=_check_other_chains,
+    likeness=_chain_itself,
+    check_alike=_check_same_chain,
 )
 ASSET: Final = DocumentKind(
     name="asset_on_chain", body=AssetDocument, two_people=True, check=_check_asset, check_named=_check_asset_named
@@ -225,6 +233,7 @@ WALLET: Final = DocumentKind(
     two_people=True,
     check=_check_wallet,
     check_named=_check_wallet_named,
-    check_others=_check_other_wallets,
+    likeness=_place,
+    check_alike=_check_same_place,
 )
 KINDS: Final = (CHAIN, ASSET, WALLET)
