@@ -262,7 +262,7 @@ def test_holds(shell: Shell) -> None:
 
 def test_audit_recover_and_rebuild(shell: Shell) -> None:
     findings = shell.json("audit")
-    assert [f["invariant"] for f in findings] == ["I1", "I2", "I3", "I4", "I7", "I8"]
+    assert [f["invariant"] for f in findings] == ["I1", "I2", "I3", "I4", "I6", "I7", "I8"]
     assert set(findings[0]) == {
         "invariant",
         "meaning",

@@ -22,6 +22,13 @@ told AS (
 SELECT chain, state, automatic, count(*), count(took_us), coalesce(sum(took_us), 0)
 FROM told GROUP BY chain, state, automatic ORDER BY chain, state, automatic
 
+-- name: withdrawals_ended_lately
+-- Withdrawals that have ended within so many microseconds, and no more than so many of them, the newest.
+SELECT @record
+FROM records INDEXED BY records_withdrawal_ended
+WHERE flow = 'withdrawals' AND state IN ('completed', 'failed', 'rejected', 'cancelled') AND since > now_us() - ?1
+ORDER BY since DESC LIMIT ?2
+
 -- name: records_by_id
 -- Several records of a flow, by their ids.
 SELECT @record
