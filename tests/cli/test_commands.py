@@ -88,7 +88,7 @@ def test_migrate_on_postgresql(empty: Shell, fresh_postgres: str) -> None:
     assert shell.json("migrate")["applied"] == []
     assert shell.json("recover", "--restored") == {"epoch": 2, "paused": False, "cores": []}
     assert shell.json("asset", "create", "EUR", "--precision", "2")["code"] == "EUR"
-    assert [f["ok"] for f in shell.json("audit")] == [True] * 6
+    assert [f["ok"] for f in shell.json("audit")] == [True] * 7
 
 
 def test_assets(shell: Shell) -> None:
