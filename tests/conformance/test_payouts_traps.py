@@ -13,7 +13,7 @@ from tests.paper_chain import PaperCodec
 from tests.till import CONTRACT, DOCUMENT, GAS, SUSPENSE, Town, till, wallet_account
 
 from bursar.engine import Operators
-from bursar.flows.payouts import PayoutRefused
+from bursar.flows.payouts import PayoutRefused, PayoutRequest
 from bursar.flows.payouts.documents import ASSET, CHAIN, WALLET, AssetDocument, Role, WalletDocument
 from bursar.model.authorizations import Approval
 from bursar.model.document_kinds import DocumentKind
@@ -57,6 +57,17 @@ async def test_payment_under_a_mandate_takes_no_approval(place: Place) -> None:
         with pytest.raises(PayoutRefused, match="mandate"):
             await t.payouts.approve(made.id, Approval(approver="ann", signature="00" * 64))
         assert (await t.payouts.view(made.id)).approvals == ()
+
+
+@scenario
+async def test_requester_of_a_payout_does_not_approve_it(place: Place) -> None:
+    async with till(place, Town()) as t:
+        wanted = PayoutRequest(account="alice", asset="USDT", chain="paper", to="@bob", amount="5", source="w-1")
+        made = await t.payouts.request(wanted, key="k1", actor="ann")
+        with pytest.raises(PayoutRefused) as error:
+            await t.payouts.approve(made.id, Approval(approver="Ann", signature="00" * 64))
+        assert error.value.reason == "OWN_REQUEST"
+        assert (await t.payouts.approve(made.id, Approval(approver="ben", signature="00" * 64))).approvals == ("ben",)
 
 
 @scenario

@@ -25,6 +25,7 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     payout: str  # id of the payout: one payment, once
     source: str = ""  # what it is for: the request that people see
+    requester: str = ""  # who asked for it: no approval of the same person counts
     account: str  # whose money it is, in the ledger
     asset: str
     amount: str  # in the ledger's smallest units

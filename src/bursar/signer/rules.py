@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from bursar.model.actors import same_person
 from bursar.model.authorizations import Authorization, Payment, Release
 from bursar.model.errors import BursarError
 from bursar.rails.chain import Codec, Decoded, Order, Shape
@@ -352,7 +353,8 @@ class _Case:
             message = payment.canonical()
         except BursarError as error:  # text that two programs could read as two things
             raise _No(Reason.MALFORMED, str(error), denied=True) from None
-        people = people_who_approve(self.policy.approvers, authorization.approvals, message)
+        others = [one for one in authorization.approvals if not same_person(one.approver, payment.requester)]
+        people = people_who_approve(self.policy.approvers, others, message)
         if len(people) < needed:
             given = len(authorization.approvals)
             why = f"{needed} distinct approvers are needed, and {len(people)} of {given} signatures count"

@@ -243,6 +243,14 @@ def test_two_people_above_the_dual_limit(signer: Signer) -> None:
     signer.signs(request("p2", nonce=1, pays=above, by=approved(above, "ann", "ben")))
 
 
+def test_approval_of_the_requester_does_not_count(signer: Signer) -> None:
+    """Nor under a name that looks like the requester's: a server that was broken into can't leave that check out."""
+    for requester in ("ann", "A.nn"):
+        asked = payment(requester=requester)
+        signer.refuses(request(pays=asked, by=approved(asked, "ann")), Reason.NOT_APPROVED)
+    signer.signs(request(pays=asked, by=approved(asked, "ann", "ben")))
+
+
 def test_a_look_alike_is_the_same_person() -> None:
     """Given a policy that was written before the check of names, then `ann` and `a.nn` are still one person."""
     signer = Signer()

@@ -46,6 +46,7 @@ class PayoutCode(StrEnum):
     NATIVE_PRECISION = "NATIVE_PRECISION"
     PAYOUT_EXISTS = "PAYOUT_EXISTS"
     INVALID_STATE = "INVALID_STATE"
+    OWN_REQUEST = "OWN_REQUEST"
     NO_WALLET = "NO_WALLET"  # of a quote: a payout would wait
 
 
@@ -84,6 +85,7 @@ def check_request(
     on_chain: AssetDocument | None,
     codec: Codec | None,
     own: Mapping[str, str],
+    requester: str = "",
 ) -> Payment:
     """The exact payment that is requested; raises why it can't be. `own`: address → name of our wallets there."""
     if chain is None or codec is None:
@@ -130,6 +132,7 @@ def check_request(
     return Payment(
         payout=id_,
         source=request.source,
+        requester=requester,
         account=request.account,
         asset=asset.code,
         amount=str(amount),

@@ -68,6 +68,7 @@ from bursar.flows.payouts.signing import Signing
 from bursar.flows.payouts.watching import Watch, Watching
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount, Policy, SystemAccount
+from bursar.model.actors import same_person
 from bursar.model.authorizations import Approval, Authorization, Payment
 from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, Conflict, IdempotencyKeyReused, RecordMoved, UnknownRecord
@@ -228,7 +229,7 @@ class Payouts:
         if (known := await self._known(operation)) is not None:  # first: a valid retry is never refused by a check
             return known
         id_ = await self.engine.new_id(MACHINE.name)
-        payment, native = await self.check(wanted, id_)
+        payment, native = await self.check(wanted, id_, actor)
         body = Payout(
             payment=payment,
             authorization=Authorization(mandate=wanted.mandate),
@@ -249,7 +250,7 @@ class Payouts:
             await self.engine.hand_over(started.record)
         return await self.view(started.record.id)
 
-    async def check(self, wanted: PayoutRequest, id_: str) -> tuple[Payment, str]:
+    async def check(self, wanted: PayoutRequest, id_: str, requester: str = "") -> tuple[Payment, str]:
         """The exact payment that is requested, and the coin of its chain; raises why it can't be. Writes nothing."""
         asset = await self.ledger.asset(wanted.asset)
         chain = await self.documents.current(CHAIN, wanted.chain, fresh=True)
@@ -263,6 +264,7 @@ class Payouts:
             None if on_chain is None else on_chain.body,
             None if rail is None else rail.codec,
             await self.out.wallets.own_addresses(wanted.chain, None if rail is None else rail.codec),
+            requester,
         )
         assert chain is not None  # check_request has refused
         await self._check_native(chain.body.native, chain.body.decimals)
@@ -301,6 +303,10 @@ class Payouts:
                 f"{id_} is paid under the mandate {mandate}: with an approval beside it, the signer would sign neither"
             )
             raise PayoutRefused(PayoutCode.INVALID_STATE, why)
+        if same_person(approval.approver, self._payment(record).requester):
+            raise PayoutRefused(
+                PayoutCode.OWN_REQUEST, f"{approval.approver} has requested {id_}: another person approves it"
+            )
         name = sender or f"approval {approval.approver} {approval.signature[:16]}"
         evidence = {"approval": msgspec.to_builtins(approval)}
         await self.engine.signal(record, APPROVE, approval.approver, evidence, sender=name)
@@ -361,7 +367,10 @@ class Payouts:
 
     async def payment(self, id_: str) -> Payment:
         """The exact payment, as approvers sign it."""
-        return msgspec.json.decode((await self._record(id_)).body, type=Payout).payment
+        return self._payment(await self._record(id_))
+
+    def _payment(self, record: Record) -> Payment:
+        return msgspec.json.decode(record.body, type=Payout).payment
 
     async def list(
         self, *, owner: str = "", states: Sequence[str] = (), before: int = NEWEST, limit: int = 100

@@ -146,7 +146,7 @@ class Deciding:
             asset=asset,
             amount=int(payment.amount),
             now_us=await self._ledger.store.now_us(),  # by the same clock as timers: or they would fire for nothing
-            requester=body.requester,
+            requester=payment.requester,
             policy=None if policy is None else policy.body,
             lists=lists,
             to=payment.to,

@@ -99,7 +99,6 @@ class Withdrawal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a withdrawal's record. The payment never changes, but for the id of its payout (W37)."""
 
     user: int
-    requester: str  # who asked: no approval of the same person counts
     payment: Payment  # exactly what is approved
     native: str  # asset that the chain's fees are paid in
     priority: Priority = Priority.NORMAL
@@ -256,7 +255,7 @@ def view_of(record: Record, body: Withdrawal, asset: Asset, payout_status: str =
         until_us=(body.until_us or payment.expires_us) if waits else 0,
         approvals_missing=body.needed if waits else 0,
         approvals=tuple(approval.approver for approval in body.approvals),
-        requester=body.requester,
+        requester=payment.requester,
         digest=payment.digest(),
         payout=body.payouts[-1] if body.payouts else "",
         payout_status=payout_status,

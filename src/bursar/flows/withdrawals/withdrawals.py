@@ -135,8 +135,8 @@ class Withdrawals:
         """What it would cost, and how long it would take. Nothing is written; `max_fee` of a request keeps the fee."""
         asset, policy = await self._rules(wanted)
         amount, fee = await self._amounts(wanted, asset, policy)
-        payment, native = await self._payment(wanted, asset, policy, amount, fee, "quote", "quote")
-        body = Withdrawal(user=wanted.user, requester=str(wanted.user), payment=payment, native=native)
+        payment, native = await self._payment(wanted, asset, policy, amount, fee, "quote", "quote", str(wanted.user))
+        body = Withdrawal(user=wanted.user, payment=payment, native=native)
         await self._check(body)
         chain = await self.documents.current(CHAIN, wanted.chain)
         assert chain is not None  # the payment was checked against it
@@ -166,10 +166,9 @@ class Withdrawals:
         asset, policy = await self._rules(wanted)
         amount, fee = await self._amounts(wanted, asset, policy)
         id_, payout = await self.engine.new_id(MACHINE.name), await self.engine.new_id(PAYOUTS.name)
-        payment, native = await self._payment(wanted, asset, policy, amount, fee, id_, payout)
+        payment, native = await self._payment(wanted, asset, policy, amount, fee, id_, payout, who)
         body = Withdrawal(
             user=wanted.user,
-            requester=who,
             payment=payment,
             native=native,
             priority=PRIORITIES[policy.priority],
@@ -201,7 +200,7 @@ class Withdrawals:
                     owner=str(body.user),
                     operation=operation,
                     limits=count,
-                    actor=body.requester,
+                    actor=body.payment.requester,
                 )
             except LimitExceeded as exceeded:
                 if exceeded.name == LIMIT_FOR_ALL and not over_all:
@@ -260,6 +259,7 @@ class Withdrawals:
         fee: int,
         id_: str,
         payout: str,
+        who: str,
     ) -> tuple[Payment, str]:
         """The exact payment, with every check of a payout."""
         request = PayoutRequest(
@@ -274,7 +274,7 @@ class Withdrawals:
             source=id_,
             expires_us=await self.ledger.store.now_us() + policy.expires_s * 1_000_000,
         )
-        return await self.payouts.check(request, payout)
+        return await self.payouts.check(request, payout, who)
 
     # --- its user ----------------------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class Withdrawals:
         if name not in keys:
             why = f"{name} is not enrolled as an approver of {payment.asset} on {payment.chain}"
             raise WithdrawalRefused(WithdrawalCode.UNKNOWN_APPROVER, why)
-        if same_person(name, body.requester):
+        if same_person(name, payment.requester):
             raise WithdrawalRefused(WithdrawalCode.OWN_REQUEST, f"{name} has requested it: another person approves it")
         if not people_who_approve(keys, [approval], payment):
             why = f"the signature is not {name}'s over the payment {payment.digest()}: sign what is shown now"
