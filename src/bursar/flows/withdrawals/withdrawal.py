@@ -149,7 +149,8 @@ class WithdrawalView(msgspec.Struct, frozen=True, kw_only=True):
     payout: str  # "": none was ordered yet
     payout_status: str = ""  # of one that is looked at by itself
     tx_hash: str
-    reason: str  # why it ended without being paid
+    reason: str  # why it ended without being paid, for operators
+    message: str  # the same in words for its user
     created_us: int
     updated_us: int
     queued_us: int
@@ -260,10 +261,25 @@ def view_of(record: Record, body: Withdrawal, asset: Asset) -> WithdrawalView:
         payout=body.payouts[-1] if body.payouts else "",
         tx_hash=body.tx_hash,
         reason="" if is_open or state == COMPLETED else reason,
+        message=_message(state, body, record.error),
         created_us=record.created_us,
         updated_us=record.updated_us,
         queued_us=body.queued_us,
     )
+
+
+def _message(state: str, body: Withdrawal, error: str) -> str:
+    """Why it ended without being paid, without what only operators may know. Pure."""
+    match state:
+        case "cancelled":
+            return "it was cancelled; the money is back in the account"
+        case "failed":
+            return "it could not be paid; the money is back in the account"
+        case "rejected":
+            why = "" if body.rejected else error.partition(": ")[2]
+            return f"{why or 'it was rejected'}; the money is back in the account"
+        case _:
+            return ""
 
 
 __all__ = [

@@ -10,7 +10,7 @@ Not here: what leaves (flows/payouts), what decides (risk), what people change (
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -156,9 +156,21 @@ class Withdrawals:
             reasons=decision.reasons if isinstance(decision, Wait) else (),
         )
 
-    async def request(self, wanted: WithdrawalRequest, *, key: str, requester: str = "") -> WithdrawalView:
+    async def request(
+        self,
+        wanted: WithdrawalRequest,
+        *,
+        key: str,
+        requester: str = "",
+        within_s: float = 0.0,
+        admit: Callable[[], None] = lambda: None,
+    ) -> WithdrawalView:
         """Write it down with its money set aside. The same key again is the same withdrawal; with other content, it is
-        refused. `requester`: who asks, if that is not the user: no approval of the same person counts."""
+        refused. `requester`: who asks, if that is not the user: no approval of the same person counts.
+
+        `within_s`: it is driven here for so long; 0: by a worker, alone. `admit` is called for a request that repeats
+        none (T12), and may refuse it: how often a user may ask is known to the API (T46).
+        """
         who = check_actor(requester) if requester else str(wanted.user)
         asset = await self.ledger.asset(wanted.asset)
         operation = Operation(
@@ -166,6 +178,7 @@ class Withdrawals:
         )
         if (known := await self._known(operation)) is not None:  # first: a valid retry is never refused by a check
             return known
+        admit()
         asset, policy = await self._rules(wanted)
         amount, fee = await self._amounts(wanted, asset, policy)
         id_, payout = await self.engine.new_id(MACHINE.name), await self.engine.new_id(PAYOUTS.name)
@@ -178,7 +191,10 @@ class Withdrawals:
         )
         await self._check(body)
         started = await self._start(id_, body, operation, asset, policy)
-        await self.engine.hand_over(started)
+        if within_s:
+            await self.engine.process_now(started, within_s)
+        else:
+            await self.engine.hand_over(started)
         return await self.view(started.id)
 
     async def _check(self, body: Withdrawal) -> None:
