@@ -36,6 +36,7 @@ from bursar.rails.chain import (
     Pending,
     Question,
     Sent,
+    SentElsewhere,
     Shape,
     Signed,
     Slot,
@@ -199,6 +200,13 @@ class PaperChain:
 
     def hash_of(self, block: int) -> str:
         return f"{self.fork}b{block}"
+
+    async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
+        self._up()
+        found = self.mined.get(hash_) or self.pool.get(hash_)
+        return (
+            None if found is None else SentElsewhere(hash=hash_, sender=found[1], slot=found[0].slot, fee=found[0].fee)
+        )
 
     async def fate(self, question: Question) -> Fate:
         self._up()

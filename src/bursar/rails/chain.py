@@ -305,6 +305,15 @@ class OwnTransaction(msgspec.Struct, frozen=True, kw_only=True):
     block: int
 
 
+class SentElsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that another program has signed, as its bytes say."""
+
+    hash: str  # as its chain writes it
+    sender: str
+    slot: Slot
+    fee: Fee
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Final transactions of our wallets in a range of blocks that was read whole."""
 
@@ -420,6 +429,10 @@ class Chain(Protocol):
 
     async def fate(self, question: Question) -> Fate:
         """What became of a payout's transactions."""
+        ...
+
+    async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
+        """A transaction that another program has signed, at nodes that agree; None if they agree that none has it."""
         ...
 
     async def balances(self, address: str, contracts: Sequence[str]) -> Balances:

@@ -328,6 +328,35 @@ def test_a_node_that_names_another_hash_has_not_accepted(said: Any) -> None:
     assert "another hash" in sent.answers["a"]
 
 
+def test_transaction_of_another_program_is_known_by_its_sender_and_nonce_in_the_pool_and_in_a_block() -> None:
+    world = World("abc")
+    chain, signed = world.open(), world.submit(world.sign(COIN))
+    hash_ = signed.hash
+    for _ in range(2):
+        found = asyncio.run(chain.sent_elsewhere(hash_.upper().replace("0X", "0x")))
+        assert found is not None
+        decoded = chain.codec.read(signed.raw)[0]
+        assert (found.hash, found.sender, found.slot, found.fee.worst) == (
+            hash_,
+            WALLET,
+            Slot(nonce=0),
+            decoded.fee.worst,
+        )
+        world.chain.mine()
+    assert asyncio.run(chain.sent_elsewhere("0x" + 64 * "7")) is None
+
+
+def test_one_node_alone_does_not_say_who_has_sent_a_transaction() -> None:
+    world = World("ab")
+    chain, hash_ = world.open(), world.submit(world.sign(COIN)).hash
+    world.nodes["b"].lies["eth_getTransactionByHash"] = lambda params, honest: None
+    with pytest.raises(NodesUnavailable, match="only a answers"):
+        asyncio.run(chain.sent_elsewhere(hash_))
+    world.nodes["b"].lies["eth_getTransactionByHash"] = lambda params, honest: honest | {"from": BOB.lower()}
+    with pytest.raises(NodesUnavailable):
+        asyncio.run(chain.sent_elsewhere(hash_))
+
+
 def test_nonce_too_low_is_an_answer_and_no_error() -> None:
     world = World()
     chain, signed = world.open(), world.submit(world.sign(COIN))

@@ -243,7 +243,7 @@ class WithdrawalSums(Check):
     # --- the other sides -------------------------------------------------------------------------------------------
 
     async def _in_flight(self) -> None:
-        """What open holds have for withdrawals, whoever they are."""
+        """What open holds have for withdrawals, also those that no record knows."""
         after = 0
         while page := await self.scene.tables.checks.owned_holds(after, OWNED_MAX):
             after = page[-1][0]

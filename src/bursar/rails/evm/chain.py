@@ -30,6 +30,7 @@ from bursar.rails.chain import (
     Page,
     Question,
     Sent,
+    SentElsewhere,
     Shape,
     Slot,
     WalletShort,
@@ -52,7 +53,7 @@ from bursar.rails.evm.fees import (
     transfer_answer,
 )
 from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Ask, Nodes, NodesDisagree, block_call, require_linked
-from bursar.rails.evm.reading import Block, block
+from bursar.rails.evm.reading import Block, block, offered
 from bursar.rails.evm.rpc import Call, CallError, Endpoint, Malformed, Post, data, quantity, result
 from bursar.rails.evm.tokens import balance, balance_call
 
@@ -213,6 +214,17 @@ class EvmChain:
 
     async def fate(self, question: Question) -> Fate:
         return await self._fates.ask(question)
+
+    async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
+        known_as = hash_.lower()
+        call = Call("eth_getTransactionByHash", (known_as,))
+        said = await self._nodes.ask([call], None, lambda results: offered(result(results[0]), known_as))
+        found = self._nodes.agree_if_there(f"transaction {known_as}", said)
+        if found is None:
+            return None
+        sender = self.codec.check_address(self.network.name, found.sender)
+        fee = Fee(gas_limit=found.gas, price=found.price)
+        return SentElsewhere(hash=known_as, sender=sender, slot=Slot(nonce=found.nonce), fee=fee)
 
     # --- what the chain holds ----------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from bursar.rails.chain import (
     Page,
     Question,
     Sent,
+    SentElsewhere,
     Shape,
     Slot,
     Unbuildable,
@@ -43,12 +44,12 @@ from bursar.rails.nodes import TIMEOUT_S, Answers, CallFailed, Endpoint, Malform
 from bursar.rails.tron.addresses import bytes_of, text_of
 from bursar.rails.tron.arriving import ArrivalBlock
 from bursar.rails.tron.arriving import arrivals as arrived
-from bursar.rails.tron.codec import TronCodec, transfer_data
+from bursar.rails.tron.codec import TronCodec, spends, transfer_data
 from bursar.rails.tron.fates import Fates
 from bursar.rails.tron.fees import ENERGY_DEFAULT_MAX, Prices, energy_limit, transfer_answer, usual
 from bursar.rails.tron.http import Http, record, text
 from bursar.rails.tron.nodes import Anchor, Nodes
-from bursar.rails.tron.reading import Block, Called, account, block, called, chain_parameters, header
+from bursar.rails.tron.reading import Block, Called, account, block, called, chain_parameters, header, raw_data
 
 EXPIRES_MS: Final = 600_000  # after the last final block: time to be signed and sent; then about a minute until death
 # is proven. The chain refuses more than 24 hours.
@@ -187,6 +188,15 @@ class TronChain:
         answered = await self._nodes.ask(None, lambda http: _broadcast(http, raw, hash_))
         words = {name: said for name, (_, said) in answered.items()} | answered.silent
         return Sent(accepted=any(accepted for accepted, _ in answered.values()), answers=words)
+
+    async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
+        known_as = hash_.lower().removeprefix("0x")
+
+        async def look(http: Http) -> bytes | None:
+            return raw_data(await http.wallet("gettransactionbyid", value=known_as), known_as)
+
+        raw = self._nodes.agree_if_there(f"transaction {known_as}", await self._nodes.ask(None, look))
+        return None if raw is None else spends(raw)
 
     async def fate(self, question: Question) -> Fate:
         return await self._fates.ask(question)

@@ -34,6 +34,7 @@ from bursar.rails.chain import (
     InvalidMemo,
     Network,
     Order,
+    SentElsewhere,
     Shape,
     Signed,
     Slot,
@@ -194,6 +195,26 @@ def content(raw_data: bytes) -> Content:
     if encode(found) != raw_data:
         _undecodable("it contains more than a transfer, or is encoded otherwise")
     return found
+
+
+def spends(raw_data: bytes) -> SentElsewhere:
+    """Who spends by a transaction that another program has built, until when, and the most that it can cost.
+
+    It may be one that `build` does not make: only what every transfer and call has is read.
+    """
+    raw = _message(raw_data)
+    call = _message(_bytes(_message(_bytes(_message(_bytes(raw, 11)), 2)), 2))
+    owner = _bytes(call, 1)
+    if len(owner) != len(ZERO_ADDRESS) or owner[:1] != PREFIX:
+        _undecodable("the sender is no address")
+    reference = f"{_bytes(raw, 1).hex()}{_bytes(raw, 4).hex()}/{_int(raw, 14)}"
+    beside = (len(raw_data) + SIGNED_BYTES_MORE + RESULT_BYTES) * BYTE_SUN + MEMO_SUN + ACTIVATION_SUN
+    return SentElsewhere(
+        hash=hash_of(raw_data),
+        sender=text_of(owner),
+        slot=Slot(expires=_int(raw, 8), reference=reference),
+        fee=Fee(gas_limit=_int(raw, 18), price=1, beside=beside),
+    )
 
 
 def _out_of_bounds(c: Content) -> str:
