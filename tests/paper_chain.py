@@ -36,6 +36,7 @@ from bursar.rails.chain import (
     Pending,
     Question,
     Sent,
+    SentElsewhere,
     Shape,
     Signed,
     Slot,
@@ -65,6 +66,9 @@ class PaperCodec:
         if not text.startswith("@") or not text[1:].isalnum():
             raise InvalidAddress(chain, text, "it begins with @")
         return text
+
+    def check_memo(self, chain: str, text: str) -> None:
+        return  # any text goes
 
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
         pays = shape is Shape.PAY
@@ -197,6 +201,13 @@ class PaperChain:
     def hash_of(self, block: int) -> str:
         return f"{self.fork}b{block}"
 
+    async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
+        self._up()
+        found = self.mined.get(hash_) or self.pool.get(hash_)
+        return (
+            None if found is None else SentElsewhere(hash=hash_, sender=found[1], slot=found[0].slot, fee=found[0].fee)
+        )
+
     async def fate(self, question: Question) -> Fate:
         self._up()
         if len({one.slot for one in question.tries}) > 1:
@@ -235,6 +246,9 @@ class PaperChain:
             tokens=tokens,
             nonce=self.nonces.get(address, 0),
         )
+
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        return {address: await self.balances(address, contracts) for address in addresses}
 
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
         self._up()

@@ -51,7 +51,7 @@ class Counter:
         wanted: dict[str, Any] = {
             "user": user,
             "asset": "USDT",
-            "chain": "paper",
+            "chain": self.till.town.name,
             "to": "@bob",
             "amount": amount,
         } | more
@@ -100,9 +100,10 @@ class Counter:
         return await self.till.minor(f"user:{user}:funding")
 
     async def policy(self, **changes: Any) -> None:
-        current = await self.till.documents.current(POLICY, "usdt:paper", fresh=True)
-        body = POLICY_BODY if current is None else current.body
-        await self.till.put(POLICY, "usdt:paper", msgspec.structs.replace(body, **changes))
+        chain = self.till.town.name
+        current = await self.till.documents.current(POLICY, f"usdt:{chain}", fresh=True)
+        body = msgspec.structs.replace(POLICY_BODY, chain=chain) if current is None else current.body
+        await self.till.put(POLICY, f"usdt:{chain}", msgspec.structs.replace(body, **changes))
 
 
 def not_driven(_record: Record) -> asyncio.Future[Record]:
@@ -119,7 +120,7 @@ async def counter(
         # Records that others start or signal are driven at once; here a test steps each of them when it wants to.
         t.engine.drive = not_driven  # type: ignore[method-assign,assignment]
         found = Counter(t, withdrawals)
-        if await t.documents.current(POLICY, "usdt:paper", fresh=True) is None:
+        if await t.documents.current(POLICY, f"usdt:{town.name}", fresh=True) is None:
             await found.policy()
             for name in ("ann", "ben", "eve"):
                 public = KEYS[name].public_key().public_bytes_raw().hex()

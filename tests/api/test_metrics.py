@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,6 +33,10 @@ TYPES = {
     "bursar_payouts_retry_ratio": "gauge",
     "bursar_payouts_confirmation_seconds": "gauge",
     "bursar_payouts_gas_used": "gauge",
+    "bursar_withdrawals": "gauge",
+    "bursar_withdrawals_ended": "gauge",
+    "bursar_withdrawals_completion_ratio": "gauge",
+    "bursar_withdrawals_approval_seconds": "gauge",
     "bursar_records_in_progress": "gauge",
     "bursar_records_completed": "counter",
     "bursar_core_floor": "gauge",
@@ -129,3 +134,42 @@ async def test_payouts_have_their_metrics(either: str, tmp_path: Path) -> None:
         assert value(found["bursar_payouts_gas_used"], "bursar_payouts_gas_used", chain="bsc") == 21_000
         name = "bursar_payouts_confirmation_seconds"
         assert 39 < value(found[name], name, chain="bsc") < 100
+
+
+@scenario
+async def test_withdrawals_have_their_metrics(either: str, tmp_path: Path) -> None:
+    """From the database alone: no withdrawals are driven by this process."""
+    async with office(either, tmp_path) as here:
+        text = (await here.get("/metrics")).text
+        empty = parsed(text)["bursar_withdrawals"]
+        assert {s.labels["status"]: s.value for s in empty.samples} == {"pending": 0, "approved": 0, "queued": 0}
+        payment, now_us = {"payment": {"chain": "bsc"}}, here.runtime.ports.now_us()
+        bodies: dict[str, dict[str, Any]] = {
+            "waiting": payment,
+            "queued": payment,
+            "completed": payment | {"approved_us": now_us + 60_000_000},
+            "failed": payment | {"approved_us": now_us + 10_000_000, "mandate": "auto"},
+            "rejected": payment,
+            "cancelled": payment,
+        }
+        moves = [
+            Move(
+                flow="withdrawals",
+                id=f"wd-{state}",
+                version=0,
+                transitions=(NewTransition("", "CREATED", state),),
+                actor="test",
+                delay_us=None,
+                body=msgspec.json.encode(body).decode(),
+            )
+            for state, body in bodies.items()
+        ]
+        await here.runtime.bursar.ledger.writer.apply(Change(moves=tuple(moves)))
+        found = parsed((await Metrics(here.runtime).text()).decode())  # one that has counted nothing yet
+        assert value(found["bursar_withdrawals"], "bursar_withdrawals", status="pending") == 1
+        assert value(found["bursar_withdrawals"], "bursar_withdrawals", status="queued") == 1
+        assert value(found["bursar_withdrawals_ended"], "bursar_withdrawals_ended", chain="bsc", status="failed") == 1
+        name = "bursar_withdrawals_completion_ratio"
+        assert value(found[name], name, chain="bsc") == 0.25
+        name = "bursar_withdrawals_approval_seconds"
+        assert 30 < value(found[name], name, by="people") < 60 and 0 < value(found[name], name, by="mandate") < 10

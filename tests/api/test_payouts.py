@@ -217,6 +217,7 @@ async def _ended(c: Counter, id_: str) -> dict[str, Any] | None:
         ({"asset": "XXX"}, (422, "INVALID_ASSET")),
         ({"to": "0x1234"}, (422, "INVALID_ADDRESS")),
         ({"to": HOT}, (422, "OWN_ADDRESS")),
+        ({"memo": "invoice 7"}, (422, "INVALID_MEMO")),
         ({"to": TOKEN}, (422, "DESTINATION_IS_TOKEN")),
         ({"amount": "0.0001"}, (422, "BELOW_MINIMUM")),
         ({"amount": "1000"}, (422, "INSUFFICIENT_BALANCE")),

@@ -88,7 +88,7 @@ def test_migrate_on_postgresql(empty: Shell, fresh_postgres: str) -> None:
     assert shell.json("migrate")["applied"] == []
     assert shell.json("recover", "--restored") == {"epoch": 2, "paused": False, "cores": []}
     assert shell.json("asset", "create", "EUR", "--precision", "2")["code"] == "EUR"
-    assert [f["ok"] for f in shell.json("audit")] == [True] * 6
+    assert [f["ok"] for f in shell.json("audit")] == [True] * 7
 
 
 def test_assets(shell: Shell) -> None:
@@ -262,7 +262,7 @@ def test_holds(shell: Shell) -> None:
 
 def test_audit_recover_and_rebuild(shell: Shell) -> None:
     findings = shell.json("audit")
-    assert [f["invariant"] for f in findings] == ["I1", "I2", "I3", "I4", "I7", "I8"]
+    assert [f["invariant"] for f in findings] == ["I1", "I2", "I3", "I4", "I6", "I7", "I8"]
     assert set(findings[0]) == {
         "invariant",
         "meaning",

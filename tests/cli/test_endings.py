@@ -147,7 +147,7 @@ def test_a_broken_ledger_is_code_1_with_evidence(shell: Shell, broken: Callable[
     assert "→ The value is intact: run `bursar rebuild`, then audit again." in ran.out
     assert "→ If I1 is still broken after that: stop writing" in ran.out
     told = shell("--json", "audit")
-    assert (told.code, [f["ok"] for f in told.json]) == (1, [False, True, False, True, True, True])
+    assert (told.code, [f["ok"] for f in told.json]) == (1, [False, True, False, True, True, True, True])
     assert "Audit I2 and I8 too" in shell("audit", "--only", "I3").out
     shell.ok("rebuild")
     assert "→" not in shell.ok("audit")
@@ -162,11 +162,12 @@ def test_a_broken_ledger_is_code_1_with_evidence(shell: Shell, broken: Callable[
         (("I8",), ["restore from a backup"]),
         (("I1", "I2", "I3"), ["restore from a backup"]),
         (("I5",), ["suspense:transfers"]),
+        (("I6",), ["Pause withdrawals"]),
         (("I9",), ["Pause payouts"]),
     ],
 )
 def test_what_to_do_is_said_for_what_is_broken(broken: tuple[str, ...], says: list[str]) -> None:
-    names = ("I1", "I2", "I3", "I4", "I5", "I7", "I8", "I9")
+    names = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9")
     lines = advice([Finding(invariant=n, ok=n not in broken, checked=1, broken=[], seconds=0.0) for n in names])
     assert len(lines) == len(says)
     assert all(text in line for text, line in zip(says, lines, strict=True)), lines

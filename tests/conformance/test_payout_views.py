@@ -70,6 +70,14 @@ JOIN operation_wallet_addresses owa ON owa.chain_id = wr.chain_id AND owa.role =
 ORDER BY owa.id
 """
 NOW = "CAST(strftime('%s', 'now') AS REAL) + 1"  # SQLite counts whole seconds
+SQLITE = {
+    "NOW() - INTERVAL '5 minutes'": f"{NOW} - 300",
+    "NOW()": NOW,
+    "column_name, data_type": "name AS column_name, type AS data_type",
+    "WHERE table_name = ": "WHERE arg = ",
+    "information_schema.columns": "pragma_table_info",
+    "ORDER BY ordinal_position": "ORDER BY cid",
+}
 
 
 async def rows(place: Place, sql: str) -> list[dict[str, Any]]:
@@ -82,8 +90,17 @@ async def rows(place: Place, sql: str) -> list[dict[str, Any]]:
             await connection.close()
     with contextlib.closing(sqlite3.connect(place.path)) as file:
         file.row_factory = sqlite3.Row
-        found = file.execute(sql.replace("NOW() - INTERVAL '5 minutes'", f"{NOW} - 300").replace("NOW()", NOW))
-        return [dict(row) for row in found]
+        for written, ours in SQLITE.items():
+            sql = sql.replace(written, ours)
+        return [dict(row) for row in file.execute(sql)]
+
+
+async def values(place: Place, sql: str) -> list[tuple[Any, ...]]:
+    """The same without names, of which a query may have two alike."""
+    if place.engine == "postgres":
+        return [tuple(row.values()) for row in await rows(place, sql)]
+    with contextlib.closing(sqlite3.connect(place.path)) as file:
+        return file.execute(sql).fetchall()
 
 
 async def pending(t: Till, key: str, **more: Any) -> str:
@@ -166,14 +183,20 @@ async def test_monitoring_queries_of_the_specification_answer_as_written(place: 
         assert (stuck["id"], stuck["status"], stuck["error_message"]) == (jobs["signing"], "processing", None)
 
 
+async def executed(place: Place, sql: str) -> None:
+    """What a program with its own connection does."""
+    if place.engine == "postgres":
+        await rows(place, sql)
+    else:
+        with contextlib.closing(sqlite3.connect(place.path)) as file, file:
+            file.execute(sql)
+
+
 async def aged(place: Place, *ids: str) -> None:
     """These were requested an hour ago."""
     for id_ in ids:
-        if place.engine == "postgres":
-            await rows(place, f"UPDATE records SET created_at = now() - interval '1 hour' WHERE id = '{id_}'")
-        else:
-            with contextlib.closing(sqlite3.connect(place.path)) as file, file:
-                file.execute("UPDATE records SET created_at = created_at - 3600000000 WHERE id = ?", (id_,))
+        then = "now() - interval '1 hour'" if place.engine == "postgres" else "created_at - 3600000000"
+        await executed(place, f"UPDATE records SET created_at = {then} WHERE id = '{id_}'")
 
 
 @scenario
@@ -256,12 +279,7 @@ async def test_every_state_has_its_status(place: Place) -> None:
     async with till(place, Town(name="bsc")) as t:
         made = await t.request("1")
         for state in MACHINE.states:
-            sql = f"UPDATE records SET state = '{state.name}' WHERE id = '{made.id}'"
-            if place.engine == "postgres":
-                await rows(place, sql)
-            else:
-                with contextlib.closing(sqlite3.connect(place.path)) as file, file:
-                    file.execute(sql)
+            await executed(place, f"UPDATE records SET state = '{state.name}' WHERE id = '{made.id}'")
             assert await rows(place, "SELECT status FROM withdrawal_queue") == [{"status": STATUS[state.name]}]
 
 
@@ -330,6 +348,10 @@ INSERT INTO bursar.records (number, flow, id, owner, state, version, attempt, tr
 SELECT 1000000 + i, 'payouts', 'old-' || i, 'alice', 'confirmed', 4, 0, 0, '', r.body, '', at, at
 FROM (SELECT body FROM bursar.records WHERE state = 'confirmed' LIMIT 1) r, generate_series(1, 5000) AS i,
     LATERAL (SELECT now() - i * interval '10 minutes' AS at) a;
+INSERT INTO bursar.records (number, flow, id, owner, state, version, attempt, transit, worker, body, error,
+    since, created_at)
+SELECT 2000000 + i, 'withdrawals', 'old-' || i, 'alice', 'completed', 4, 0, 0, '', '{}', '', at, at
+FROM generate_series(1, 5000) AS i, LATERAL (SELECT now() - i * interval '10 minutes' AS at) a;
 INSERT INTO bursar.transitions (record, version, source, event, target, attempt, actor, evidence)
 SELECT 1000000 + i, v, 'pending', 'SUCCESS', 'processing', 0, '', '{}'
 FROM generate_series(1, 5000) AS i, generate_series(1, 4) AS v;

@@ -443,6 +443,17 @@ def test_balances_contracts_and_status(setting: Setting) -> None:
         do(setting.chain.balances(CAROL, [USDT]))
 
 
+def test_transaction_of_another_program_is_known_by_its_bytes_at_nodes_that_agree(setting: Setting) -> None:
+    one = sent(setting)
+    found = do(setting.chain.sent_elsewhere(one.hash))
+    assert found is not None and (found.hash, found.sender) == (one.hash, ALICE.address)
+    assert found.slot == one.slot
+    assert do(setting.chain.sent_elsewhere("0" * 64)) is None
+    setting.nodes["two"].lies = [lambda method, _params, truth: None if method == "bytes" else truth]
+    with pytest.raises(NodesUnavailable):
+        do(setting.chain.sent_elsewhere(one.hash))
+
+
 def test_scan_reads_whole_ranges_at_nodes_that_agree(setting: Setting) -> None:
     one = sent(setting)
     setting.mine()

@@ -22,7 +22,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from bursar.flows.payouts.measures import Measures, measured
+from bursar.flows.payouts.measures import Measures as PayoutMeasures
+from bursar.flows.payouts.measures import measured as measured_payouts
+from bursar.flows.withdrawals.measures import Measures as WithdrawalMeasures
+from bursar.flows.withdrawals.measures import measured as measured_withdrawals
 from bursar.model.errors import BursarError
 from bursar.model.machine import Kind
 from bursar.runtime import Runtime
@@ -120,7 +123,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     counts: dict[tuple[str, str], tuple[int, int]]  # flow, state → how many, and since when the oldest is there
     alerts: dict[str, int]  # severity → how many
-    payouts: Measures
+    payouts: PayoutMeasures
+    withdrawals: WithdrawalMeasures
 
 
 class Database(Collector):
@@ -162,6 +166,7 @@ class Database(Collector):
         yield oldest
         yield alerts
         yield from _payouts(self._shown.payouts)
+        yield from _withdrawals(self._shown.withdrawals)
 
     async def _counted(self) -> Seen | None:
         try:
@@ -176,8 +181,13 @@ class Database(Collector):
             read = self._runtime.bursar.store.read
             counts = await read.records.open_counts(self._waiting())
             alerts = Counter(alert.severity for alert in await read.alerts.open())
-            payouts = await measured(self._runtime.bursar.store)
-            self._seen = Seen(at=now, counts=counts, alerts=dict(alerts), payouts=payouts)
+            self._seen = Seen(
+                at=now,
+                counts=counts,
+                alerts=dict(alerts),
+                payouts=await measured_payouts(self._runtime.bursar.store),
+                withdrawals=await measured_withdrawals(self._runtime.bursar.store),
+            )
         return self._seen
 
     def _waiting(self) -> list[tuple[str, str]]:
@@ -186,7 +196,7 @@ class Database(Collector):
         return [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
 
 
-def _payouts(measures: Measures) -> Iterable[Metric]:
+def _payouts(measures: PayoutMeasures) -> Iterable[Metric]:
     """The specification's numbers of its execution layer (W24)."""
     open_ = GaugeMetricFamily("bursar_payouts", "Payouts that have not ended.", labels=["status"])
     for status, count in sorted(measures.open.items()):
@@ -211,6 +221,31 @@ def _payouts(measures: Measures) -> Iterable[Metric]:
             seconds.add_metric([chain], confirmed.confirmation_s)
             gas.add_metric([chain], confirmed.gas_each)
     yield from (open_, ended, retried, seconds, gas)
+
+
+def _withdrawals(measures: WithdrawalMeasures) -> Iterable[Metric]:
+    """The specification's numbers of its intent layer (W24)."""
+    open_ = GaugeMetricFamily("bursar_withdrawals", "Withdrawals that have not ended.", labels=["status"])
+    for status, count in sorted(measures.open.items()):
+        open_.add_metric([status], count)
+    ended = GaugeMetricFamily("bursar_withdrawals_ended", "Ended in the last hour.", labels=["chain", "status"])
+    for where, count in sorted(measures.ended.items()):
+        ended.add_metric(where, count)
+    completed = GaugeMetricFamily(
+        "bursar_withdrawals_completion_ratio",
+        "Of those ended in the last hour, the share that was paid.",
+        labels=["chain"],
+    )
+    for chain in measures.chains:
+        completed.add_metric([chain], measures.completion_ratio(chain))
+    approval = GaugeMetricFamily(
+        "bursar_withdrawals_approval_seconds",
+        "From the request to its approval, on average of those that ended in the last hour.",
+        labels=["by"],
+    )
+    for by, approved in sorted(measures.approved.items()):
+        approval.add_metric([by], approved.seconds)
+    yield from (open_, ended, completed, approval)
 
 
 class Metrics:

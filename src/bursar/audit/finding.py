@@ -1,6 +1,7 @@
 """What an audit says: the invariants by number, and one finding for each that was checked.
 
-Numbers are those of the design (§12); I5, I6 and I9 speak of cores and chains and are checked where those are known.
+Numbers are those of the design (§12); I5, I6 and I9 speak of cores, withdrawals and chains and are checked where those
+are known.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ INVARIANTS: dict[str, str] = {
 # Checked by those who know the other side, and reported alike.
 ELSEWHERE: dict[str, str] = {
     "I5": "a core's total is what the ledger has booked there, and what is about to be",
+    "I6": "what withdrawals have requested is what they paid, with our fees, gave back, and still hold",
     "I9": "every wallet has on its chain what the ledger says that it has",
 }
 

@@ -22,17 +22,19 @@ async def audit(
 ) -> list[Finding]:
     """Check the invariants named in `only` (none: all), over one consistent moment.
 
-    `more` are checks that flows bring: what one of these invariants means for their records and rows.
+    `more` are checks that flows bring: what one of these invariants means for their records and rows, or an invariant
+    of their own.
     """
+    known = sorted({*INVARIANTS, *(check.invariant for check in more)})
     for name in only:
-        if name not in INVARIANTS:
-            raise ValueError(f"{name!r} is not an invariant; there are {', '.join(INVARIANTS)}")
-    names = [name for name in INVARIANTS if not only or name in only]
+        if name not in known:
+            raise ValueError(f"{name!r} is not an invariant; there are {', '.join(known)}")
+    names = [name for name in known if not only or name in only]
     clock = store.ports.monotonic
     async with store.snapshot(unhurried=True) as tables:
         scene = Scene(tables, progress or (lambda *_: None))
         await scene.read()
-        checks = [CHECKS[name](scene) for name in names]
+        checks = [CHECKS[name](scene) for name in names if name in CHECKS]
         checks += [check(scene) for check in more if check.invariant in names]
         spent = await _walk(scene, [check for check in checks if check.walks], clock)
         for check in checks:

@@ -23,9 +23,9 @@ from bursar.demo.payout_setting import BLOCK_S, DEPOSIT, MANDATE, PAYERS, POLL_S
 from bursar.engine import Operators, Worker
 from bursar.flows.payouts import PayoutRequest, Payouts, PayoutView
 from bursar.flows.payouts.coverage import wallets_cover
-from bursar.flows.payouts.invariants import CHECKS
 from bursar.flows.payouts.machine import MACHINE
 from bursar.flows.payouts.payout import wallet_account
+from bursar.flows.withdrawals.invariants import CHECKS
 from bursar.signer.client import SignerClient
 from bursar.testbed import Guard
 

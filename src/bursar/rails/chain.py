@@ -54,12 +54,19 @@ class Undecodable(Refusal):
 
 @dataclass(eq=False)
 class Unbuildable(Refusal):
-    """No transaction of this chain can carry this payment: a memo where there are none, an amount that does not fit."""
+    """No transaction of this chain can carry this payment: an amount that does not fit, a slot of another kind."""
 
     chain: str
     why: str
     code = "UNBUILDABLE_TRANSACTION"
     text = "no transaction on {chain} can carry this payment: {why}"
+
+
+class InvalidMemo(Unbuildable):
+    """This chain carries no memos, or not this one."""
+
+    code = "INVALID_MEMO"
+    text = "the memo can't be sent on {chain}: {why}"
 
 
 @dataclass(eq=False)
@@ -298,6 +305,15 @@ class OwnTransaction(msgspec.Struct, frozen=True, kw_only=True):
     block: int
 
 
+class SentElsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that another program has signed, as its bytes say."""
+
+    hash: str  # as its chain writes it
+    sender: str
+    slot: Slot
+    fee: Fee
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Final transactions of our wallets in a range of blocks that was read whole."""
 
@@ -352,6 +368,10 @@ class Codec(Protocol):
 
     def check_address(self, chain: str, text: str) -> str:
         """The address as it is stored and compared; InvalidAddress if it is none."""
+        ...
+
+    def check_memo(self, chain: str, text: str) -> None:
+        """InvalidMemo unless a payment can carry this; none ("") always can be."""
         ...
 
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
@@ -411,8 +431,16 @@ class Chain(Protocol):
         """What became of a payout's transactions."""
         ...
 
+    async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
+        """A transaction that another program has signed, at nodes that agree; None if they agree that none has it."""
+        ...
+
     async def balances(self, address: str, contracts: Sequence[str]) -> Balances:
         """What an address has at the last final block."""
+        ...
+
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        """The same of many addresses, with as few requests as there can be; text: why it can't be said of that one."""
         ...
 
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:

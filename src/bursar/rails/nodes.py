@@ -250,6 +250,11 @@ class NodeBook(ABC):
         words = "; ".join(f"{name} says {_shown(one)}" for name, one in sorted(said.items()))
         raise NodesDisagree(self.network.name, f"nodes disagree about {what}: {words}")
 
+    def agree_if_there(self, what: str, said: Answers[T | None]) -> T | None:
+        """The same of what some nodes may not have yet: what all say that have it, or that none has it."""
+        there = {name: one for name, one in said.items() if one is not None}
+        return self.agree(what, Answers(there, said.silent)) if there else self.agree(what, said)
+
     def vouched(self, what: str, said: Answers[int]) -> int:
         """The highest number that a quorum of nodes has reached: one node alone can't raise it."""
         if len(said) < self.quorum:

@@ -39,6 +39,7 @@ from bursar.rails.chain import (
     Pending,
     Question,
     Sent,
+    SentElsewhere,
     Shape,
     Slot,
     Try,
@@ -94,6 +95,7 @@ class Node(Machine):
         answers: dict[str, Callable[..., Any]] = {
             "balances": self._balances,
             "blocks": self._blocks,
+            "bytes": self._bytes,
             "dry_run": self._dry_run,
             "final": self._final,
             "find": self._find,
@@ -119,6 +121,13 @@ class Node(Machine):
             return Found(block.number, block.hash, one.ok, one.gas_used, one.fee, one.events)
         tx = self.pool.get(hash)
         return tx is not None and tx.expires > self.head and (found is None or found[0].number > self.head)
+
+    def _bytes(self, hash: str) -> bytes | None:
+        """The bytes of a transaction, in a block or in the node's pool."""
+        found = self.world.find(hash)
+        if found is not None and self._kept(found[0].number):
+            return found[1].tx.raw
+        return self.pool[hash].raw if hash in self.pool else None
 
     def _submit(self, raw: bytes) -> str:
         try:
@@ -260,6 +269,13 @@ class ExpiryChain:
         taken = ("SUCCESS", "DUP_TRANSACTION_ERROR")
         return Sent(accepted=any(one in taken for one in answers.values()), answers=answers)
 
+    async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
+        raw = await self._alike("bytes", hash_)
+        if raw is None:
+            return None
+        decoded, sender, _ = self.codec.read(raw)
+        return SentElsewhere(hash=hash_, sender=sender, slot=decoded.slot, fee=decoded.fee)
+
     async def fate(self, question: Question) -> Fate:
         seen = []
         for node in self._nodes.by_name.values():
@@ -285,6 +301,15 @@ class ExpiryChain:
         number, hash = await self.final_block()
         coin, *tokens = await self._alike("balances", address, tuple(contracts), number)
         return Balances(block=number, block_hash=hash, coin=coin, tokens=dict(zip(contracts, tokens, strict=True)))
+
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        found: dict[str, Balances | str] = {}
+        for address in addresses:
+            try:
+                found[address] = await self.balances(address, contracts)
+            except NodesUnavailable as error:
+                found[address] = str(error)
+        return found
 
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
         page, hash = await self._page(after, after_hash)

@@ -324,6 +324,9 @@ def _shown(signed: Signed) -> dict[str, Any]:
         "to": (token or decoded.to).lower(),
         "value": hex(0 if token else decoded.amount),
         "input": "0x" + transfer_data(decoded.to, decoded.amount).hex() if token else "0x",
+        "gas": hex(decoded.fee.gas_limit),
+        "gasPrice": hex(decoded.fee.price - 1),  # what it costs by now; the most is below
+        "maxFeePerGas": hex(decoded.fee.price),
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.rails.evm_fake import (
     ALICE,
     BOB,
+    CODEC,
     COIN,
     GWEI,
     NORMAL,
@@ -24,6 +25,7 @@ from tests.unit.rails.evm_fake import (
 
 from bursar.model.records import Priority
 from bursar.rails.chain import (
+    Balances,
     Chain,
     DeepReorganisation,
     Fee,
@@ -326,6 +328,35 @@ def test_a_node_that_names_another_hash_has_not_accepted(said: Any) -> None:
     assert "another hash" in sent.answers["a"]
 
 
+def test_transaction_of_another_program_is_known_by_its_sender_and_nonce_in_the_pool_and_in_a_block() -> None:
+    world = World("abc")
+    chain, signed = world.open(), world.submit(world.sign(COIN))
+    hash_ = signed.hash
+    for _ in range(2):
+        found = asyncio.run(chain.sent_elsewhere(hash_.upper().replace("0X", "0x")))
+        assert found is not None
+        decoded = chain.codec.read(signed.raw)[0]
+        assert (found.hash, found.sender, found.slot, found.fee.worst) == (
+            hash_,
+            WALLET,
+            Slot(nonce=0),
+            decoded.fee.worst,
+        )
+        world.chain.mine()
+    assert asyncio.run(chain.sent_elsewhere("0x" + 64 * "7")) is None
+
+
+def test_one_node_alone_does_not_say_who_has_sent_a_transaction() -> None:
+    world = World("ab")
+    chain, hash_ = world.open(), world.submit(world.sign(COIN)).hash
+    world.nodes["b"].lies["eth_getTransactionByHash"] = lambda params, honest: None
+    with pytest.raises(NodesUnavailable, match="only a answers"):
+        asyncio.run(chain.sent_elsewhere(hash_))
+    world.nodes["b"].lies["eth_getTransactionByHash"] = lambda params, honest: honest | {"from": BOB.lower()}
+    with pytest.raises(NodesUnavailable):
+        asyncio.run(chain.sent_elsewhere(hash_))
+
+
 def test_nonce_too_low_is_an_answer_and_no_error() -> None:
     world = World()
     chain, signed = world.open(), world.submit(world.sign(COIN))
@@ -357,6 +388,36 @@ def test_balances_are_of_the_final_block_at_nodes_that_agree() -> None:
     world.nodes["b"].lies["eth_getBalance"] = lambda params, honest: "0x5"
     with pytest.raises(NodesUnavailable, match=r"disagree about balances.*b says \(5"):
         asyncio.run(chain.balances(WALLET, [TOKEN]))
+
+
+def test_balances_of_many_addresses_travel_together_and_are_of_one_final_block() -> None:
+    world = World()
+    chain = world.open()
+    world.chain.mine(9)
+    addresses = [CODEC.check_address("", f"0x{number:040x}") for number in range(1, 301)]
+    found = asyncio.run(chain.balances_of(addresses, [TOKEN]))
+    assert list(found) == addresses
+    assert {one.block for one in found.values() if isinstance(one, Balances)} == {7}
+    assert found[addresses[7]] == asyncio.run(chain.balances(addresses[7], [TOKEN]))
+    # Who it is, where the chain is, and three calls for each address, a hundred calls to a request; then the second.
+    assert [len(node.requests) for node in world.nodes.values()] == 2 * [3 + 9 + 3]
+
+
+def test_a_node_that_contradicts_about_one_address_leaves_the_others_known() -> None:
+    world = World()
+    chain = world.open()
+    world.chain.mine(9)
+    world.nodes["b"].lies["eth_getBalance"] = lambda params, honest: "0x5" if params[0] == BOB else honest
+    found = asyncio.run(chain.balances_of([ALICE, BOB], []))
+    assert isinstance(found[ALICE], Balances)
+    assert f"disagree about balances of {BOB}" in str(found[BOB])
+    world.nodes["b"].down = True
+    with pytest.raises(NodesUnavailable, match="only a answers"):
+        asyncio.run(chain.balances_of([ALICE, BOB], []))
+    world.nodes["b"].down = False
+    world.now += 100
+    with pytest.raises(InvalidAddress, match="no token"):
+        asyncio.run(chain.balances_of([ALICE], [BOB]))
 
 
 def test_two_nodes_against_two_agree_on_nothing() -> None:

@@ -40,13 +40,14 @@ from bursar.rails.chain import (
     Order,
     Shape,
     Unbuildable,
+    Undecodable,
     WalletShort,
     WouldRevert,
 )
 from bursar.rails.nodes import ANSWER_BYTES_MAX, Endpoint
 from bursar.rails.tron.addresses import bytes_of
 from bursar.rails.tron.chain import EXPIRES_MS, TronChain
-from bursar.rails.tron.codec import content
+from bursar.rails.tron.codec import content, encode, spends
 from bursar.sim.chain_faults import Fault
 from bursar.sim.chain_state import Behaviour
 
@@ -239,6 +240,26 @@ async def test_every_answer_to_a_broadcast_is_evidence_and_none_is_proof() -> No
 
 
 # --- what the chain holds --------------------------------------------------------------------------------------------
+
+
+@on_virtual_chain
+async def test_transaction_of_another_program_is_known_by_its_sender_and_expiration() -> None:
+    """Also one that this codec would not make: of the bytes only what all transactions have is read."""
+    town = TronTown()
+    fee = await quoted(town, usdt())
+    raw, hash_ = sign(town.network, usdt(), slot := await town.slot(), fee)
+    assert await town.chain.sent_elsewhere(hash_) is None
+    await town.chain.send(raw)
+    for _ in range(2):
+        found = await town.chain.sent_elsewhere("0x" + hash_.upper())
+        assert found is not None and found.fee.worst >= fee.worst
+        assert (found.hash, found.sender, found.slot) == (hash_, HOT, slot)
+        town.mine()
+    mine = content(CODEC.build(town.network, HOT, usdt(), Shape.PAY, slot, fee))
+    other = encode(mine._replace(timestamp=0, memo=bytes(300)))
+    with pytest.raises(Undecodable):
+        content(other)
+    assert spends(other).sender == HOT and spends(other).slot.expires == slot.expires
 
 
 @on_virtual_chain

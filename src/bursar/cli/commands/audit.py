@@ -19,9 +19,9 @@ from bursar.cli.types import settings_options
 from bursar.documents import Documents
 from bursar.flows.catalog import KINDS
 from bursar.flows.payouts.coverage import wallets_cover
-from bursar.flows.payouts.invariants import CHECKS
 from bursar.flows.transfers import AccountType, Transfers
 from bursar.flows.transfers.conservation import cores_hold
+from bursar.flows.withdrawals.invariants import CHECKS
 from bursar.instance import Bursar
 from bursar.model.errors import DatabaseUnavailable
 from bursar.payout_setup import asked_chains
@@ -34,6 +34,7 @@ BROKEN, NOT_JUDGED = 1, 3
 WRITTEN = {"I2", "I8"}  # the value tables themselves
 REBUILT = {"I1", "I3"}  # what is made from them, and can be made anew
 MOVED = {"I4", "I5", "I7"}  # what transfers, payouts and cores did
+BROUGHT = {check.invariant for check in CHECKS}
 WALLETS = "wallet"  # documents of this kind: with none, there is nothing that I9 could ask
 STYLES = {"BROKEN": "bold red", "ok": "green", "not judged": "yellow"}  # of verdicts
 Look = Callable[[Progress | None], Awaitable[list[Finding]]]
@@ -111,7 +112,7 @@ def _looking(
     b: Bursar, clients: dict[AccountType, TradingClient], chains: Mapping[str, Chain], only: tuple[str, ...]
 ) -> Look:
     """One look at everything that was asked for: the database's own invariants, then what cores and chains say."""
-    ours = [name for name in only if name in INVARIANTS]
+    ours = [name for name in only if name in BROUGHT or name in INVARIANTS]
 
     async def look(progress: Progress | None) -> list[Finding]:
         findings = await run_audit(b.store, only=ours, progress=progress, more=CHECKS) if ours or not only else []
@@ -207,6 +208,8 @@ def advice(findings: list[Finding]) -> list[str]:
         lines.append("Audit I2 and I8 too: they tell whether `bursar rebuild` is enough.")
     if broken & MOVED:
         lines.append("Look at the transfers named above, and at suspense:transfers, before anything else moves.")
+    if "I6" in broken:
+        lines.append("Pause withdrawals, and look at those named above, before anything else is paid.")
     if "I9" in broken:
         lines.append("Pause payouts, and find what has left the wallets named above, before anything else is signed.")
     return lines

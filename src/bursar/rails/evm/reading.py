@@ -42,6 +42,15 @@ class Transaction(msgspec.Struct, frozen=True):
     block_hash: str | None
 
 
+class Offered(msgspec.Struct, frozen=True):
+    """Who has signed a transaction, in which slot, and the most that it can cost."""
+
+    sender: str
+    nonce: int
+    gas: int
+    price: int  # the most per unit of gas
+
+
 class Transfer(msgspec.Struct, frozen=True):
     """A Transfer event of a token."""
 
@@ -115,6 +124,15 @@ def transaction(value: Any, hash_: str) -> Transaction | None:
     if found.hash != hash_.lower():
         raise Malformed("another transaction came than was asked for")
     return found
+
+
+def offered(value: Any, hash_: str) -> Offered | None:
+    """What the transaction of that hash offers, also while it is in no block; None if the node does not have it."""
+    found = transaction(value, hash_)
+    if found is None:
+        return None
+    price = value.get("maxFeePerGas", value.get("gasPrice"))
+    return Offered(found.sender, found.nonce, quantity(field(value, "gas")), quantity(price))
 
 
 def _transaction(value: Any) -> Transaction:

@@ -33,6 +33,7 @@ from bursar.rails.chain import (
     Page,
     Question,
     Sent,
+    SentElsewhere,
     Shape,
     Slot,
     Unbuildable,
@@ -43,12 +44,12 @@ from bursar.rails.nodes import TIMEOUT_S, Answers, CallFailed, Endpoint, Malform
 from bursar.rails.tron.addresses import bytes_of, text_of
 from bursar.rails.tron.arriving import ArrivalBlock
 from bursar.rails.tron.arriving import arrivals as arrived
-from bursar.rails.tron.codec import TronCodec, transfer_data
+from bursar.rails.tron.codec import TronCodec, spends, transfer_data
 from bursar.rails.tron.fates import Fates
 from bursar.rails.tron.fees import ENERGY_DEFAULT_MAX, Prices, energy_limit, transfer_answer, usual
 from bursar.rails.tron.http import Http, record, text
 from bursar.rails.tron.nodes import Anchor, Nodes
-from bursar.rails.tron.reading import Block, Called, account, block, called, chain_parameters, header
+from bursar.rails.tron.reading import Block, Called, account, block, called, chain_parameters, header, raw_data
 
 EXPIRES_MS: Final = 600_000  # after the last final block: time to be signed and sent; then about a minute until death
 # is proven. The chain refuses more than 24 hours.
@@ -188,6 +189,15 @@ class TronChain:
         words = {name: said for name, (_, said) in answered.items()} | answered.silent
         return Sent(accepted=any(accepted for accepted, _ in answered.values()), answers=words)
 
+    async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
+        known_as = hash_.lower().removeprefix("0x")
+
+        async def look(http: Http) -> bytes | None:
+            return raw_data(await http.wallet("gettransactionbyid", value=known_as), known_as)
+
+        raw = self._nodes.agree_if_there(f"transaction {known_as}", await self._nodes.ask(None, look))
+        return None if raw is None else spends(raw)
+
     async def fate(self, question: Question) -> Fate:
         return await self._fates.ask(question)
 
@@ -211,6 +221,16 @@ class TronChain:
                 raise InvalidAddress(self.network.name, contract, "no token is at this address")
             held[contract] = amount
         return Balances(block=block, block_hash=block_hash, coin=coin, tokens=held)
+
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        """One after the other: each is of a state of its own, because nodes tell the newest one only."""
+        found: dict[str, Balances | str] = {}
+        for address in addresses:
+            try:
+                found[address] = await self.balances(address, contracts)
+            except NodesUnavailable as error:
+                found[address] = str(error)
+        return found
 
     def _together(self, said: Answers[_Holding]) -> Answers[_Holding] | None:
         """Answers that can be compared: all, if they are the same or too few; else those at the block of most nodes."""

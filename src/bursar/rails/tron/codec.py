@@ -31,8 +31,10 @@ from bursar.rails.chain import (
     Decoded,
     Fee,
     InvalidAddress,
+    InvalidMemo,
     Network,
     Order,
+    SentElsewhere,
     Shape,
     Signed,
     Slot,
@@ -195,6 +197,26 @@ def content(raw_data: bytes) -> Content:
     return found
 
 
+def spends(raw_data: bytes) -> SentElsewhere:
+    """Who spends by a transaction that another program has built, until when, and the most that it can cost.
+
+    It may be one that `build` does not make: only what every transfer and call has is read.
+    """
+    raw = _message(raw_data)
+    call = _message(_bytes(_message(_bytes(_message(_bytes(raw, 11)), 2)), 2))
+    owner = _bytes(call, 1)
+    if len(owner) != len(ZERO_ADDRESS) or owner[:1] != PREFIX:
+        _undecodable("the sender is no address")
+    reference = f"{_bytes(raw, 1).hex()}{_bytes(raw, 4).hex()}/{_int(raw, 14)}"
+    beside = (len(raw_data) + SIGNED_BYTES_MORE + RESULT_BYTES) * BYTE_SUN + MEMO_SUN + ACTIVATION_SUN
+    return SentElsewhere(
+        hash=hash_of(raw_data),
+        sender=text_of(owner),
+        slot=Slot(expires=_int(raw, 8), reference=reference),
+        fee=Fee(gas_limit=_int(raw, 18), price=1, beside=beside),
+    )
+
+
 def _out_of_bounds(c: Content) -> str:
     for name, address in (("sender", c.owner), ("recipient", c.to), ("token", c.contract or c.to)):
         if len(address) != len(ZERO_ADDRESS) or address[:1] != PREFIX or address == ZERO_ADDRESS:
@@ -213,11 +235,16 @@ def _out_of_bounds(c: Content) -> str:
         return "the tokens go to their own contract"
     if not c.contract and c.to == c.owner:
         return "the chain refuses TRX from an address to itself"
+    return _wrong_memo(c.memo)
+
+
+def _wrong_memo(memo: bytes) -> str:
+    """Why no transaction carries a memo; "" if one does."""
     try:
-        memo = c.memo.decode()
+        text = memo.decode()
     except UnicodeDecodeError:
         return "the memo is no text"
-    if len(c.memo) > MEMO_BYTES_MAX or not memo.isprintable():
+    if len(memo) > MEMO_BYTES_MAX or not text.isprintable():
         return f"a memo is at most {MEMO_BYTES_MAX} bytes of printable text"
     return ""
 
@@ -262,6 +289,10 @@ class TronCodec:
     def check_address(self, chain: str, text: str) -> str:
         checked(chain, text)
         return text  # base58check writes an address in one way
+
+    def check_memo(self, chain: str, text: str) -> None:
+        if why := _wrong_memo(text.encode()):
+            raise InvalidMemo(chain, why)
 
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
         def refuse(why: str) -> NoReturn:
