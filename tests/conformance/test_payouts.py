@@ -439,6 +439,63 @@ async def test_payout_that_was_declared_not_paid_is_not_contradicted_by_its_even
 
 
 @scenario
+@pytest.mark.parametrize("signed", [False, True])
+async def test_payout_for_the_reason_of_one_that_is_paid_after_all_is_held_or_people_are_told(
+    place: Place, signed: bool
+) -> None:
+    """Two people were wrong, and the same was requested again: known in time, it is not paid a second time."""
+    town = Town()
+    async with till(place, town) as t:
+        town.chain.shy.add("@bob")
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.mine()
+        await t.until(made.id, "disputed")
+        for person in (WHY, ALSO):
+            await t.payouts.resolve(made.id, paid=False, **person)
+        again = await t.request(key="k2", source="test:k1")
+        if signed:
+            await t.until(again.id, "confirming")
+        town.chain.shy.clear()
+        ago = "now() - interval '1 second'" if place.engine == "postgres" else "0"
+        await behind(place, f"UPDATE {{s}}forced_calls SET due = {ago}")
+        assert await ask_due(t.engine) == 1
+        alerts = [alert for alert in await t.engine.store.read.alerts.open() if alert.reason.startswith("paid after")]
+        assert [again.id in alert.message and "cancel this one" in alert.message for alert in alerts] == [True]
+        for person in (WHY, ALSO):
+            await Operators(t.engine).unhalt("flow", "payouts", **person)
+        record = await t.step(again.id)
+        if not signed:
+            assert record.state == "pending" and f"HELD: an operator holds it: {made.id} was paid" in record.error
+            await t.payouts.cancel(again.id, **WHY)
+            await t.until(again.id, "failed")
+            assert town.chain.tokens[CONTRACT, "@bob"] == 5_000_000
+
+
+@scenario
+async def test_reason_of_a_payout_that_was_paid_after_all_is_paid_no_more(place: Place) -> None:
+    town = Town()
+    async with till(place, town) as t:
+        town.chain.shy.add("@bob")
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.mine()
+        await t.until(made.id, "disputed")
+        for person in (WHY, ALSO):
+            await t.payouts.resolve(made.id, paid=False, **person)
+        town.chain.shy.clear()
+        ago = "now() - interval '1 second'" if place.engine == "postgres" else "0"
+        await behind(place, f"UPDATE {{s}}forced_calls SET due = {ago}")
+        assert await ask_due(t.engine) == 1
+        with pytest.raises(
+            PayoutRefused, match=f"{made.id} was for test:k1, and was paid after it had failed"
+        ) as refused:
+            await t.request(key="k2", source="test:k1")
+        assert refused.value.reason == "PAYOUT_EXISTS"
+        assert (await t.request(key="k3")).state == "pending", "another reason"
+
+
+@scenario
 async def test_payout_that_was_signed_before_a_restore_is_adopted_and_not_paid_again(place: Place) -> None:
     """The database was restored to a time before the nonce was taken; the signer's log knows better (W33)."""
     town = Town()
