@@ -11,14 +11,16 @@ from tests.builders import MovablePorts, Place, scenario
 from tests.till import CONTRACT, FEES, Town, wallet_account
 from tests.withdrawing import FUNDS, Counter, counter
 
+from bursar.audit import audit
 from bursar.engine import Operators, Worker
 from bursar.flows.payouts.outside import order_of, sign_request
 from bursar.flows.payouts.payout import Attempt, Payout
 from bursar.flows.withdrawals import WithdrawalRefused, WithdrawalRequest
+from bursar.flows.withdrawals.invariants import CHECKS
 from bursar.flows.withdrawals.policy import ADDRESS_LIST, APPROVER, AddressBookRule, AddressList
 from bursar.flows.withdrawals.screening import Screener, answer_signature
 from bursar.flows.withdrawals.switches import of_asset, of_user
-from bursar.model.authorizations import Approval, Authorization
+from bursar.model.authorizations import Approval, Authorization, Payment
 from bursar.model.errors import (
     AccountFrozen,
     BursarError,
@@ -376,6 +378,26 @@ async def test_the_same_request_from_many_callers_at_once_is_one_withdrawal(plac
         assert len({one.id for one in made}) == 1 and await c.funds() == FUNDS - 6_000_000
 
 
+async def clean(c: Counter) -> bool:
+    return all(finding.ok for finding in await audit(c.till.engine.store, more=CHECKS))
+
+
+async def signed_before(c: Counter, payment: Payment) -> None:
+    """The signer has signed this payment, and the database was restored to a moment before that."""
+    signer, chain = c.till.town.signer, c.till.town.chain
+    authorization = Authorization(approvals=(Approval(approver="ann", signature="00"),))
+    fee = Fee(gas_limit=21_000, price=10)
+    body = Payout(payment=payment, authorization=authorization, native="ETH", sender="@hot1")
+    order = order_of(payment.payout, body)
+    unsigned = chain.codec.build(chain.network, "@hot1", order, Shape.PAY, Slot(nonce=0), fee)
+    attempt = Attempt(number=1, shape=Shape.PAY, wallet="hot1", nonce=0, fee=fee, unsigned=unsigned.hex())
+    await signer.sign(sign_request(payment.payout, "@hot1", payment, authorization, attempt))
+    c.till.payouts.reconciling._checked = -1
+    await c.till.payouts.reconciling.look()
+    for person in ("ann", "ben"):
+        await Operators(c.till.engine).resume("flow", "payouts", actor=person, reason="looked at it")
+
+
 @scenario
 async def test_payout_that_only_the_signer_remembers_is_taken_up_by_its_withdrawal(place: Place) -> None:
     """A database restored to a moment before the payout was ordered: it was signed, and is not paid a second time."""
@@ -384,30 +406,40 @@ async def test_payout_that_only_the_signer_remembers_is_taken_up_by_its_withdraw
         made = await c.request("20")
         await c.until(made.id, "waiting")
         payment = await c.withdrawals.payment(made.id)
-        authorization = Authorization(approvals=(Approval(approver="ann", signature="00"),))
-        body = Payout(payment=payment, authorization=authorization, native="ETH", sender="@hot1")
-        order = order_of(payment.payout, body)
-        codec, network = town.chain.codec, town.chain.network
-        unsigned = codec.build(network, "@hot1", order, Shape.PAY, Slot(nonce=0), Fee(gas_limit=21_000, price=10))
-        attempt = Attempt(
-            number=1,
-            shape=Shape.PAY,
-            wallet="hot1",
-            nonce=0,
-            fee=Fee(gas_limit=21_000, price=10),
-            unsigned=unsigned.hex(),
-        )
-        await town.signer.sign(sign_request(payment.payout, "@hot1", payment, authorization, attempt))
-        c.till.payouts.reconciling._checked = -1
-        await c.till.payouts.reconciling.look()
+        await signed_before(c, payment)
         assert (await c.record(made.id)).state == "queued"
-        for person in ("ann", "ben"):
-            await Operators(c.till.engine).resume("flow", "payouts", actor=person, reason="looked at it")
         await c.till.until(payment.payout, "confirming")
         await c.till.step(payment.payout)  # no node has it: it is sent
         done = await c.paid(made.id)
         assert (done.status, done.payout) == ("completed", payment.payout)
         assert town.chain.tokens[CONTRACT, "@bob"] == 20_000_000 and await c.funds() == FUNDS - 21_000_000
+
+
+@pytest.mark.parametrize("first", ["restored", "other"])
+@scenario
+async def test_withdrawal_is_ended_only_by_the_payout_that_was_signed(place: Place, first: str) -> None:
+    """Restored to a moment before it came back to people and was ordered anew: the second payout was signed, and the
+    first one is there again. That one is given up, which gives no money back."""
+    town = Town()
+    async with counter(place, town) as c:
+        made = await c.request("5")
+        await c.until(made.id, "queued")
+        other = (await c.withdrawals.view(made.id)).payout
+        payment = msgspec.structs.replace(await c.withdrawals.payment(made.id), payout="po-77")
+        await signed_before(c, payment)
+        assert await clean(c), "also while both are open"
+        for id_ in ("po-77", other) if first == "restored" else (other, "po-77"):
+            await c.till.step(id_)
+            if id_ == "po-77":
+                await c.till.until(id_, "confirming")
+                await c.till.step(id_)
+                town.chain.mine()
+                await c.till.until(id_, "confirmed")
+        assert (await c.till.record(other)).state == "failed"
+        view = await c.withdrawals.view(made.id)
+        assert (view.status, view.payout) == ("completed", "po-77")
+        assert town.chain.tokens[CONTRACT, "@bob"] == 5_000_000 and await c.funds() == FUNDS - 6_000_000
+        assert await clean(c)
 
 
 @dataclass

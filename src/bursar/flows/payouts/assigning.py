@@ -92,6 +92,8 @@ class Assigning:
             numbers = msgspec.structs.replace(item.body, attempts=new[-1].attempt)  # tombstones: used up
             item = FlowRecord(item.record, numbers)
         body, payment = item.body, item.body.payment
+        if body.detached:
+            return fails("DETACHED", "another payout, which was signed before a restore, is what its money is for")
         if body.cancel:
             return fails("CANCELLED", body.cancel)
         if payment.expires_us and self.out.ports.now_us() >= payment.expires_us:

@@ -26,6 +26,7 @@ FILL, AGAIN, REPLACE, REPLACED, MISMATCH = "FILL", "AGAIN", "REPLACE", "REPLACED
 PAID, NOT_PAID = "PAID", "NOT_PAID"  # what two people decide of a disputed payout
 # Signals that no state waits for: they change the body, and a call state sees it.
 BUMP, CANCEL, HOLD, RELEASE, APPROVE, KNOWN = "BUMP", "CANCEL", "HOLD", "RELEASE", "APPROVE", "KNOWN"
+DETACH = "DETACH"  # its parent's money is for another payout, which was signed before a restore
 
 MACHINE: Final = Machine(
     name="payouts",

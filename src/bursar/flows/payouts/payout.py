@@ -101,6 +101,7 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: Priority = Priority.NORMAL
     parent: str = ""  # "flow/id" of the record that holds the money and settles it; "": the payout holds it itself
     adopted: bool = False  # it was put back from the signer's log, and its parent is told
+    detached: bool = False  # its parent has another payout: this one is never paid, and its end is not told
     requested_wallet: str = ""  # a sweep or a refill names its wallet; else it is chosen
     wallet: str = ""
     sender: str = ""  # address of the wallet
@@ -228,7 +229,7 @@ def book(item: FlowRecord[Payout], event: str, answer: Answer) -> Booking:
     if target == FAILED:
         rows = (*rows, Release(SOURCE, body.claimed or body.payment.source))
     if body.parent and target in (CONFIRMED, FAILED):
-        booking = Booking(signals=(_ended(item, target, after, answer),))
+        booking = Booking(signals=() if body.detached else (_ended(item, target, after, answer),))
     elif target == CONFIRMED:
         paid = [(wallet_account(body.payment.chain, after.wallet), int(body.payment.amount))]
         if int(body.payment.fee):
@@ -343,6 +344,8 @@ def on_signal(item: FlowRecord[Payout], event: str, evidence: dict[str, Any]) ->
                 return None  # it is known by now
             numbers = (*body.replacements, number)
             return msgspec.structs.replace(body, replacements=numbers, attempts=max(body.attempts, numbers[-1]))
+        case "DETACH":
+            return msgspec.structs.replace(body, detached=True)
         case "HOLD":
             return msgspec.structs.replace(body, held=reason)
         case "RELEASE":

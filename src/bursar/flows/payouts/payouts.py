@@ -28,6 +28,7 @@ from bursar.flows.payouts.machine import (
     CHAINS,
     CONFIRMED,
     CONFIRMING,
+    DETACH,
     DISPUTED,
     HOLD,
     KNOWN,
@@ -92,7 +93,8 @@ ALARMS = (
 )
 CALL_TIMEOUT_S = 30.0
 SIGNAL_TRIES = 10  # more than a payout has states
-SIGNALS = frozenset({BUMP, CANCEL, HOLD, RELEASE, APPROVE, KNOWN})
+SIGNALS = frozenset({BUMP, CANCEL, HOLD, RELEASE, APPROVE, KNOWN, DETACH})
+BY_COMPARISON = "the comparison with the signer's log sends it"
 APPROVED_BY = "an approval is signed with the approver's own key: `bursar payout approve`"
 
 
@@ -179,7 +181,7 @@ class Payouts:
             },
             rail_names=self.rails,
             second_person=frozenset({PAID, NOT_PAID}),
-            reserved_events={APPROVE: APPROVED_BY, KNOWN: "the comparison with the signer's log sends it"},
+            reserved_events={APPROVE: APPROVED_BY, **dict.fromkeys((KNOWN, DETACH), BY_COMPARISON)},
             row_kinds=ROW_KINDS,
             inbox_events=SIGNALS,
             on_signal=on_signal,

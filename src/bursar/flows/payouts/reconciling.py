@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from bursar.engine import Engine, set_pause
-from bursar.flows.payouts.machine import CONFIRMED, FAILED, KNOWN, MACHINE, REPLACEMENTS, STATUS
+from bursar.flows.payouts.machine import CONFIRMED, DETACH, FAILED, KNOWN, MACHINE, REPLACEMENTS, STATUS
 from bursar.flows.payouts.outside import SIGNER_PEER, Outside
 from bursar.flows.payouts.payout import (
     ATTEMPT,
@@ -145,7 +145,8 @@ class Reconciling:
             except RowTaken as taken:  # requested again since the restore: it must not be paid a second time
                 why = f"{request.payout} was signed for the same reason before the database was restored"
                 alert = "requested again after a restore"
-                await self.twins.stop(taken.record, request.payout, why, alert, actor=ACTOR)
+                if not (parent and await self._detached(taken.record, parent)):
+                    await self.twins.stop(taken.record, request.payout, why, alert, actor=ACTOR)
                 body = msgspec.structs.replace(body, claimed=f"restored:{request.payout}")
             except (RecordMoved, Conflict):
                 return  # another process has done it
@@ -155,6 +156,18 @@ class Reconciling:
                     continue
                 log.critical("%s can't be held from its account again: %s", request.payout, refusal)
                 body = msgspec.structs.replace(body, booked_from=SUSPENSE)
+
+    async def _detached(self, number: int, parent: str) -> bool:
+        """Give up another payout of the same parent, of which nothing is signed: the parent's money is for this one."""
+        while True:  # until it is detached, or is no longer pending
+            record = await self.out.store.read.records.by_number(number)
+            if record is None or STATUS[record.state] != "pending":
+                return False
+            if msgspec.json.decode(record.body, type=Payout).parent != parent:
+                return False
+            with contextlib.suppress(RecordMoved, Conflict):
+                await self.engine.signal(record, DETACH, ACTOR, {}, sender="detach")
+                return True
 
     async def _parent(self, source: str) -> str:
         """The open record that has ordered a payout, by the payout's source."""
