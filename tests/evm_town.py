@@ -55,6 +55,17 @@ ASSETS = {
     "sim:sim": {"asset": "SIM", "chain": "sim", "decimals": 18},
 }
 WALLET = {"chain": "sim", "address": HOT}
+POLICY_OF_WITHDRAWALS: dict[str, Any] = {
+    "asset": "USDT",
+    "chain": "sim",
+    "fee_flat": "1",
+    "minimum": "1",
+    "maximum": "90",
+    "auto_approve_max": "10",
+    "mandate": "auto",
+    "dual_above": "50",
+    "address_book": "off",
+}
 POLICY = f"""
 name = "hot"
 

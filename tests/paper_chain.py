@@ -67,6 +67,9 @@ class PaperCodec:
             raise InvalidAddress(chain, text, "it begins with @")
         return text
 
+    def check_memo(self, chain: str, text: str) -> None:
+        return  # any text goes
+
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
         pays = shape is Shape.PAY
         decoded = Decoded(
@@ -243,6 +246,9 @@ class PaperChain:
             tokens=tokens,
             nonce=self.nonces.get(address, 0),
         )
+
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        return {address: await self.balances(address, contracts) for address in addresses}
 
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
         self._up()

@@ -38,6 +38,7 @@ HS256_KEY_BYTES_MIN = 32
 CORE_SECRET_BYTES_MIN = 16
 WEBHOOK_SECRET_BYTES_MIN = 32
 SIGNER_SECRET_BYTES_MIN = SECRET_BYTES_MIN
+SCREENING_SECRET_BYTES_MIN = 32
 MINUTE_MS = 60_000
 ANSWER_S = 1.5  # for an answer, beyond the longest that it may have to wait for
 
@@ -254,6 +255,20 @@ class Config:
         "", as_.text, f"File with that caller's secret, at least {SIGNER_SECRET_BYTES_MIN} bytes."
     )
     signer_timeout_ms: int = setting(5_000, as_.whole(50, MINUTE_MS), "How long the signer may take to answer.")
+    screening_url: str = setting(
+        "",
+        as_.webhook_url,
+        "Where withdrawals are POSTed to whose policy asks for screening. Empty: people decide about them.",
+        is_secret=True,
+    )
+    screening_secret_file: str = setting(
+        "",
+        as_.text,
+        f"File with the secret that question and answer are signed with, at least {SCREENING_SECRET_BYTES_MIN} bytes.",
+    )
+    screening_timeout_ms: int = setting(
+        5_000, as_.whole(50, MINUTE_MS // 2), "How long the screening may take; then it has not answered."
+    )
 
     @property
     def pays_out(self) -> bool:
@@ -401,6 +416,8 @@ def _contradictions(config: Config) -> list[str]:
         found.append("jwt_key_file is needed with EdDSA: the public key of the issuer of tokens")
     if config.alert_webhook and not config.alert_webhook_secret_file:
         found.append("alert_webhook is given, so alert_webhook_secret_file is needed: alerts are signed with it")
+    if config.screening_url and not config.screening_secret_file:
+        found.append("screening_url is given, so screening_secret_file is needed: questions and answers are signed")
     if config.core_forget_after_s < config.core_room_after_s:
         found.append("core_forget_after_s is below core_room_after_s")
     if config.require_synchronous and config.is_embedded:

@@ -1,4 +1,4 @@
-"""Payouts from a configuration: the chains whose nodes are configured, the signer, and the flow on top of them.
+"""Payouts and withdrawals from a configuration: the chains whose nodes are configured, the signer, the flows on top.
 
 A chain is built from its document. A document that is added or changed while this runs is followed within seconds, so
 that a further chain needs its documents and the URLs of its nodes, and a changed ceiling of fees needs no restart.
@@ -12,13 +12,16 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from bursar.config import SIGNER_SECRET_BYTES_MIN, Config, ConfigRefused, secret
+from bursar.config import SCREENING_SECRET_BYTES_MIN, SIGNER_SECRET_BYTES_MIN, Config, ConfigRefused, secret
 from bursar.documents import DOCUMENTS_S, Documents
 from bursar.engine import Engine
 from bursar.engine.background import AWAY
 from bursar.flows.payouts import Payouts
 from bursar.flows.payouts.documents import CHAIN, WALLET
 from bursar.flows.payouts.link import SignerStoreLink
+from bursar.flows.withdrawals import Withdrawals
+from bursar.flows.withdrawals.screening import ANSWER_BYTES_MAX as SCREENED_BYTES_MAX
+from bursar.flows.withdrawals.screening import Screener
 from bursar.ledger import Ledger
 from bursar.ports import Ports
 from bursar.rails.behind import RAILS, chain_behind
@@ -103,6 +106,7 @@ class PayingOut:
 
     payouts: Payouts
     chains: ConfiguredChains
+    withdrawals: Withdrawals
 
     async def follow_documents(self) -> None:
         """Until cancelled: use chains and wallets that are added, and documents that are changed."""
@@ -144,7 +148,32 @@ async def paying_out(
     async with asked_chains(config, ports, documents) as chains, signer_client(config, ports, link) as signer:
         payouts = Payouts(ledger, documents, chains, signer, engine=engine, names=config.chain_nodes)
         await payouts.prepare()
-        yield PayingOut(payouts, chains)
+        async with screening(config, ports) as screener:
+            withdrawals = Withdrawals(ledger, documents, payouts, engine=engine, screener=screener)
+            yield PayingOut(payouts, chains, withdrawals)
+
+
+@asynccontextmanager
+async def screening(config: Config, ports: Ports) -> AsyncIterator[Screener | None]:
+    """The hook that is asked about withdrawals; None: none is configured. It does not have to answer now."""
+    if not config.screening_url:
+        yield None
+        return
+    from bursar.http import Pool  # noqa: PLC0415 (an extra, as above)
+
+    key = secret(config.screening_secret_file, "screening_secret_file", SCREENING_SECRET_BYTES_MIN)
+    pool = Pool(SCREENED_BYTES_MAX)
+    try:
+        yield Screener(
+            url=config.screening_url,
+            secret=key,
+            post=pool.post,
+            now_us=ports.now_us,
+            token=ports.token,
+            timeout_s=config.screening_timeout_ms / 1000,
+        )
+    finally:
+        await pool.close()
 
 
 def signer_client(config: Config, ports: Ports, link: SignerLink | None = None) -> SignerClient:

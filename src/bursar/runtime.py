@@ -20,8 +20,9 @@ from bursar.documents import Documents
 from bursar.engine import Engine, Program, Sink, Webhook, Worker, to_log
 from bursar.engine.background import AWAY, Job, finish, usual_jobs
 from bursar.engine.background import running as running_jobs
+from bursar.flows.catalog import KINDS
 from bursar.flows.deposits import Deposits
-from bursar.flows.payouts import KINDS, Payouts
+from bursar.flows.payouts import Payouts
 from bursar.flows.payouts.coverage import watch_wallets
 from bursar.flows.transfers import AccountType, Limits, Transfers
 from bursar.flows.transfers.checks import Horizons
@@ -30,6 +31,7 @@ from bursar.flows.transfers.flow import ALARMS, rail_name
 from bursar.flows.transfers.link import CoreUnusable, StoreLink
 from bursar.flows.transfers.pruning import Pruned, prune
 from bursar.flows.transfers.watch import look_at_cores, watch
+from bursar.flows.withdrawals import Withdrawals
 from bursar.instance import Bursar
 from bursar.ledger import keep_expiring_holds
 from bursar.model.errors import DatabaseUnavailable
@@ -61,7 +63,7 @@ class Runtime:
     cores: dict[AccountType, TradingClient]
     transfers: Transfers
     deposits: Deposits
-    documents: Documents  # chains, assets on chains, wallets
+    documents: Documents  # chains, assets on chains, wallets; what governs withdrawals
     paying_out: PayingOut | None  # None: no signer is configured, and no payout is driven here
     worker: Worker
     probe: Probe
@@ -70,6 +72,11 @@ class Runtime:
     def payouts(self) -> Payouts | None:
         """Payouts, where a signer and nodes are configured."""
         return None if self.paying_out is None else self.paying_out.payouts
+
+    @property
+    def withdrawals(self) -> Withdrawals | None:
+        """Withdrawals, where payouts are."""
+        return None if self.paying_out is None else self.paying_out.withdrawals
 
 
 def make_secrets(config: Config, ports: Ports) -> None:

@@ -11,13 +11,20 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.api.office import ALICE, office
-from tests.evm_town import Town, evm_town
+from tests.api.office import ALICE, Office, office
+from tests.evm_town import ASSETS, CHAIN, POLICY_OF_WITHDRAWALS, WALLET, Town, evm_town
 from tests.shared import folder_in_memory
+from tests.signing import public_half
 
 from bursar.cli.http_server import Server
+from bursar.documents import DocumentKind
+from bursar.flows.payouts.documents import ASSET as ASSET_KIND
+from bursar.flows.payouts.documents import CHAIN as CHAIN_KIND
+from bursar.flows.payouts.documents import WALLET as WALLET_KIND
+from bursar.flows.withdrawals.policy import APPROVER, POLICY
 
 
 @pytest.fixture
@@ -56,6 +63,22 @@ def served_by_postgres(tmp_path_factory: pytest.TempPathFactory, module_postgres
         yield address
 
 
+async def _furnish(here: Office) -> None:
+    """What payouts and withdrawals need, so that requests get further than to a document that is missing."""
+    await here.runtime.bursar.ledger.create_asset("SIM", 18)
+    wanted: list[tuple[DocumentKind[Any], str, dict[str, Any]]] = [
+        (CHAIN_KIND, "sim", CHAIN),
+        *((ASSET_KIND, name, body) for name, body in ASSETS.items()),
+        (WALLET_KIND, "hot", WALLET),
+        (POLICY, "usdt:sim", POLICY_OF_WITHDRAWALS),
+        (APPROVER, "approver", {"public_key": public_half("ann")}),
+    ]
+    documents = here.runtime.documents
+    for kind, name, body in wanted:
+        made = await documents.put(kind, name, body, base=0, author="ann", reason="test")
+        await documents.approve(kind, name, made.hash, actor="ben", reason="test")
+
+
 @contextlib.contextmanager
 def _serving(url: str, folder: Path) -> Iterator[str]:
     """It is run by a thread of its own."""
@@ -67,6 +90,7 @@ def _serving(url: str, folder: Path) -> Iterator[str]:
     async def serve(town: Town) -> None:
         async with office(url, folder, deposit_confirm_above={"USDT": 10**9}, **town.settings) as here:
             await here.fund(ALICE, "100")
+            await _furnish(here)
             server = Server(here.app, here.runtime.config, 100)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             ready.set()

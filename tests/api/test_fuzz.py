@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from tests.api.office import ALICE, PROBLEM, TRANSFERS, bearer, token
-from tests.evm_town import CHAIN, WALLET
+from tests.evm_town import CHAIN, POLICY_OF_WITHDRAWALS, WALLET
 
 from bursar.api.app import description
 
@@ -45,6 +45,22 @@ GOOD: dict[str, dict[str, Any]] = {
         "source": "test:1",
         "key": "k1",
     },
+    "/api/v1/withdrawals": {
+        "asset": "USDT",
+        "chain": "sim",
+        "to": "0x" + "a5" * 20,
+        "amount": "1",
+        "client_withdrawal_id": "mine",
+    },
+    "/api/v1/withdrawals/quote": {"asset": "USDT", "chain": "sim", "to": "0x" + "a5" * 20, "amount": "1"},
+    "/api/v1/withdrawals/{withdrawal_id}/cancel": {"reason": "why"},
+    "/api/v1/withdrawals/{withdrawal_id}/reject": {"reason": "why"},
+    "/api/v1/withdrawals/{withdrawal_id}/approve": {"approver": "approver", "signature": "0" * 128},
+    "/api/v1/withdrawal_addresses": {"chain": "sim", "address": "0x" + "a5" * 20, "label": "shop"},
+    "/api/v1/withdrawal_switches/pause": {"user_id": 7, "reason": "why"},
+    "/api/v1/withdrawal_switches/resume": {"user_id": 7, "reason": "why"},
+    "/api/v1/withdrawal_policies/{name}": {"base": 1, "reason": "why", "body": POLICY_OF_WITHDRAWALS},
+    "/api/v1/withdrawal_approvers/{name}": {"base": 0, "reason": "why", "body": {"public_key": "0" * 64}},
     "/api/v1/chains/{name}": {"base": 0, "reason": "why", "body": CHAIN},
     "/api/v1/wallets/{name}": {"base": 0, "reason": "why", "body": WALLET},
     "/api/v1/chains/{name}/approve": {"hash": "0" * 64, "reason": "why"},
@@ -99,9 +115,25 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     filled = path.replace("{req_id}", draw(st.sampled_from(["sr-1", "sr-" + "9" * 30, "%00", "a%2Fb", "%ff%fe"])))
     filled = filled.replace("{reference}", draw(st.sampled_from(["wire-1", "%00", "%F0%9F", ".", "x" * 300])))
     filled = filled.replace("{payout_id}", draw(st.sampled_from(["po-1", "po-" + "9" * 30, "%00", "quote", "%ff"])))
+    filled = filled.replace("{withdrawal_id}", draw(st.sampled_from(["wd-1", "wd-" + "9" * 30, "%00", "%ff"])))
+    filled = filled.replace("{address_id}", draw(st.sampled_from(["ab-1", "%00", "%F0%9F", "x" * 300])))
     filled = filled.replace("{name}", draw(st.sampled_from(["sim", "%00", "usdt:sim", "A", "x" * 300, "%F0%9F"])))
     names = st.sampled_from(
-        ["state", "asset", "from", "to", "since", "until", "user_id", "cursor", "limit", "limit", "q"]
+        [
+            "state",
+            "asset",
+            "from",
+            "to",
+            "since",
+            "until",
+            "user_id",
+            "cursor",
+            "limit",
+            "limit",
+            "q",
+            "chain",
+            "status",
+        ]
     )
     query = draw(st.lists(st.tuples(names, st.one_of(odd_text, st.sampled_from(["1", "PENDING", "USDT"]))), max_size=3))
     kinds = ["application/json", "application/json", "application/json; charset=utf-16", "text/plain", "", "\xff/\xfe"]

@@ -85,10 +85,10 @@ class Counter:
 
 
 @asynccontextmanager
-async def counter(url: str, folder: Path, town: Town) -> AsyncIterator[Counter]:
+async def counter(url: str, folder: Path, town: Town, **settings: Any) -> AsyncIterator[Counter]:
     async with Bursar(url) as bursar:
         await bursar.ledger.create_asset("SIM", 18)
-    async with office(url, folder, **town.settings) as here:
+    async with office(url, folder, **town.settings, **settings) as here:
         await here.fund(ALICE, "100")
         made = Counter(here, town)
         await made.furnish()
@@ -217,6 +217,7 @@ async def _ended(c: Counter, id_: str) -> dict[str, Any] | None:
         ({"asset": "XXX"}, (422, "INVALID_ASSET")),
         ({"to": "0x1234"}, (422, "INVALID_ADDRESS")),
         ({"to": HOT}, (422, "OWN_ADDRESS")),
+        ({"memo": "invoice 7"}, (422, "INVALID_MEMO")),
         ({"to": TOKEN}, (422, "DESTINATION_IS_TOKEN")),
         ({"amount": "0.0001"}, (422, "BELOW_MINIMUM")),
         ({"amount": "1000"}, (422, "INSUFFICIENT_BALANCE")),
@@ -329,7 +330,7 @@ def test_without_configuration_documents_work_and_payouts_say_what_is_missing(ur
     async def work() -> None:
         async with office(url, tmp_path) as here:
             answer = await here.get(PAYOUTS, by=token("v", "viewer"))
-            assert refusal(answer) == (422, "PAYOUTS_NOT_CONFIGURED")
+            assert refusal(answer) == (503, "PAYOUTS_NOT_CONFIGURED")
             assert "signer" in answer.json()["detail"]
             assert "payouts" not in here.runtime.engine.flows, "a host without a signer must not claim payouts"
             assert (await here.get("/api/v1/wallets", by=token("v", "viewer"))).json() == []

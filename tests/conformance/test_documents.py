@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Iterable
 from typing import Any
 
 import asyncpg
@@ -30,6 +31,7 @@ from bursar.documents import (
     UnknownProposal,
     UnreadableDocument,
 )
+from bursar.model.document_kinds import Other
 from bursar.model.errors import DatabaseCorrupt, DatabaseUnavailable, InvalidName
 from bursar.store import Store
 
@@ -54,7 +56,17 @@ def raises(old: Limits | None, new: Limits) -> bool:
 
 LIMITS = DocumentKind(name="limits", body=Limits, two_people=raises, check=check)
 NOTES = DocumentKind(name="notes", body=Limits, two_people=False)
-KINDS = (LIMITS, NOTES)
+
+
+def not_twice(new: Limits, others: Iterable[Other[Limits]]) -> None:
+    for one in others:
+        raise ValueError(f"{one.name} has {one.body.daily}{' and is retired' if one.retired else ''}")
+
+
+ALONE = DocumentKind(
+    name="alone", body=Limits, two_people=True, likeness=lambda body: body.daily, check_alike=not_twice
+)
+KINDS = (LIMITS, NOTES, ALONE)
 ANN = {"author": "ann", "reason": "ticket 17"}
 BOB = {"actor": "bob", "reason": "checked"}
 
@@ -74,6 +86,12 @@ async def propose(docs: Documents, daily: int, base: int = 0, **by: str) -> Prop
     made = await docs.put(LIMITS, "usdt", Limits(daily), base=base, **ANN | by)
     assert isinstance(made, Proposal)
     return made
+
+
+async def alone(docs: Documents, name: str, daily: int, base: int = 0) -> Document:
+    made = await docs.put(ALONE, name, Limits(daily), base=base, **ANN)
+    assert isinstance(made, Proposal)
+    return await docs.approve(ALONE, name, made.hash, **BOB)
 
 
 # --- versions --------------------------------------------------------------------------------------------------------
@@ -197,7 +215,7 @@ async def test_what_is_refused_writes_nothing(store: Store) -> None:
         with pytest.raises(InvalidName):
             await docs.put(LIMITS, "usdt", Limits(1), base=0, **by)
     stranger = DocumentKind(name="stranger", body=Limits, two_people=False)
-    with pytest.raises(UnknownKind, match="known here: limits, notes"):
+    with pytest.raises(UnknownKind, match="known here: alone, limits, notes"):
         await docs.put(stranger, "usdt", Limits(1), base=0, **ANN)
     assert await store.read.documents.count() == (0, 0)
     assert await docs.proposals() == ()
@@ -253,6 +271,29 @@ async def test_any_text_is_kept_to_the_letter(store: Store) -> None:
     assert found is not None
     assert found.body == body
     assert found.document.reason == "\u00e9 \U0001f600"
+
+
+@scenario
+async def test_what_no_two_documents_may_have_is_refused_when_it_is_put_and_when_it_is_approved(place: Place) -> None:
+    async with place.bursar() as one, place.bursar() as two:
+        here, there = documents(one.store), documents(two.store)
+        early = await here.put(ALONE, "early", Limits(5), base=0, **ANN)
+        assert isinstance(early, Proposal)
+        await alone(there, "late", 5)  # proposed later, approved sooner, and by another process
+        for refused in (
+            here.put(ALONE, "more", Limits(5), base=0, **ANN),
+            here.approve(ALONE, "early", early.hash, **BOB),
+        ):
+            with pytest.raises(InvalidDocument, match="late has 5"):
+                await refused
+        await alone(here, "late", 6, base=1)
+        await alone(here, "early", 5)
+        gone = await there.retire(ALONE, "early", base=1, **ANN)
+        assert isinstance(gone, Proposal)
+        await there.approve(ALONE, "early", gone.hash, **BOB)
+        with pytest.raises(InvalidDocument, match="early has 5 and is retired"):
+            await alone(here, "more", 5)
+        await alone(here, "early", 5, base=2)  # itself is no other
 
 
 # --- two people ------------------------------------------------------------------------------------------------------
@@ -532,6 +573,25 @@ async def test_a_version_that_does_not_fit_the_declaration_is_an_error_and_can_b
     known = await docs.current(kind, "usdt")
     assert known is not None
     assert known.body == Other(7)
+
+
+@scenario
+async def test_a_version_that_can_not_be_read_is_like_no_other(store: Store) -> None:
+    class Weekly(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        weekly: int
+
+    def refuse(new: Weekly, others: Iterable[Other[Weekly]]) -> None:
+        if names := [one.name for one in others]:
+            raise ValueError(f"like {names}")
+
+    await put(documents(store), 5)
+    kind = DocumentKind(
+        name="notes", body=Weekly, two_people=False, likeness=lambda body: body.weekly, check_alike=refuse
+    )
+    docs = Documents(store, [kind])
+    await docs.put(kind, "btc", Weekly(7), base=0, **ANN)
+    with pytest.raises(InvalidDocument, match=r"like \['btc'\]"):
+        await docs.put(kind, "eth", Weekly(7), base=0, **ANN)
 
 
 @scenario

@@ -11,7 +11,10 @@ import pytest
 from tests.builders import Place, scenario
 from tests.till import DOCUMENT, Till, Town, till
 
+from bursar.documents import Documents
 from bursar.engine import Worker
+from bursar.flows.payouts.documents import WALLET, WalletDocument
+from bursar.rails.chain import Page
 
 PATIENCE_S = 60.0
 STEPS = 100  # of SQLite's virtual machine, between two times that it tells us
@@ -106,3 +109,41 @@ async def test_payouts_that_choose_at_the_same_time_do_not_all_choose_one_wallet
         assert not any(view.error for view in views if view.state != "confirming")
         histories = [await t.engine.store.read.records.history((await t.record(view.id)).number) for view in views]
         assert all(len([one for one in history if one.source == "pending"]) == 1 for history in histories)
+
+
+@scenario
+@pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
+async def test_a_look_of_the_watcher_reads_no_wallet_while_no_document_has_changed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands. One that another process adds, or retires, is watched from the next look on."""
+    town, watched, read = Town(), list[frozenset[str]](), list[str]()
+    scan, every = town.chain.scan, Documents.list
+
+    async def noted(addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+        watched.append(addresses)
+        return await scan(addresses, after, after_hash)
+
+    async def counted(self: Documents, kind: Any, **more: Any) -> Any:
+        read.append(kind.name)
+        return await every(self, kind, **more)
+
+    monkeypatch.setattr(town.chain, "scan", noted)
+    monkeypatch.setattr(Documents, "list", counted)
+    async with till(place, town) as t, till(place, town, worker="other") as other:
+
+        async def look() -> frozenset[str]:
+            record = await t.engine.get("chains", town.name)
+            assert record is not None
+            await t.engine.step(record)
+            return watched[-1] if watched else frozenset()
+
+        await look()  # where the chain is now
+        assert await look() == {"@hot1", "@hot2"}
+        read.clear()
+        assert await look() == {"@hot1", "@hot2"} and read == []
+        await other.put(WALLET, "hot3", WalletDocument(chain=town.name, address="@hot3"))
+        assert await look() == {"@hot1", "@hot2", "@hot3"} and read != []
+        gone = await other.documents.retire(WALLET, "hot3", base=1, author="ann", reason="test")
+        await other.documents.approve(WALLET, "hot3", gone.hash, actor="ben", reason="test")
+        assert await look() == {"@hot1", "@hot2", "@hot3"}, "its key exists still"

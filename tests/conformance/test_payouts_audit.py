@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,10 +17,10 @@ from bursar.audit import Finding, audit
 from bursar.audit.checks import Scene
 from bursar.engine.forced import ask_due
 from bursar.flows.payouts.coverage import stop_if_short, wallets_cover
-from bursar.flows.payouts.documents import ASSET, AssetDocument
+from bursar.flows.payouts.documents import ASSET, WALLET, AssetDocument, WalletDocument
 from bursar.flows.payouts.invariants import CHECKS
 from bursar.flows.payouts.payout import Payout
-from bursar.rails.chain import Decoded, Fee, Slot
+from bursar.rails.chain import Balances, Decoded, Fee, Slot
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
@@ -269,6 +270,31 @@ async def test_wallets_cover_the_ledger_at_every_step_of_a_payout(place: Place) 
         chain.tokens[CONTRACT, "@hot1"] -= 1
         (text,) = (await covered(t)).broken
         assert text.startswith("hot1 has 10085.999999 USDT") and "the ledger says 10086.000000 USDT" in text
+
+
+@scenario
+async def test_wallets_are_asked_about_together_and_each_is_judged_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town, asked = Town(), list[list[str]]()
+    balances_of = town.chain.balances_of
+
+    async def some(addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        asked.append(list(addresses))
+        return {**await balances_of(addresses, contracts), "@hot2": "nodes disagree"}
+
+    monkeypatch.setattr(town.chain, "balances_of", some)
+    async with till(place, town) as t:
+        await t.put(WALLET, "hot3", WalletDocument(chain=town.name, address="nowhere"))
+        town.chain.tokens[CONTRACT, "@hot1"] = 0
+        finding = await covered(t)
+        assert asked == [["@hot1", "@hot2"]]
+        assert "hot1 has 0.000000 USDT" in finding.broken[0] and len(finding.broken) == 1
+        assert "hot2 (nodes disagree)" in finding.note and "hot3 ('nowhere' is not an address" in finding.note
+        assert finding.not_judged == 2
+        monkeypatch.setattr("bursar.flows.payouts.coverage.ASKED_MAX", 1)
+        await covered(t)
+        assert asked[1:] == [["@hot1"], ["@hot2"]]
 
 
 @scenario

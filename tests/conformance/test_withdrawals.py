@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import msgspec
@@ -345,6 +346,34 @@ async def test_the_same_money_is_not_withdrawn_twice(place: Place) -> None:
         await c.policy(daily_user="")
         await c.request("60")
         assert await refused(c, key="k2", amount="60") == InsufficientFunds.code
+
+
+@scenario
+async def test_of_five_requests_at_once_for_the_whole_balance_one_is_taken(place: Place) -> None:
+    async with counter(place, Town()) as c:
+        await c.policy(daily_user="")
+        made = await asyncio.gather(*[c.request("99", key=f"k{n}") for n in range(5)], return_exceptions=True)
+        refusals = [one for one in made if isinstance(one, BaseException)]
+        assert [type(one) for one in refusals] == [InsufficientFunds] * 4 and await c.funds() == 0
+
+
+@scenario
+async def test_of_many_requests_at_once_no_more_than_the_limit_are_taken(place: Place) -> None:
+    async with counter(place, Town()) as c:
+        await c.policy(daily_user="30")
+        made = await asyncio.gather(*[c.request("10", key=f"k{n}") for n in range(6)], return_exceptions=True)
+        refusals = [one for one in made if isinstance(one, WithdrawalRefused)]
+        assert [one.reason for one in refusals] == ["DAILY_LIMIT_EXCEEDED"] * 3
+        assert await c.funds() == FUNDS - 33_000_000, "what was refused holds nothing"
+        taken = next(n for n, one in enumerate(made) if not isinstance(one, BaseException))
+        assert (await c.request("10", key=f"k{taken}")).replayed, "and a retry of an accepted one is not counted"
+
+
+@scenario
+async def test_the_same_request_from_many_callers_at_once_is_one_withdrawal(place: Place) -> None:
+    async with counter(place, Town()) as c:
+        made = await asyncio.gather(*[c.request("5") for _ in range(12)])
+        assert len({one.id for one in made}) == 1 and await c.funds() == FUNDS - 6_000_000
 
 
 @scenario

@@ -181,7 +181,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
     assert "ledger" in result.output
 
 
-@pytest.mark.parametrize("name", ["ledger", "payouts", "trading", "transfers"])
+@pytest.mark.parametrize("name", ["ledger", "payouts", "trading", "transfers", "withdrawals"])
 def test_no_figure_is_cut_off_in_a_terminal_of_eighty_columns(name: str) -> None:
     kept = Path(__file__).parents[2] / "docs" / "bench" / f"{name}.json"
     rows = msgspec.json.decode(kept.read_bytes(), type=list[Row])

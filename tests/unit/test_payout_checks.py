@@ -5,11 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from bursar.documents import InvalidDocument
 from bursar.flows.payouts.checks import PayoutRefused, PayoutRequest, check_request
-from bursar.flows.payouts.documents import AssetDocument, ChainDocument, Ranked
+from bursar.flows.payouts.documents import CHAIN as CHAIN_KIND
+from bursar.flows.payouts.documents import WALLET, AssetDocument, ChainDocument, Ranked, WalletDocument
 from bursar.model.authorizations import Payment
+from bursar.model.document_kinds import Other
 from bursar.model.money import Asset
+from bursar.rails.chain import Codec, InvalidMemo
 from bursar.rails.evm.codec import EvmCodec
+from bursar.rails.tron.codec import TronCodec
 
 CHAIN = ChainDocument(kind="evm", chain_id=1, native="ETH", fee_ceilings=Ranked(high=1, normal=1, low=1))
 TOKEN = "0xdAC17F958D2ee523a2206206994597C13D831ec7"
@@ -19,9 +24,11 @@ ETH = AssetDocument(asset="ETH", chain="eth", decimals=18)
 PRECISIONS = {"USDT": 6, "ETH": 18}
 
 
-def checked(document: AssetDocument, asset: str, to: str = BOB, own: dict[str, str] | None = None) -> Payment:
+def checked(
+    document: AssetDocument, asset: str, to: str = BOB, own: dict[str, str] | None = None, memo: str = ""
+) -> Payment:
     known = Asset(id=1, code=asset, precision=PRECISIONS[asset])
-    request = PayoutRequest(account="alice", asset=asset, chain="eth", to=to, amount="1", source="test")
+    request = PayoutRequest(account="alice", asset=asset, chain="eth", to=to, amount="1", source="test", memo=memo)
     return check_request(request, "po-1", known, CHAIN, document, EvmCodec(), own or {})
 
 
@@ -51,3 +58,47 @@ def test_token_is_recognised_as_destination_however_its_document_writes_it() -> 
     with pytest.raises(PayoutRefused) as refused:
         checked(msgspec.structs.replace(USDT, contract=TOKEN.lower()), "USDT", to=TOKEN)
     assert refused.value.reason == "DESTINATION_IS_TOKEN"
+
+
+CHAINS: dict[str, Codec] = {"evm": EvmCodec(), "tron": TronCodec()}
+
+
+@pytest.mark.parametrize(("kind", "memo"), [("evm", "7"), ("tron", 171 * "€"), ("tron", "a\nb")])
+def test_memo_that_the_chain_can_not_carry_is_refused_before_money_is_held(kind: str, memo: str) -> None:
+    CHAINS[kind].check_memo("here", "")
+    with pytest.raises(InvalidMemo, match="on here"):
+        CHAINS[kind].check_memo("here", memo)
+
+
+def test_memo_is_asked_of_the_chain_of_the_request() -> None:
+    with pytest.raises(InvalidMemo, match="its transactions have none"):
+        checked(USDT, "USDT", memo="invoice 7")
+
+
+# --- documents that contradict others --------------------------------------------------------------------------------
+
+
+def test_a_chain_id_has_one_chain_in_use() -> None:
+    """Of two chains with one id, each would count the nonces of the same wallet."""
+    alike = CHAIN_KIND.likeness
+    assert alike is not None
+    assert alike(CHAIN) == alike(msgspec.structs.replace(CHAIN, native="BNB", depth=7))
+    assert len({alike(CHAIN), alike(renumbered(56)), alike(msgspec.structs.replace(CHAIN, kind="tron"))}) == 3
+    CHAIN_KIND.judge_alike("eth", CHAIN, [Other("old", CHAIN, True)])
+    with pytest.raises(InvalidDocument, match="chain main has the chain_id 1 already"):
+        CHAIN_KIND.judge_alike("eth", CHAIN, [Other("old", CHAIN, True), Other("main", CHAIN, False)])
+
+
+def renumbered(chain_id: int) -> ChainDocument:
+    return msgspec.structs.replace(CHAIN, chain_id=chain_id)
+
+
+def test_an_address_has_one_wallet_for_ever() -> None:
+    alike, hot = WALLET.likeness, WalletDocument(chain="eth", address=TOKEN)
+    assert alike is not None
+    assert alike(hot) == alike(msgspec.structs.replace(hot, address=TOKEN.lower()))
+    others = [{"chain": "bsc"}, {"address": BOB}, {"address": "TAbc"}, {"address": "TABC"}]
+    assert len({alike(hot), *(alike(msgspec.structs.replace(hot, **other)) for other in others)}) == 5
+    for retired, why in ((False, "and is in use"), (True, "is retired: bring that back")):
+        with pytest.raises(InvalidDocument, match=f"wallet cold has the address {TOKEN} already.*{why}"):
+            WALLET.judge_alike("hot", hot, [Other("cold", hot, retired)])

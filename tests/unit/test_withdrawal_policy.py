@@ -88,8 +88,10 @@ def test_every_change_needs_two_people() -> None:
         {"maximum": "340282366920938463463374607431768211456000"},  # more than fits: said when it is used
         {"cooling_s": 86_399},
         {"address_book": "off"},
-        {"mandate": "small"},
+        {"mandate": "m" * 128},
         {"expires_s": 60},
+        {"minimum": "0." + "1" * 30},
+        {"maximum": "9" * 60},
     ],
 )
 def test_policy_that_makes_sense_is_taken(fields: dict[str, Any]) -> None:
@@ -128,6 +130,7 @@ def test_policy_that_makes_sense_is_taken(fields: dict[str, Any]) -> None:
         ({"cooling_s": 1, "address_book": "off"}, "cooling_s needs the address book"),
         ({"auto_approve_max": "0.01"}, "auto_approve_max needs a mandate"),
         ({"mandate": "grüezi"}, "mandate is at most"),
+        ({"mandate": "m" * 129}, "mandate is at most"),
         ({"address_book": "sometimes"}, "address_book"),
         ({"priority": "urgent"}, "priority"),
         ({"asset": "usdt"}, "asset code"),
@@ -141,8 +144,10 @@ def test_policy_that_contradicts_itself_is_refused(fields: dict[str, Any], why: 
 
 
 def test_chain_of_a_policy_has_a_name_that_chains_can_have() -> None:
-    with pytest.raises(BursarError, match="name of a chain"):
-        put(POLICY, "usdt:BSC", policy(chain="BSC"))
+    assert put(POLICY, f"usdt:{'c' * 48}", policy(chain="c" * 48))
+    for chain in ("BSC", "c" * 49):
+        with pytest.raises(BursarError, match="name of a chain"):
+            put(POLICY, f"usdt:{chain}", policy(chain=chain))
 
 
 def test_asset_and_chain_of_a_policy_never_change() -> None:
@@ -179,6 +184,7 @@ def test_list_of_addresses_that_can_not_be_compared_is_refused(name: str, fields
 def test_two_full_lists_of_addresses_fit_one_document() -> None:
     full = tuple(f"0x{i:040}" for i in range(LISTED_MAX))
     assert put(ADDRESS_LIST, "bsc", AddressList(allow=full, deny=full))
+    assert put(ADDRESS_LIST, "bsc", AddressList(allow=("a" * 128,)))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +197,7 @@ def test_two_full_lists_of_addresses_fit_one_document() -> None:
         ("ann", {"public_key": KEY, "assets": ["usdt"]}, "asset code"),
         ("ann", {"public_key": KEY, "chains": ["B S C"]}, "name of a chain"),
         ("ann", {"public_key": KEY, "chains": [f"c{i:03}" for i in range(101)]}, "at most 100"),
+        ("ann", {"public_key": KEY, "assets": [f"A{i:03}" for i in range(101)]}, "at most 100"),
         ("Ann", {"public_key": KEY}, "in lower case: ann"),
         ("worker", {"public_key": KEY}, "program itself"),
     ],
@@ -283,6 +290,11 @@ def test_lists_of_a_chain_and_of_an_asset_on_it_apply() -> None:
     assert list_names("USDT", "bsc") == ("bsc", "usdt:bsc")
     for name in list_names("USDT", "bsc"):
         assert put(ADDRESS_LIST, name, AddressList())
+
+
+def test_approver_may_be_limited_to_many_chains_and_assets() -> None:
+    chains, assets = (tuple(f"{letter}{number:03}" for number in range(100)) for letter in "cA")
+    assert put(APPROVER, "ann", Approver(public_key=KEY, chains=chains, assets=assets))
 
 
 def test_approver_counts_where_he_may_approve() -> None:

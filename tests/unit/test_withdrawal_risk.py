@@ -190,6 +190,7 @@ def test_two_people_approve_what_is_above_the_dual_limit(
         assert code in codes(decision)
     assert decided(policy, **large, approvers=("ann", "ben")) == Approve("")
     assert decided(policy, **(facts | {"amount": 500 * UNIT}), approvers=("ann",)) == Approve("")
+    assert decided(policy, **(facts | {"amount": 1000 * UNIT}), approvers=("ann", "ben")) == Approve("")
 
 
 def test_words_say_how_many_people_are_missing() -> None:
@@ -364,6 +365,7 @@ def test_limits_count_in_hours_and_days_of_utc_the_user_first() -> None:
         (f"withdrawals:usdt:bsc:all:d:{day}", 40 * UNIT, NOW_US + 12 * HOUR_US, "LIMIT_FOR_ALL"),
     ]
     assert all((limit.amount, limit.count) == (5 * UNIT, 1) for limit in found)
+    assert all(limit.count_max > 10**15 for limit in found), "amounts are limited, not how many there are"
     later = limits(LIMITED, USDT, "42", 5 * UNIT, at_us + 1)
     assert [limit.key for limit in later][1] == found[1].key
     assert later[0].key != found[0].key

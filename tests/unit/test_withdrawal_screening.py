@@ -8,8 +8,10 @@ import hashlib
 import hmac
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,11 +87,23 @@ def http(content: bytes, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
 
+def documented() -> Callable[..., bytes]:
+    """The function that the page for people who write a hook shows."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "screening.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    known: dict[str, Any] = {"hashlib": hashlib, "hmac": hmac, "json": json}
+    exec(code, known)
+    found: Callable[..., bytes] = known["answer"]
+    return found
+
+
+ANSWER = documented()
+
+
 def signed(question: bytes, verdict: str = "clear", reason: str = "", **more: Any) -> dict[str, Any]:
-    """As the page for people who write a hook says, and not with our own function."""
-    text = f"bursar screening answer 1\n{hashlib.sha256(question).hexdigest()}\n{verdict}\n{reason}"
-    right = hmac.new(SECRET, text.encode(), hashlib.sha256).hexdigest()
-    return {"verdict": verdict, "reason": reason, "signature": right} | more
+    """What a hook answers, by its page and not by our own function."""
+    fields: dict[str, Any] = json.loads(ANSWER(SECRET, question, verdict, reason))
+    return fields | more
 
 
 def says(**fields: Any) -> Says:
@@ -122,6 +136,17 @@ def test_hook_is_asked_with_a_signed_question_and_its_verdict_is_read(verdict: s
             expected = hmac.new(SECRET, b"1700000000." + sent, hashlib.sha256).hexdigest()
             assert headers["bursar-timestamp"] == "1700000000"
             assert headers["bursar-signature"] == f"sha256={expected}"
+
+    asyncio.run(body())
+
+
+def test_answer_may_be_as_long_as_the_page_says() -> None:
+    def answer(question: bytes) -> bytes:
+        return http(json.dumps(signed(question, reason="x" * 500)).encode().ljust(ANSWER_BYTES_MAX))
+
+    async def body() -> None:
+        async with screening(answer) as (screener, _):
+            assert await screener.ask(QUESTION) == Screening(Verdict.CLEAR, "x" * 500)
 
     asyncio.run(body())
 

@@ -30,6 +30,8 @@ from bursar.api.problems import (
 )
 from bursar.flows.payouts import PayoutRefused
 from bursar.flows.transfers import Code, CommitUnknown, TransferRefused
+from bursar.flows.withdrawals import WithdrawalCode, WithdrawalRefused
+from bursar.flows.withdrawals.addresses import AddressRefused
 from bursar.model.errors import Conflict, OutcomeUnknown, Refusal, StoreError
 from bursar.ports import Ports
 from bursar.rails.chain import FeeTooHigh, NodesUnavailable
@@ -51,7 +53,7 @@ WORDS = {
 }
 BODY = (413, 415)  # what a route to which something is posted may answer
 ALL = (400, 401, 403, 408, 429, 431, 500, 503)  # what any route that asks for a token may answer
-DAY_S = 86_400
+HOUR_S, DAY_S = 3_600, 86_400
 _BY_STATUS = {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED, 413: PAYLOAD_TOO_LARGE, 415: UNSUPPORTED_MEDIA_TYPE}
 
 log = logging.getLogger("bursar.api")
@@ -115,7 +117,11 @@ def problem_of(error: Exception, ports: Ports) -> Problem:
                 OVERLOADED,
                 "other transactions changed the same accounts, again and again; nothing was written, try again",
             )
-        case PayoutRefused():
+        case WithdrawalRefused(reason=WithdrawalCode.HOURLY_LIMIT_EXCEEDED | WithdrawalCode.DAILY_LIMIT_EXCEEDED):
+            span_s = HOUR_S if error.reason is WithdrawalCode.HOURLY_LIMIT_EXCEEDED else DAY_S
+            left_s = span_s - ports.now_us() // 1_000_000 % span_s
+            return Problem(error.reason, f"used up: {error.why}", Retry_After=str(left_s))
+        case PayoutRefused() | WithdrawalRefused() | AddressRefused():
             return Problem(error.reason, error.why)
         case Refusal() | FeeTooHigh():
             return Problem(error.code, str(error))

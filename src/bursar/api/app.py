@@ -27,7 +27,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, License, SecurityScheme
 from litestar.routes import HTTPRoute
 
-from bursar.api import chains, health, money, payouts, transfers
+from bursar.api import addresses, approvals, chains, health, money, payouts, transfers, withdrawal_rules, withdrawals
 from bursar.api.answers import answer
 from bursar.api.gate import ALWAYS_OPEN, TAKES_BODY, Bound, Gate, check_role
 from bursar.api.metrics import Metrics
@@ -58,6 +58,33 @@ ROUTES = (
     payouts.release_payout,
     payouts.resolve_payout,
     payouts.approve_payout,
+    withdrawals.quote_withdrawal,
+    withdrawals.create_withdrawal,
+    withdrawals.list_withdrawals,
+    approvals.list_waiting,
+    withdrawals.show_withdrawal,
+    withdrawals.cancel_withdrawal,
+    approvals.show_payment,
+    approvals.approve_withdrawal,
+    approvals.reject_withdrawal,
+    approvals.list_switches,
+    approvals.pause_withdrawals,
+    approvals.resume_withdrawals,
+    addresses.list_addresses,
+    addresses.add_address,
+    addresses.remove_address,
+    withdrawal_rules.list_policies,
+    withdrawal_rules.show_policy,
+    withdrawal_rules.put_policy,
+    withdrawal_rules.approve_policy,
+    withdrawal_rules.list_address_lists,
+    withdrawal_rules.show_address_list,
+    withdrawal_rules.put_address_list,
+    withdrawal_rules.approve_address_list,
+    withdrawal_rules.list_approvers,
+    withdrawal_rules.show_approver,
+    withdrawal_rules.put_approver,
+    withdrawal_rules.approve_approver,
     chains.list_wallets,
     chains.list_chains,
     chains.show_chain,

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import msgspec
 
 from bursar.flows.transfers import Code
+from bursar.flows.withdrawals import WithdrawalCode
+from bursar.flows.withdrawals.addresses import AddressCode
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 1
@@ -38,11 +40,13 @@ STATUSES: dict[str, int] = {
     "INVALID_NAME": 400,
     Code.UNAUTHORIZED: 401,
     Code.FORBIDDEN: 403,
-    "OWN_REQUEST": 403,
+    WithdrawalCode.UNKNOWN_APPROVER: 403,
+    WithdrawalCode.OWN_REQUEST: 403,
     Code.TRANSFER_NOT_FOUND: 404,
     "RECORD_NOT_FOUND": 404,
     "DOCUMENT_NOT_FOUND": 404,
     "PROPOSAL_NOT_FOUND": 404,
+    WithdrawalCode.NOT_FOUND: 404,
     NOT_FOUND: 404,
     METHOD_NOT_ALLOWED: 405,
     REQUEST_TIMEOUT: 408,
@@ -51,6 +55,9 @@ STATUSES: dict[str, int] = {
     "INVALID_STATE": 409,
     "RECORD_MOVED": 409,
     "PAYOUT_EXISTS": 409,
+    WithdrawalCode.FEE_CHANGED: 409,
+    WithdrawalCode.TOO_LATE: 409,
+    AddressCode.ADDRESS_EXISTS: 409,
     "DOCUMENT_MOVED": 409,
     "PROPOSAL_OPEN": 409,
     "SECOND_PERSON_NEEDED": 409,
@@ -59,6 +66,7 @@ STATUSES: dict[str, int] = {
     Code.RATE_LIMIT_EXCEEDED: 429,
     Code.DAILY_LIMIT_EXCEEDED: 429,
     Code.DAILY_AMOUNT_EXCEEDED: 429,
+    WithdrawalCode.HOURLY_LIMIT_EXCEEDED: 429,
     HEADERS_TOO_LARGE: 431,
     Code.SYSTEM_ERROR: 500,
     Code.TRANSFERS_PAUSED: 503,
@@ -66,11 +74,12 @@ STATUSES: dict[str, int] = {
     DATABASE_UNAVAILABLE: 503,
     CORE_UNAVAILABLE: 503,
     NODES_UNAVAILABLE: 503,
+    PAYOUTS_NOT_CONFIGURED: 503,
     COMMIT_UNKNOWN: 503,
 }
 REFUSED = 422
 # Codes of which one cause refuses every request for as long as it lasts.
-OUTAGES = frozenset({Code.TRANSFERS_PAUSED, OVERLOADED, DATABASE_UNAVAILABLE, CORE_UNAVAILABLE})
+OUTAGES = frozenset({Code.TRANSFERS_PAUSED, OVERLOADED, DATABASE_UNAVAILABLE, CORE_UNAVAILABLE, PAYOUTS_NOT_CONFIGURED})
 OUTAGE_OVER_S = 60.0
 
 log = logging.getLogger("bursar.api")

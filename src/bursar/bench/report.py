@@ -24,6 +24,7 @@ TITLES = {
     "ledger": "The ledger beside its baseline; plain, growth and memory: see `bursar bench --help`",
     "transfers": "Internal transfers beside what a team would use instead; cases: see `bursar bench --help`",
     "payouts": "Payouts beside a bare sender; cases: see `bursar bench --help`",
+    "withdrawals": "Withdrawals that wait for approval; cases: see `bursar bench --help`",
     "trading": "The trading core beside its baseline; restart and snapshot: see `bursar bench --help`",
 }
 PROSE = {
@@ -58,6 +59,11 @@ PROSE = {
         "`polling-N`: N payouts are mined and not final. Polls (claimed by the worker, fate asked of two nodes, put",
         "back) per second of CPU of this process, beside the same with the fewest: 1.00 is flat, and 0.83 (1.2 times",
         "as dear) is allowed. Callers: payouts that wait.",
+    ),
+    "withdrawals": (
+        "`waiting-N`: N withdrawals wait for approval. A worker's looks for work, which find none, per second of CPU",
+        "of this process, beside the same with the fewest: 1.00 is flat, and 0.83 (1.2 times as dear) is allowed.",
+        "Callers: withdrawals that wait. They were requested and decided the usual way, each with its hold.",
     ),
     "trading": (
         "Operations per second of one core process over its Unix socket, durable; `frames-N` has N operations in a",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bursar.documents import Document, DocumentKind, Documents, Proposal
     from bursar.flows.payouts import Payouts
     from bursar.flows.payouts.overview import Overview
+    from bursar.flows.withdrawals import Withdrawals
 
 WITHIN_S = 10.0  # for one question to nodes
 VALUE_HELP = "Change one field of the version in use; a dot leads into a table (fee_ceilings.low=5). May be repeated."
@@ -36,16 +37,21 @@ class PayoutDesk:
     """Payouts with the nodes and the signer of the configuration."""
 
     payouts: Payouts
+    withdrawals: Withdrawals
     overview: Overview
     is_configured: bool
 
     def configured(self) -> Payouts:
         """Payouts, or what is missing for them."""
+        self.require()
+        return self.payouts
+
+    def require(self) -> None:
+        """Refuse what needs nodes and a signer where they are not configured."""
         from bursar.config import ConfigRefused
 
         if not self.is_configured:
             raise ConfigRefused("payouts need signer, signer_name, signer_caller, signer_secret_file and chain_nodes")
-        return self.payouts
 
 
 @asynccontextmanager
@@ -54,8 +60,7 @@ async def opened_desk(ctx: click.Context) -> AsyncIterator[PayoutDesk]:
     from bursar.cli.place import open_database
     from bursar.documents import Documents
     from bursar.engine import Engine
-    from bursar.flows.catalog import Catalog
-    from bursar.flows.payouts import KINDS
+    from bursar.flows.catalog import KINDS, Catalog
     from bursar.flows.payouts.overview import Overview
     from bursar.payout_setup import paying_out
     from bursar.ports import SystemPorts
@@ -68,12 +73,14 @@ async def opened_desk(ctx: click.Context) -> AsyncIterator[PayoutDesk]:
         if config.pays_out:
             engine, documents = Engine(b.store, b.ledger.writer, ()), Documents(b.store, KINDS)
             opened = paying_out(config, SystemPorts(), b.ledger, documents, engine)
-            payouts = (await stack.enter_async_context(opened)).payouts
+            paying = await stack.enter_async_context(opened)
+            payouts, withdrawals = paying.payouts, paying.withdrawals
         else:
-            payouts = Catalog.on(b.ledger).payouts
+            catalog = Catalog.on(b.ledger)
+            payouts, withdrawals = catalog.payouts, catalog.withdrawals
         overview = Overview(b.store, payouts.documents, payouts.chains, within_s=WITHIN_S)
         try:
-            yield PayoutDesk(payouts, overview, config.pays_out)
+            yield PayoutDesk(payouts, withdrawals, overview, config.pays_out)
         except (NodesUnavailable, SignerUnavailable) as error:
             raise Unusable(f"{error}; nothing was written, try again") from None
 

@@ -7,14 +7,16 @@ meanwhile would be ignored.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 import msgspec
 
-from bursar.model.document_kinds import DocumentKind
-from bursar.model.documents import Document, hash_of
+from bursar.model.document_kinds import DocumentKind, Other
+from bursar.model.documents import Document, UnreadableDocument, hash_of
 from bursar.model.errors import DatabaseCorrupt
 from bursar.store import Store
+from bursar.store.documents import Documents
 
 DOCUMENTS_S = 2.0  # age at which a cached version is not used any more
 PAGE_MAX = 500  # documents read at once
@@ -29,6 +31,21 @@ class Current(msgspec.Struct, Generic[T], frozen=True):
     body: T
 
 
+class _Index:
+    """The documents of a kind by their likeness, so that a change is not compared with each of thousands."""
+
+    def __init__(self) -> None:
+        self.names: dict[Hashable, set[str]] = {}
+        self.changed: set[str] = set()  # names that are still to be put in
+        self._likeness: dict[str, Hashable] = {}
+
+    def put(self, name: str, likeness: Hashable) -> None:
+        if name in self._likeness:
+            self.names[self._likeness[name]].discard(name)
+        self._likeness[name] = likeness
+        self.names.setdefault(likeness, set()).add(name)
+
+
 class Cache:
     """The newest versions of all documents, and the bodies of those that were asked for."""
 
@@ -36,6 +53,7 @@ class Cache:
         self._store = store
         self._heads: dict[str, dict[str, Document]] = {}  # by kind and name
         self._bodies: dict[tuple[str, str], Current[msgspec.Struct]] = {}
+        self._indexes: dict[str, _Index] = {}  # by kind
         self._number = 0  # everything up to this change is known
         self._read_s = float("-inf")
 
@@ -56,23 +74,44 @@ class Cache:
     def known(self, kind: DocumentKind[T], name: str) -> Current[T] | None:
         """The current version as it was read last. Its body is decoded once per version."""
         head = self._heads.get(kind.name, {}).get(name)
-        if head is None or head.retired:
-            return None
-        kept = self._bodies.get((kind.name, name))
+        return None if head is None or head.retired else Current(head, self._body(kind, head))
+
+    def _body(self, kind: DocumentKind[T], head: Document) -> T:
+        kept = self._bodies.get((kind.name, head.name))
         if kept is not None and kept.document is head and isinstance(kept.body, kind.body):
-            return Current(head, kept.body)
+            return kept.body
         body = kind.read(head)
-        self._bodies[kind.name, name] = Current(head, body)
-        return Current(head, body)
+        self._bodies[kind.name, head.name] = Current(head, body)
+        return body
+
+    async def alike(self, kind: DocumentKind[T], name: str, body: T, tables: Documents, number: int) -> list[Other[T]]:
+        """The other documents of a kind with the likeness of a body, retired ones too, in a transaction that has
+        locked their number. One that can't be read any more has none: nothing uses it."""
+        assert kind.likeness is not None  # the caller has looked
+        await self._catch_up(tables, number)
+        index = self._indexes.setdefault(kind.name, _Index())
+        heads = self._heads.get(kind.name, {})
+        while index.changed:
+            head = heads[index.changed.pop()]
+            try:
+                index.put(head.name, kind.likeness(self._body(kind, head)))
+            except UnreadableDocument:
+                index.put(head.name, None)
+        names = index.names.get(kind.likeness(body), set()) - {name}
+        return [Other(one, self._body(kind, heads[one]), heads[one].retired) for one in sorted(names)]
 
     async def _look(self, fresh: bool) -> None:
         asked_s = self._store.ports.monotonic()  # before the read: what is committed after it may not be in the answer
         if not fresh and asked_s - self._read_s < DOCUMENTS_S:
             return
         tables = self._store.read.documents
-        number = await tables.number()
+        await self._catch_up(tables, await tables.number())
+        self._read_s = max(self._read_s, asked_s)
+
+    async def _catch_up(self, tables: Documents, number: int) -> None:
+        """Read what has changed up to a number."""
         if number < self._number:  # the database was restored from a backup
-            self._heads, self._bodies, self._number = {}, {}, 0
+            self._heads, self._bodies, self._indexes, self._number = {}, {}, {}, 0
         known = self._number
         while known < number:
             page = await tables.heads_after(known, PAGE_MAX)
@@ -82,7 +121,6 @@ class Cache:
                 raise DatabaseCorrupt("the table of documents", f"there is no version of number {number}")
             known = page[-1].number
         self._number = max(self._number, known)
-        self._read_s = max(self._read_s, asked_s)
 
     def _keep(self, head: Document) -> None:
         """Two callers may read at once, and the slower one must not bring an older version back."""
@@ -90,6 +128,7 @@ class Cache:
         kept = heads.get(head.name)
         if kept is None or kept.version < head.version:
             heads[head.name] = head
+            self._indexes.setdefault(head.kind, _Index()).changed.add(head.name)
 
 
 def intact(document: Document) -> Document:

@@ -106,7 +106,10 @@ class Documents:
                 if head is not None and (head.body, head.retired) == (text, retired):
                     raise InvalidDocument(kind.name, name, f"version {current} says the same")
                 made = draft(head, kind=kind.name, name=name, body=text, retired=retired, author=person, reason=why)
-                needs_two = kind.retiring_needs_two if new is None else kind.judge(name, head, new)
+                if new is None:
+                    needs_two = kind.retiring_needs_two
+                else:
+                    needs_two = await self._judge(tx, number, kind, name, head, new)
                 return await (_propose(tx, made) if needs_two else _insert(tx, number, made))
         finally:
             self._cache.expire()  # also if the answer to COMMIT was lost: it may be there
@@ -136,13 +139,24 @@ class Documents:
                 if hash_of(made) != hash_ or made.previous != (head.link if head else b""):
                     raise DatabaseCorrupt(f"the proposal for {kind.name} {name}", "it is not what its hash says")
                 if not made.retired:
-                    kind.judge(name, head, kind.read(made))  # the program may be another one than the author's
+                    # The program may be another one than the author's, and other documents may have changed since.
+                    await self._judge(tx, number, kind, name, head, kind.read(made))
                 document = await _insert(tx, number, made, approved_by=person, approved_reason=why)
                 await tx.documents.drop_proposal(kind.name, name)
                 await _note(tx, APPROVED, made, actor=person, reason=why, proposed_by=made.author)
                 return document
         finally:
             self._cache.expire()
+
+    async def _judge(
+        self, tx: Tables, number: int, kind: DocumentKind[T], name: str, head: Document | None, new: T
+    ) -> bool:
+        """Whether a change needs two people; raises why it is refused. `number` is that of the newest version of all,
+        which this transaction has locked."""
+        needs_two = kind.judge(name, head, new)
+        if kind.likeness is not None:
+            kind.judge_alike(name, new, await self._cache.alike(kind, name, new, tx.documents, number))
+        return needs_two
 
     async def withdraw(self, kind: DocumentKind[T], name: str, hash_: bytes, *, actor: str, reason: str) -> bool:
         """Drop the open proposal of this hash, any person's; whether there was one."""
@@ -188,6 +202,10 @@ class Documents:
         self._declared(kind)
         found = await self._store.read.documents.list(kind.name, after=after and check_name(after), limit=limit)
         return [intact(document) for document in found]
+
+    async def number(self) -> int:
+        """A number that moves with every change of any document. Reads the database, not the cache."""
+        return await self._store.read.documents.number()
 
     async def proposals(self, kind: DocumentKind[T] | None = None) -> tuple[Proposal, ...]:
         """Changes that wait for a second person. One whose base is no longer current can't be approved any more."""

@@ -16,8 +16,9 @@ from bursar.engine.late import LATE
 from bursar.flows import deposits as deposit_flow
 from bursar.flows import sequence as sequence_flow
 from bursar.flows.deposits import Deposits
-from bursar.flows.payouts import KINDS, Payouts
+from bursar.flows.payouts import KINDS as PAYOUT_KINDS
 from bursar.flows.payouts import MACHINE as PAYOUTS
+from bursar.flows.payouts import Payouts
 from bursar.flows.payouts.payout import SCOPE as PAYOUTS_SCOPE
 from bursar.flows.sequence import Sequences
 from bursar.flows.sequence.flow import SCOPE as SEQUENCE_SCOPE
@@ -28,11 +29,16 @@ from bursar.flows.transfers.machine import MACHINE as TRANSFERS
 from bursar.flows.transfers.rails import FUNDING_SCOPE
 from bursar.flows.transfers.reconcile import RECONCILED
 from bursar.flows.transfers.request import SCOPE as TRANSFERS_SCOPE
+from bursar.flows.withdrawals import KINDS as WITHDRAWAL_KINDS
+from bursar.flows.withdrawals import MACHINE as WITHDRAWALS
+from bursar.flows.withdrawals import Withdrawals
+from bursar.flows.withdrawals.withdrawal import SCOPE as WITHDRAWALS_SCOPE
 from bursar.ledger import Ledger
 from bursar.model.records import Record, Transition
 from bursar.model.views import EnvelopeView
 from bursar.signer.absent import AbsentSigner
 
+KINDS = (*PAYOUT_KINDS, *WITHDRAWAL_KINDS)  # of documents: every process declares all of them
 FUNDING_OPERATIONS = ("withdraw", "deposit", "refund")
 
 
@@ -44,6 +50,7 @@ class Catalog:
     ledger: Ledger
     transfers: Transfers
     payouts: Payouts
+    withdrawals: Withdrawals
 
     @classmethod
     def on(cls, ledger: Ledger) -> Catalog:
@@ -52,20 +59,26 @@ class Catalog:
         transfers = Transfers(ledger, {}, engine=engine)
         Deposits(transfers, confirm_above={}, engine=engine)
         Sequences(ledger, engine=engine)
-        return cls(engine, ledger, transfers, _read_only_payouts(ledger, engine))
+        return cls(engine, ledger, transfers, *_read_only(ledger, engine))
 
     @classmethod
-    def beside(cls, transfers: Transfers, payouts: Payouts | None = None) -> Catalog:
+    def beside(
+        cls, transfers: Transfers, payouts: Payouts | None = None, withdrawals: Withdrawals | None = None
+    ) -> Catalog:
         """On the engine of a process that has transfers and deposits, and their cores. No worker may run on it: it
         would claim sequences whose own steps only another program has."""
         engine, ledger = transfers.engine, transfers.ledger
         Sequences(ledger, engine=engine)
-        return cls(engine, ledger, transfers, payouts or _read_only_payouts(ledger, engine))
+        if payouts is None or withdrawals is None:
+            payouts, withdrawals = _read_only(ledger, engine)
+        return cls(engine, ledger, transfers, payouts, withdrawals)
 
 
-def _read_only_payouts(ledger: Ledger, engine: Engine) -> Payouts:
-    """Payouts for a process that has neither nodes nor signer: to look at them, and to write signals down."""
-    return Payouts(ledger, Documents(ledger.store, KINDS), {}, AbsentSigner(), engine=engine)
+def _read_only(ledger: Ledger, engine: Engine) -> tuple[Payouts, Withdrawals]:
+    """Payouts and withdrawals where there are neither nodes nor signer: to look at, and to write signals down."""
+    documents = Documents(ledger.store, KINDS)
+    payouts = Payouts(ledger, documents, {}, AbsentSigner(), engine=engine)
+    return payouts, Withdrawals(ledger, documents, payouts, engine=engine)
 
 
 async def entries_of(ledger: Ledger, record: Record, history: Sequence[Transition]) -> list[EnvelopeView]:
@@ -94,6 +107,8 @@ def entry_keys(record: Record, history: Sequence[Transition]) -> list[tuple[str,
         names = ["hold", "confirm", "void", *(f"gas:{number}" for number in range(1, len(history) + 1))]
         names += [f"late:{version}" for version in late]
         return [(PAYOUTS_SCOPE, f"{record.id}:{name}") for name in names]
+    if record.flow == WITHDRAWALS.name:
+        return [(WITHDRAWALS_SCOPE, f"{record.id}:{name}") for name in ("hold", "confirm", "void")]
     if record.flow == sequence_flow.MACHINE.name:
         return [(SEQUENCE_SCOPE, entry_key(record.id, step)) for step in range(record.version + 1)]
     return []

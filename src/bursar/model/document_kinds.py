@@ -7,9 +7,9 @@ stored body, so that a default that is changed in code changes no version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -41,13 +41,22 @@ class KindRefused(BursarError):
     text = "kind {kind} can't be declared: {why}"
 
 
+class Other(NamedTuple, Generic[T]):
+    """Another document of the same kind, as it is now."""
+
+    name: str
+    body: T
+    retired: bool
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DocumentKind(Generic[T]):
     """One kind of document.
 
     `two_people` is True where a change could move money, or a pure function of the old body (None: there is none) and
     the new one. `check` is a pure function of the same two that raises a refusal, or a ValueError with the reason.
-    `check_named` is one of the document's name and the new body.
+    `check_named` is one of the document's name and the new body. What no two documents of the kind should share is
+    `likeness`, a pure function of a body; `check_alike` is one of the new body and of all others with that likeness.
     """
 
     name: str
@@ -55,6 +64,8 @@ class DocumentKind(Generic[T]):
     two_people: bool | Callable[[T | None, T], bool]
     check: Callable[[T | None, T], None] | None = None
     check_named: Callable[[str, T], None] | None = None
+    likeness: Callable[[T], Hashable] | None = None
+    check_alike: Callable[[T, Iterable[Other[T]]], None] | None = None
 
     def __post_init__(self) -> None:
         check_kind(self.name)
@@ -107,6 +118,14 @@ class DocumentKind(Generic[T]):
         if isinstance(self.two_people, bool):
             return self.two_people
         return not readable or (head is not None and head.retired) or self.two_people(old, body)
+
+    def judge_alike(self, name: str, body: T, others: Iterable[Other[T]]) -> None:
+        """Raises what `check_alike` refuses. `others` have the likeness of the body."""
+        try:
+            if self.check_alike is not None:
+                self.check_alike(body, others)
+        except ValueError as error:
+            raise InvalidDocument(self.name, name, str(error)) from error
 
     @property
     def retiring_needs_two(self) -> bool:

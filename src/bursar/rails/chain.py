@@ -54,12 +54,19 @@ class Undecodable(Refusal):
 
 @dataclass(eq=False)
 class Unbuildable(Refusal):
-    """No transaction of this chain can carry this payment: a memo where there are none, an amount that does not fit."""
+    """No transaction of this chain can carry this payment: an amount that does not fit, a slot of another kind."""
 
     chain: str
     why: str
     code = "UNBUILDABLE_TRANSACTION"
     text = "no transaction on {chain} can carry this payment: {why}"
+
+
+class InvalidMemo(Unbuildable):
+    """This chain carries no memos, or not this one."""
+
+    code = "INVALID_MEMO"
+    text = "the memo can't be sent on {chain}: {why}"
 
 
 @dataclass(eq=False)
@@ -363,6 +370,10 @@ class Codec(Protocol):
         """The address as it is stored and compared; InvalidAddress if it is none."""
         ...
 
+    def check_memo(self, chain: str, text: str) -> None:
+        """InvalidMemo unless a payment can carry this; none ("") always can be."""
+        ...
+
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
         """The exact unsigned bytes. The same arguments always give the same bytes."""
         ...
@@ -426,6 +437,10 @@ class Chain(Protocol):
 
     async def balances(self, address: str, contracts: Sequence[str]) -> Balances:
         """What an address has at the last final block."""
+        ...
+
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        """The same of many addresses, with as few requests as there can be; text: why it can't be said of that one."""
         ...
 
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:

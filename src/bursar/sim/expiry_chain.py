@@ -302,6 +302,15 @@ class ExpiryChain:
         coin, *tokens = await self._alike("balances", address, tuple(contracts), number)
         return Balances(block=number, block_hash=hash, coin=coin, tokens=dict(zip(contracts, tokens, strict=True)))
 
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        found: dict[str, Balances | str] = {}
+        for address in addresses:
+            try:
+                found[address] = await self.balances(address, contracts)
+            except NodesUnavailable as error:
+                found[address] = str(error)
+        return found
+
     async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
         page, hash = await self._page(after, after_hash)
         found = [

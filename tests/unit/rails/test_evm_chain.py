@@ -11,6 +11,7 @@ import pytest
 from tests.unit.rails.evm_fake import (
     ALICE,
     BOB,
+    CODEC,
     COIN,
     GWEI,
     NORMAL,
@@ -24,6 +25,7 @@ from tests.unit.rails.evm_fake import (
 
 from bursar.model.records import Priority
 from bursar.rails.chain import (
+    Balances,
     Chain,
     DeepReorganisation,
     Fee,
@@ -386,6 +388,36 @@ def test_balances_are_of_the_final_block_at_nodes_that_agree() -> None:
     world.nodes["b"].lies["eth_getBalance"] = lambda params, honest: "0x5"
     with pytest.raises(NodesUnavailable, match=r"disagree about balances.*b says \(5"):
         asyncio.run(chain.balances(WALLET, [TOKEN]))
+
+
+def test_balances_of_many_addresses_travel_together_and_are_of_one_final_block() -> None:
+    world = World()
+    chain = world.open()
+    world.chain.mine(9)
+    addresses = [CODEC.check_address("", f"0x{number:040x}") for number in range(1, 301)]
+    found = asyncio.run(chain.balances_of(addresses, [TOKEN]))
+    assert list(found) == addresses
+    assert {one.block for one in found.values() if isinstance(one, Balances)} == {7}
+    assert found[addresses[7]] == asyncio.run(chain.balances(addresses[7], [TOKEN]))
+    # Who it is, where the chain is, and three calls for each address, a hundred calls to a request; then the second.
+    assert [len(node.requests) for node in world.nodes.values()] == 2 * [3 + 9 + 3]
+
+
+def test_a_node_that_contradicts_about_one_address_leaves_the_others_known() -> None:
+    world = World()
+    chain = world.open()
+    world.chain.mine(9)
+    world.nodes["b"].lies["eth_getBalance"] = lambda params, honest: "0x5" if params[0] == BOB else honest
+    found = asyncio.run(chain.balances_of([ALICE, BOB], []))
+    assert isinstance(found[ALICE], Balances)
+    assert f"disagree about balances of {BOB}" in str(found[BOB])
+    world.nodes["b"].down = True
+    with pytest.raises(NodesUnavailable, match="only a answers"):
+        asyncio.run(chain.balances_of([ALICE, BOB], []))
+    world.nodes["b"].down = False
+    world.now += 100
+    with pytest.raises(InvalidAddress, match="no token"):
+        asyncio.run(chain.balances_of([ALICE], [BOB]))
 
 
 def test_two_nodes_against_two_agree_on_nothing() -> None:

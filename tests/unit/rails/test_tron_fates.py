@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from bursar.rails.chain import (
     Try,
     Unknown,
 )
+from bursar.rails.tron.fates import AT_ONCE, FAILURES_MAX
 from bursar.rails.tron.reading import Header
 from bursar.rails.tron.verdict import Facts, judge
 from bursar.sim.chain_faults import Fault
@@ -586,3 +588,138 @@ def test_judge_needs_the_final_block_at_the_expiration_itself() -> None:
         head = Header(1, "00" * 32, "00" * 32, timestamp)
         assert isinstance(judge(question, one, Facts(final=head)), kind)
         assert not isinstance(judge(question, one, Facts(final=head, forgets="it forgets")), Dead)
+
+
+# --- many at once ----------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """Counts what a node is asked, and how much of it at once."""
+
+    def __init__(self, town: TronTown, name: str) -> None:
+        self.asked: Counter[str] = Counter()
+        self.most = 0
+        node, under_way = town.nodes[name], 0
+        serve = node.serve
+
+        def counted(path: str, body: bytes) -> tuple[int, str, bytes]:
+            self.asked[path] += 1
+            return serve(path, body)
+
+        node.serve = counted  # type: ignore[method-assign]
+        call = town.nodes.call
+
+        async def passing(sleep: Any, machine: Any, effect: Any, timeout_s: float) -> Any:
+            nonlocal under_way
+            under_way += machine is node
+            self.most = max(self.most, under_way)
+            try:
+                await asyncio.sleep(0)
+                return await call(sleep, machine, effect, timeout_s)
+            finally:
+                under_way -= machine is node
+
+        town.nodes.call = passing  # type: ignore[method-assign]
+
+
+async def questions(town: TronTown, count: int) -> list[Question]:
+    """Payments that were never sent."""
+    slot = await town.slot()
+    tries = [Try(hash=f"{number:064x}", shape=Shape.PAY, slot=slot) for number in range(count)]
+    return [Question(sender=HOT, order=trx(), tries=(one,)) for one in tries]
+
+
+@on_virtual_chain
+async def test_each_of_many_costs_as_little_as_one_of_few_and_a_node_gets_so_many_requests_at_once() -> None:
+    costs = []
+    for count in (20, 1_200):
+        town = TronTown()
+        asked = await questions(town, count)
+        town.wait()
+        one = Watched(town, "one")
+        fates = await asyncio.gather(*(town.chain.fate(question) for question in asked))
+        assert fates == [Pending(seen=False)] * count
+        assert one.asked["/walletsolidity/getnowblock"] == 1 and one.most <= AT_ONCE
+        costs.append(one.asked.total() / count)
+    assert costs[1] <= costs[0]
+
+
+@on_virtual_chain
+async def test_payments_of_one_block_and_deaths_of_one_moment_share_the_blocks() -> None:
+    town = TronTown()
+    paid = [await town.signed(usdt(number + 1)) for number in range(30)]
+    dead = [await town.signed(trx(number + 1)) for number in range(30)]
+    for raw, _ in paid:
+        await town.chain.send(raw)
+    town.expire(dead[0][1].slot)
+    town.wait()
+    one = Watched(town, "one")
+    orders = [usdt(number + 1) for number in range(30)] + [trx(number + 1) for number in range(30)]
+    tries = [found for _, found in (*paid, *dead)]
+    asked = [Question(sender=HOT, order=order, tries=(found,)) for order, found in zip(orders, tries, strict=True)]
+    fates = await asyncio.gather(*(town.chain.fate(question) for question in asked))
+    assert [type(fate) for fate in fates] == [Confirmed] * 30 + [Dead] * 30
+    # The block with the payments, and those down to an older transaction.
+    assert one.asked["/walletsolidity/getblockbynum"] <= 4
+    assert all(town.world.find(found.hash) is None for _, found in dead)
+
+
+@on_virtual_chain
+async def test_question_that_comes_during_a_round_is_answered_by_the_next() -> None:
+    """Its answer is not older than itself."""
+    town = TronTown()
+    raw, one = await town.signed(trx())
+    town.wait()
+    first = asyncio.create_task(town.chain.fate(Question(sender=HOT, order=trx(), tries=(one,))))
+    started = asyncio.Event()
+
+    def tell(_method: str, _params: Sequence[Any], truth: Any) -> Any:
+        started.set()
+        return truth
+
+    town.nodes["one"].lies.append(tell)
+    await started.wait()
+    await town.chain.send(raw)
+    town.mine(22)
+    town.wait()
+    second = await town.chain.fate(Question(sender=HOT, order=trx(), tries=(one,), one_node_is_enough=True))
+    assert isinstance(second, Confirmed)
+    assert isinstance(await first, Pending | Confirmed)
+
+
+@on_virtual_chain
+async def test_one_broken_request_costs_one_answer_and_a_dead_node_is_left_after_a_few() -> None:
+    town = TronTown()
+    asked = await questions(town, 200)
+    town.wait()
+    await town.chain.nodes()  # the rounds begin with requests about transactions
+    town.nodes["one"].script.extend([Fault.NONE] * 7 + [Fault.BROKEN])
+    fates = await asyncio.gather(*(town.chain.fate(question) for question in asked))
+    assert fates == [Pending(seen=False)] * 200, "the other node answers that one alone"
+    assert all(node.usable for node in await town.chain.nodes())
+
+    town.wait()
+    await town.chain.nodes()
+    one = Watched(town, "one")
+    town.nodes["one"].down = True
+    before = town.nodes.calls
+    fates = await asyncio.gather(*(town.chain.fate(question) for question in asked))
+    assert fates == [Pending(seen=False)] * 200
+    assert one.asked.total() == 0 and town.nodes.calls - before <= 3 * 200 + AT_ONCE + FAILURES_MAX
+    assert any("no answer" in node.trouble for node in await town.chain.nodes())
+
+
+@on_virtual_chain
+async def test_malformed_answer_about_one_says_nothing_about_the_others() -> None:
+    town = TronTown(("one",))
+    asked = await questions(town, 20)
+    wrong = asked[3].tries[0].hash
+
+    def lie(method: str, params: Sequence[Any], truth: Any) -> Any:
+        return {"id": "what"} if method.endswith("infobyid") and wrong.encode() in params[0] else truth
+
+    town.nodes["one"].lies.append(lie)
+    town.wait()
+    fates = await asyncio.gather(*(town.chain.fate(question) for question in asked), return_exceptions=True)
+    assert isinstance(fates.pop(3), NodesUnavailable)
+    assert fates == [Pending(seen=False)] * 19

@@ -17,7 +17,7 @@ from bursar.cli.place import open_database, until_back
 from bursar.cli.state import Command, configured, output, state
 from bursar.cli.types import settings_options
 from bursar.documents import Documents
-from bursar.flows.payouts import KINDS
+from bursar.flows.catalog import KINDS
 from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.transfers import AccountType, Transfers
 from bursar.flows.transfers.conservation import cores_hold

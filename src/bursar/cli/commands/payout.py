@@ -5,13 +5,11 @@ History, retries and pauses of any record are `bursar flow`; alerts are `bursar 
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bursar.cli.commands.signer_keys import passphrase, passphrase_option
-from bursar.cli.errors import Unusable
+from bursar.cli.approving import approval_options, signed_approval
 from bursar.cli.operating import on_catalog, operators_group
 from bursar.cli.output import Output, plain, table
 from bursar.cli.payout_desk import PayoutDesk, on_desk
@@ -211,46 +209,16 @@ async def resolve(desk: PayoutDesk, out: Output, id_: str, paid: bool, actor: st
     """
 )
 @id_argument
-@click.option("--key", metavar="FILE", required=True, help="The approver's own key (`bursar signer approver-key`).")
-@click.option("--digest", default="", help="Sign only if the payment has this digest, as you were given it.")
-@click.option("--yes", is_flag=True, help="Do not ask; for programs that have asked.")
-@passphrase_option
+@approval_options
 @on_catalog
-async def approve(
-    catalog: Catalog, out: Output, id_: str, key: str, digest: str, yes: bool, passphrase_file: str | None
-) -> None:
+async def approve(catalog: Catalog, out: Output, /, id_: str, **how: Any) -> None:
     """Show exactly what is paid to whom, ask, sign it with your own key, and hand the signature to the payout.
 
     The signer verifies it. Nothing is signed if the payment is not the one of --digest.
     """
-    from bursar.ports import SystemPorts
-    from bursar.signer.approvals import approve as sign
 
     payment = await catalog.payouts.payment(id_)
-    asset = await catalog.ledger.asset(payment.asset)
-    rows: list[tuple[str, Any]] = [
-        ("pays", f"{asset.of_minor(int(payment.amount))} {payment.asset}"),
-        ("to", payment.to),
-        ("on", f"{payment.chain} (chain id {payment.chain_id})"),
-        ("from the account", payment.account),
-        ("for", payment.source),
-        ("fee to us", f"{asset.of_minor(int(payment.fee))} {payment.asset}"),
-        ("on the chain", f"{payment.amount_raw} with {payment.decimals} decimals"),
-        ("contract", payment.contract or "none: the chain's own coin"),
-        ("memo", payment.memo or "none"),
-        ("expires", moment(payment.expires_us) if payment.expires_us else "never"),
-        ("payout", payment.payout),
-        ("digest", payment.digest()),
-    ]
-    for name, value in rows:
-        click.echo(f"{name:>18}  {value}", err=True)
-    if digest and digest != payment.digest():
-        raise Unusable(f"the payment's digest is {payment.digest()}, not {digest}: nothing was signed")
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask at: say --yes if a person has seen it")
-        click.confirm("Approve this payment?", abort=True, err=True)
-    made = sign(SystemPorts().files(), key, passphrase(passphrase_file, "Passphrase of the key"), payment)
+    made = await signed_approval(catalog.ledger, payment, **how)
     _show_result(out, await catalog.payouts.approve(id_, made), f"approved by {made.approver}")
 
 

@@ -126,6 +126,7 @@ def check_request(
         )
     if raw > MINOR_MAX:
         raise PayoutRefused(PayoutCode.AMOUNT_TOO_LARGE, f"{request.amount} {asset.code} does not fit")
+    codec.check_memo(request.chain, request.memo)
     to = codec.check_address(request.chain, request.to)
     contract = codec.check_address(request.chain, on_chain.contract) if on_chain.contract else ""
     _check_destination(request, to, contract, own)

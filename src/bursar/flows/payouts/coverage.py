@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -30,6 +30,8 @@ from bursar.flows.payouts.invariants import NUMBERS_MAX, PAGE, read_wallets
 from bursar.flows.payouts.machine import MACHINE, OPEN, REPLACEMENTS
 from bursar.flows.payouts.payout import ATTEMPT, Attempt, Payout, attempt_key, held, wallet_account
 from bursar.flows.payouts.payouts import Payouts
+from bursar.flows.payouts.wallets import no_address
+from bursar.model.accounts import Account
 from bursar.model.actors import REASON_LENGTH_MAX
 from bursar.model.errors import BursarError
 from bursar.model.money import Asset, Money
@@ -41,6 +43,9 @@ from bursar.store.tables import Tables
 log = logging.getLogger("bursar.payouts")
 
 NAMED_MAX: Final = 10  # wallets that a note names
+ASKED_MAX: Final = (
+    1_000  # wallets that nodes are asked about at one final block: they forget its balances after a while
+)
 Place = tuple[str, str]  # account of the wallet, code of the asset
 
 
@@ -122,9 +127,11 @@ async def _compared(store: Store, chains: Mapping[str, Chain]) -> _Found:
     async with store.snapshot(unhurried=True) as tables:  # after the chains were asked: see above
         loose = await _in_flight(tables, {name: balances.nonce for name, balances in there.items()})
         assets = await tables.rules.assets()
+        codes = {asset.id: code for code, asset in assets.items()}
+        heads = await tables.accounts.heads(wallet_account(known.wallets[wallet].chain, wallet) for wallet in there)
         for wallet, balances in sorted(there.items()):
             chain = known.wallets[wallet].chain
-            booked = await _booked(tables, wallet_account(chain, wallet), assets)
+            booked = await _booked(tables, heads.get(wallet_account(chain, wallet)), codes)
             on_chain = known.assets.get(chain, {})
             for code in sorted((on_chain.keys() | booked.keys()) & assets.keys()):  # of no other is anything booked
                 found.checked += 1
@@ -189,23 +196,37 @@ async def _asked(known: _Known, chains: Mapping[str, Chain]) -> tuple[dict[str, 
     """What each wallet has at a final block; and the wallets that could not be asked, with the reason."""
     there: dict[str, Balances] = {}
     away: dict[str, str] = {}
-    for name, wallet in sorted(known.wallets.items()):
-        chain = chains.get(wallet.chain)
+    for name in sorted({wallet.chain for wallet in known.wallets.values()}):
+        wallets = {one: wallet.address for one, wallet in known.wallets.items() if wallet.chain == name}
+        chain = chains.get(name)
         if chain is None:
-            away[name] = f"no nodes of {wallet.chain} here"
+            away |= dict.fromkeys(wallets, f"no nodes of {name} here")
             continue
-        contracts = sorted({asset.contract for asset in known.assets.get(wallet.chain, {}).values() if asset.contract})
-        try:
-            there[name] = await chain.balances(wallet.address, contracts)
-        except BursarError as error:  # no nodes, or an asset's contract that is no token: the other wallets are judged
-            away[name] = str(error)
+        contracts = sorted({asset.contract for asset in known.assets.get(name, {}).values() if asset.contract})
+        wrong = {one: why for one, address in wallets.items() if (why := no_address(chain, address))}
+        away |= wrong
+        right = sorted(wallets.keys() - wrong.keys())
+        for start in range(0, len(right), ASKED_MAX):
+            some = {one: wallets[one] for one in right[start : start + ASKED_MAX]}
+            for wallet, found in (await _of_chain(chain, some, contracts)).items():
+                if isinstance(found, str):
+                    away[wallet] = found
+                else:
+                    there[wallet] = found
     return there, away
 
 
-async def _booked(tables: Tables, path: str, assets: Mapping[str, Asset]) -> dict[str, int]:
+async def _of_chain(chain: Chain, wallets: Mapping[str, str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+    """What some wallets (name → address) have, or why that can't be said. All at one final block, where a chain can."""
+    try:
+        found = await chain.balances_of(list(wallets.values()), contracts)
+    except BursarError as error:  # no nodes, or an asset's contract that is no token: the other chains are judged
+        return dict.fromkeys(wallets, str(error))
+    return {name: found[address] for name, address in wallets.items()}
+
+
+async def _booked(tables: Tables, head: Account | None, codes: Mapping[int, str]) -> dict[str, int]:
     """What the ledger says that a wallet has, by asset code, in the ledger's smallest units."""
-    head = (await tables.accounts.heads([path])).get(path)
-    codes = {asset.id: code for code, asset in assets.items()}
     sums = {} if head is None else await tables.balances.of(head.id)
     return {codes[asset]: -total for asset, (total, _) in sums.items() if total}
 

@@ -7,13 +7,14 @@ rows of the flow, not part of its document.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
 from bursar.model.accounts import check_name
-from bursar.model.document_kinds import DocumentKind
+from bursar.model.document_kinds import DocumentKind, Other
 from bursar.rails.chain import Network
 
 DECIMALS_MAX = 36
@@ -172,6 +173,28 @@ def _digits(address: str) -> str:
     return address.lower() if address.startswith("0x") else address
 
 
+def _chain_itself(one: ChainDocument) -> tuple[str, int]:
+    return one.kind, one.chain_id
+
+
+def _check_same_chain(new: ChainDocument, others: Iterable[Other[ChainDocument]]) -> None:
+    """One chain under two names would have two counts of nonces and two watchers, and pay from one wallet twice."""
+    for one in others:
+        if not one.retired:
+            raise ValueError(f"chain {one.name} has the chain_id {new.chain_id} already: retire that, or use it")
+
+
+def _place(one: WalletDocument) -> tuple[str, str]:
+    return one.chain, _digits(one.address)
+
+
+def _check_same_place(new: WalletDocument, others: Iterable[Other[WalletDocument]]) -> None:
+    """Two wallets at one address would each be held against all that is there, so that a loss could hide (I9)."""
+    for one in others:
+        what = "is retired: bring that back" if one.retired else "is in use"
+        raise ValueError(f"wallet {one.name} has the address {new.address} already, and {what}")
+
+
 def _check_part(what: str, name: str) -> None:
     """It becomes a part of the path of an account, `external:wallet:CHAIN:WALLET`."""
     if len(check_name(f"name of a {what}", name)) > PART_LENGTH_MAX:
@@ -193,12 +216,24 @@ def _check_wallet_named(name: str, new: WalletDocument) -> None:
 
 
 CHAIN: Final = DocumentKind(
-    name="chain", body=ChainDocument, two_people=True, check=_check_chain, check_named=_check_chain_named
+    name="chain",
+    body=ChainDocument,
+    two_people=True,
+    check=_check_chain,
+    check_named=_check_chain_named,
+    likeness=_chain_itself,
+    check_alike=_check_same_chain,
 )
 ASSET: Final = DocumentKind(
     name="asset_on_chain", body=AssetDocument, two_people=True, check=_check_asset, check_named=_check_asset_named
 )
 WALLET: Final = DocumentKind(
-    name="wallet", body=WalletDocument, two_people=True, check=_check_wallet, check_named=_check_wallet_named
+    name="wallet",
+    body=WalletDocument,
+    two_people=True,
+    check=_check_wallet,
+    check_named=_check_wallet_named,
+    likeness=_place,
+    check_alike=_check_same_place,
 )
 KINDS: Final = (CHAIN, ASSET, WALLET)

@@ -244,7 +244,8 @@ def _ended(item: FlowRecord[Payout], target: str, after: Payout, answer: Answer)
     """What its parent settles its hold by: that it was paid, from which wallet, or that it never will be."""
     if target == CONFIRMED:
         wallet = wallet_account(item.body.payment.chain, after.wallet)
-        return _to_parent(item, PAYOUT_PAID, {"hash": after.result.hash, "account": wallet})
+        hash_ = after.result.hash or (after.tries[-1].hash if after.tries else "")  # people may have decided
+        return _to_parent(item, PAYOUT_PAID, {"hash": hash_, "account": wallet})
     event = PAYOUT_CANCELLED if item.body.cancel else PAYOUT_FAILED
     event = PAYOUT_RETURNED if answer.code == RETURNED_CODE else event
     why = {"code": answer.code, "why": item.body.cancel or answer.message}

@@ -112,6 +112,7 @@ class Wallets:
         self.fresh_s = FRESH_S
         self._fresh: dict[tuple[str, str], Together[Asked, Look]] = {}  # apart: a chain may hang
         self._pauses = Together(self._stopped)
+        self._ever: dict[str, tuple[int, dict[str, str]]] = {}  # by chain, with the number of the newest document
         self._choices: dict[str, Choice] = {}  # of payouts, by their ids
         self._used_us = 0  # when a wallet was chosen here last
 
@@ -126,7 +127,17 @@ class Wallets:
         return {canonical(codec, chain, wallet.address): name for name, wallet in found}
 
     async def ever(self, chain: str, codec: Codec | None) -> dict[str, str]:
-        """Address → name of every wallet that there ever was: a retired one still has its key (W41)."""
+        """Address → name of every wallet that there ever was: a retired one still has its key (W41).
+
+        Read again when any document has changed: the watchers ask at each look, and there may be thousands.
+        """
+        number = await self._documents.number()  # first: what changes meanwhile is read the next time
+        kept = self._ever.get(chain)
+        if kept is None or kept[0] != number:
+            kept = self._ever[chain] = (number, await self._every(chain, codec))
+        return kept[1]
+
+    async def _every(self, chain: str, codec: Codec | None) -> dict[str, str]:
         found, after = dict[str, str](), ""
         while page := await self._documents.list(WALLET, after=after):
             after = page[-1].name
@@ -273,6 +284,15 @@ def misspelt(chain: Chain, address: str) -> str:
     except InvalidAddress as error:
         return str(error)
     return "" if address == right else f"its document has the address {address}, which is written {right}"
+
+
+def no_address(chain: Chain, address: str) -> str:
+    """Why a text is no address on a chain; "": it is one, if perhaps misspelt. Pure."""
+    try:
+        chain.codec.check_address(chain.network.name, address)
+    except InvalidAddress as error:
+        return str(error)
+    return ""
 
 
 def canonical(codec: Codec | None, chain: str, address: str) -> str:

@@ -67,7 +67,7 @@ class AddressCode(StrEnum):
 
 @dataclass(eq=False)
 class AddressRefused(Refusal):
-    """Nothing was written. `reason` is the code that an API answers with."""
+    """An entry of an address book is refused; nothing was written. `reason` is the code that an API answers with."""
 
     reason: AddressCode
     why: str

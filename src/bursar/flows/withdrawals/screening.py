@@ -37,7 +37,7 @@ Post = Callable[[str, Mapping[str, str], bytes, float], Awaitable[tuple[int, byt
 
 @dataclass(eq=False)
 class ScreeningUnavailable(BursarError):
-    """The hook gave no answer that can be believed. It says nothing about the withdrawal."""
+    """The screening hook gave no answer that can be believed. It says nothing about the withdrawal."""
 
     withdrawal: str
     why: str

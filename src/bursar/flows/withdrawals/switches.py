@@ -14,6 +14,11 @@ Switch = tuple[str, str]  # kind and name of a pause
 EVERYTHING: Switch = ("flow", MACHINE.name)
 
 
+def is_switch(kind: str, name: str) -> bool:
+    """Whether a pause is one of these."""
+    return (kind, name) == EVERYTHING or (kind == RAIL and name.startswith(("withdrawals of ", "withdrawals on ")))
+
+
 def of_user(user: int) -> Switch:
     """Withdrawals of one user."""
     return RAIL, f"withdrawals of user {user}"

@@ -147,9 +147,10 @@ class WithdrawalView(msgspec.Struct, frozen=True, kw_only=True):
     requester: str
     digest: str  # of the payment: what approvers compare
     payout: str  # "": none was ordered yet
-    payout_status: str
+    payout_status: str = ""  # of one that is looked at by itself
     tx_hash: str
-    reason: str  # why it ended without being paid
+    reason: str  # why it ended without being paid, for operators
+    message: str  # the same in words for its user
     created_us: int
     updated_us: int
     queued_us: int
@@ -234,7 +235,7 @@ def on_signal(item: FlowRecord[Withdrawal], event: str, evidence: dict[str, Any]
     return None if after is item.body else after
 
 
-def view_of(record: Record, body: Withdrawal, asset: Asset, payout_status: str = "") -> WithdrawalView:
+def view_of(record: Record, body: Withdrawal, asset: Asset) -> WithdrawalView:
     """The view of a record. Pure."""
     payment, state = body.payment, record.state
     is_open = state not in RESULTS
@@ -258,13 +259,27 @@ def view_of(record: Record, body: Withdrawal, asset: Asset, payout_status: str =
         requester=payment.requester,
         digest=payment.digest(),
         payout=body.payouts[-1] if body.payouts else "",
-        payout_status=payout_status,
         tx_hash=body.tx_hash,
         reason="" if is_open or state == COMPLETED else reason,
+        message=_message(state, body, record.error),
         created_us=record.created_us,
         updated_us=record.updated_us,
         queued_us=body.queued_us,
     )
+
+
+def _message(state: str, body: Withdrawal, error: str) -> str:
+    """Why it ended without being paid, without what only operators may know. Pure."""
+    match state:
+        case "cancelled":
+            return "it was cancelled; the money is back in the account"
+        case "failed":
+            return "it could not be paid; the money is back in the account"
+        case "rejected":
+            why = "" if body.rejected else error.partition(": ")[2]
+            return f"{why or 'it was rejected'}; the money is back in the account"
+        case _:
+            return ""
 
 
 __all__ = [

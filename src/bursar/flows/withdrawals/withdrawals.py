@@ -9,7 +9,8 @@ Not here: what leaves (flows/payouts), what decides (risk), what people change (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -85,6 +86,8 @@ APPROVED_BY = "an approval is signed with the approver's own key: `bursar withdr
 BY_COMMAND = "`bursar withdrawal` does it"
 BY_PAYOUT = "its payout sends it"
 
+log = logging.getLogger("bursar.withdrawals")
+
 
 class Withdrawals:
     """Withdrawals of users, on top of payouts."""
@@ -153,9 +156,21 @@ class Withdrawals:
             reasons=decision.reasons if isinstance(decision, Wait) else (),
         )
 
-    async def request(self, wanted: WithdrawalRequest, *, key: str, requester: str = "") -> WithdrawalView:
+    async def request(
+        self,
+        wanted: WithdrawalRequest,
+        *,
+        key: str,
+        requester: str = "",
+        within_s: float = 0.0,
+        admit: Callable[[], None] = lambda: None,
+    ) -> WithdrawalView:
         """Write it down with its money set aside. The same key again is the same withdrawal; with other content, it is
-        refused. `requester`: who asks, if that is not the user: no approval of the same person counts."""
+        refused. `requester`: who asks, if that is not the user: no approval of the same person counts.
+
+        `within_s`: it is driven here for so long; 0: by a worker, alone. `admit` is called for a request that repeats
+        none (T12), and may refuse it: how often a user may ask is known to the API (T46).
+        """
         who = check_actor(requester) if requester else str(wanted.user)
         asset = await self.ledger.asset(wanted.asset)
         operation = Operation(
@@ -163,6 +178,7 @@ class Withdrawals:
         )
         if (known := await self._known(operation)) is not None:  # first: a valid retry is never refused by a check
             return known
+        admit()
         asset, policy = await self._rules(wanted)
         amount, fee = await self._amounts(wanted, asset, policy)
         id_, payout = await self.engine.new_id(MACHINE.name), await self.engine.new_id(PAYOUTS.name)
@@ -175,7 +191,10 @@ class Withdrawals:
         )
         await self._check(body)
         started = await self._start(id_, body, operation, asset, policy)
-        await self.engine.hand_over(started)
+        if within_s:
+            await self.engine.process_now(started, within_s)
+        else:
+            await self.engine.hand_over(started)
         return await self.view(started.id)
 
     async def _check(self, body: Withdrawal) -> None:
@@ -380,12 +399,16 @@ class Withdrawals:
 
     async def view(self, id_: str, user: int | None = None) -> WithdrawalView:
         """One withdrawal. With a user, only that one's own: another's is as if it were not there."""
-        return (await self._views([await self._record(id_, user)]))[0]
+        record = await self._record(id_, user)
+        (view,) = await self._views([record])
+        payout = await self.engine.get(PAYOUTS.name, view.payout) if view.payout else None
+        return view if payout is None else msgspec.structs.replace(view, payout_status=PAYOUT_STATUS[payout.state])
 
     async def page(
         self, *, user: int | None = None, states: Sequence[str] = (), before: int = NEWEST, limit: int = 50
     ) -> tuple[list[WithdrawalView], int]:
-        """Withdrawals, newest first, and the number below which the next page begins; 0: there is none."""
+        """Withdrawals, newest first, without the status of their payouts; and the number below which the next page
+        begins, 0: there is none."""
         owner = "" if user is None else str(user)
         found = await self.ledger.store.read.records.list(
             MACHINE.name, owner=owner, states=tuple(states), before=before, limit=limit
@@ -393,16 +416,15 @@ class Withdrawals:
         return await self._views(found), found[-1].number if len(found) == limit else 0
 
     async def _views(self, records: Sequence[Record]) -> list[WithdrawalView]:
-        bodies = [self._body(record) for record in records]
-        assets = await self.ledger.known_assets(*{body.payment.asset for body in bodies})
-        found = []
-        for record, body in zip(records, bodies, strict=True):
-            status = ""
-            if body.payouts:
-                payout = await self.engine.get(PAYOUTS.name, body.payouts[-1])
-                status = "" if payout is None else PAYOUT_STATUS[payout.state]
-            found.append(view_of(record, body, assets[body.payment.asset], status))
-        return found
+        """All at once. A body that can't be read is left out: it must not hide the others."""
+        readable: list[tuple[Record, Withdrawal]] = []
+        for record in records:
+            try:
+                readable.append((record, self._body(record)))
+            except (msgspec.MsgspecError, UnicodeError) as error:
+                log.error("withdrawal %s can't be read: %s", record.id, error)
+        assets = await self.ledger.known_assets(*{body.payment.asset for _, body in readable})
+        return [view_of(record, body, assets[body.payment.asset]) for record, body in readable]
 
     def _body(self, record: Record) -> Withdrawal:
         return msgspec.json.decode(record.body, type=Withdrawal)

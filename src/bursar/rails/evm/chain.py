@@ -8,7 +8,7 @@ handed back, and the fate is asked afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -52,7 +52,7 @@ from bursar.rails.evm.fees import (
     replacement,
     transfer_answer,
 )
-from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Ask, Nodes, block_call, require_linked
+from bursar.rails.evm.nodes import TIMEOUT_S, Anchor, Answers, Ask, Nodes, NodesDisagree, block_call, require_linked
 from bursar.rails.evm.reading import Block, block, offered
 from bursar.rails.evm.rpc import Call, CallError, Endpoint, Malformed, Post, data, quantity, result
 from bursar.rails.evm.tokens import balance, balance_call
@@ -63,6 +63,9 @@ _KNOWN = ("already known", "known transaction", "already imported", "already in 
 
 
 T = TypeVar("T")
+
+
+_Holding = tuple[int, int, tuple[int | None, ...]]  # coin, nonce and tokens of an address
 
 
 class _DryRun(msgspec.Struct, frozen=True):
@@ -227,18 +230,41 @@ class EvmChain:
 
     async def balances(self, address: str, contracts: Sequence[str]) -> Balances:
         anchor = await self._nodes.firm_anchor()
+        return self._agreed(address, contracts, anchor, _one(await self._holdings(anchor, [address], contracts), 0))
+
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        anchor = await self._nodes.firm_anchor()
+        said = await self._holdings(anchor, addresses, contracts)
+        found: dict[str, Balances | str] = {}
+        for place, address in enumerate(addresses):
+            try:
+                found[address] = self._agreed(address, contracts, anchor, _one(said, place))
+            except NodesDisagree as error:  # of the others they may say the same
+                found[address] = str(error)
+        return found
+
+    async def _holdings(
+        self, anchor: Anchor, addresses: Sequence[str], contracts: Sequence[str]
+    ) -> Answers[tuple[_Holding, ...]]:
+        """What each node says that addresses have at the anchor."""
         at = hex(anchor.number)
         calls = [
-            Call("eth_getBalance", (address, at)),
-            Call("eth_getTransactionCount", (address, at)),
-            *(balance_call(contract, address, at) for contract in contracts),
+            call
+            for address in addresses
+            for call in (
+                Call("eth_getBalance", (address, at)),
+                Call("eth_getTransactionCount", (address, at)),
+                *(balance_call(contract, address, at) for contract in contracts),
+            )
         ]
 
-        def read(results: list[Any]) -> tuple[int, int, list[int | None]]:
-            coin, nonce, *tokens = results
-            return quantity(result(coin)), quantity(result(nonce)), [balance(one) for one in tokens]
+        def read(results: list[Any]) -> tuple[_Holding, ...]:
+            return tuple(_holding(part) for part in _parts(results, 2 + len(contracts)))
 
-        said = await self._nodes.ask(calls, anchor.nodes, read)
+        return await self._nodes.ask(calls, anchor.nodes, read)
+
+    def _agreed(self, address: str, contracts: Sequence[str], anchor: Anchor, said: Answers[_Holding]) -> Balances:
+        """What nodes say of one address, if they say the same."""
         coin, nonce, tokens = self._nodes.agree(f"balances of {address} at block {anchor.number}", said)
         held = {}
         for contract, amount in zip(contracts, tokens, strict=True):
@@ -319,6 +345,21 @@ def chain_behind(network: Network, urls: Sequence[str], post: Post, ports: Ports
     """A chain behind nodes at these URLs. They are named by their places, for their URLs are never shown."""
     endpoints = [Endpoint(name=f"{network.name}-{number}", url=url) for number, url in enumerate(urls, 1)]
     return EvmChain(network, endpoints, post, ports.monotonic, timeout_s)
+
+
+def _parts(results: list[Any], size: int) -> Iterator[list[Any]]:
+    """Results, in groups of so many."""
+    return (results[start : start + size] for start in range(0, len(results), size))
+
+
+def _one(said: Answers[tuple[_Holding, ...]], place: int) -> Answers[_Holding]:
+    """What nodes say of one of the addresses."""
+    return Answers({name: holdings[place] for name, holdings in said.items()}, said.silent)
+
+
+def _holding(part: list[Any]) -> _Holding:
+    coin, nonce, *tokens = part
+    return quantity(result(coin)), quantity(result(nonce)), tuple(balance(one) for one in tokens)
 
 
 def _tried(value: Any) -> int | Reverted | Short:

@@ -26,6 +26,7 @@ from bursar.rails.chain import (
     Decoded,
     Fee,
     InvalidAddress,
+    InvalidMemo,
     Network,
     Order,
     Shape,
@@ -283,14 +284,17 @@ class EvmCodec:
     def check_address(self, chain: str, text: str) -> str:
         return _checked(chain, text)
 
+    def check_memo(self, chain: str, text: str) -> None:
+        if text:
+            raise InvalidMemo(chain, "its transactions have none")
+
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
         def refuse(why: str) -> NoReturn:
             raise Unbuildable(network.name, why)
 
         if slot.nonce is None or slot.expires is not None or slot.reference:
             refuse("its slot must be a nonce and nothing else")
-        if order.memo:
-            refuse("this chain has no memos")
+        self.check_memo(network.name, order.memo)
         if fee.tip and network.legacy_fees:
             refuse("a gas price has no tip")
         to, value, data = _checked(network.name, sender), 0, b""

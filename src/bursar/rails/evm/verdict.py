@@ -27,6 +27,7 @@ from bursar.rails.evm.codec import read_transfer
 from bursar.rails.evm.reading import Receipt, Transaction, same
 from bursar.rails.evm.tokens import Changes, contradiction
 from bursar.rails.nodes import largest_group
+from bursar.rails.verdicts import Verdict, by_one_node, describe, ending, waiting_together, with_nodes
 
 PLAIN_GAS = 21_000  # a transfer that runs no code uses exactly this
 
@@ -34,7 +35,6 @@ TRANSFERS_SHOWN_MAX = 10
 BALANCES = "balances"  # in the evidence of a mismatch: what they were, and what the events say
 
 T = TypeVar("T")
-Ended = Confirmed | Dead | Mismatch
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,13 +191,6 @@ def _pays(order: Order, receipt: Receipt, found: Transaction) -> bool:
 # --- several nodes ---------------------------------------------------------------------------------------------------
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What the nodes together prove, and those that say something else than what is believed."""
-
-    fate: Fate
-    doubted: dict[str, str]  # node → what it says
-
-
 def abstaining(said: Mapping[str, Fate], unchecked: Mapping[str, str]) -> Mapping[str, str]:
     """The nodes whose word does not count, with the reason: they can't see balances in which another sees a difference.
 
@@ -209,24 +202,20 @@ def abstaining(said: Mapping[str, Fate], unchecked: Mapping[str, str]) -> Mappin
 
 def combine(question: Question, said: Mapping[str, Fate], configured: int, missing: str) -> Verdict:
     """What the verdicts of several nodes prove together. `missing`: which nodes gave none, and why."""
-    ends = {name: fate for name, fate in said.items() if isinstance(fate, Ended) or _needs_person(fate)}
+    ends = ending(said)
     waiting = {name: fate for name, fate in said.items() if isinstance(fate, Pending)}
     if not ends or (len(waiting) >= 2 and 2 * len(waiting) > len(said)):
         return Verdict(_open(said, waiting), {name: describe(fate) for name, fate in ends.items()})
     value, agreeing = largest_group(ends)
     if configured == 1:
-        return Verdict(_by_one_node(question, value, agreeing[0]), {})
+        return Verdict(by_one_node(question, value, agreeing[0]), {})
     if len(agreeing) >= 2 and 2 * len(agreeing) > len(said):
         doubted = {name: describe(fate) for name, fate in said.items() if name not in agreeing}
-        return Verdict(_with_nodes(value, agreeing), doubted)
+        return Verdict(with_nodes(value, agreeing), doubted)
     if len(said) == 1:
         return Verdict(Unknown(why=f"only {agreeing[0]} answers: {describe(value)}. {missing}".strip()), {})
     words = {name: describe(fate) for name, fate in sorted(said.items())}
     return Verdict(Unknown(why="nodes disagree: " + "; ".join(f"{n}: {w}" for n, w in words.items())), words)
-
-
-def _needs_person(fate: Fate) -> bool:
-    return isinstance(fate, Unknown) and fate.person
 
 
 def _open(said: Mapping[str, Fate], waiting: Mapping[str, Pending]) -> Fate:
@@ -234,39 +223,4 @@ def _open(said: Mapping[str, Fate], waiting: Mapping[str, Pending]) -> Fate:
     if 2 * len(waiting) <= len(said):
         name, fate = next((name, fate) for name, fate in sorted(said.items()) if name not in waiting)
         return Unknown(why=f"{name}: {describe(fate)}")
-    blocks = [fate.block for fate in waiting.values() if fate.block is not None]
-    return Pending(seen=any(fate.seen for fate in waiting.values()), block=min(blocks, default=None))
-
-
-def _by_one_node(question: Question, value: Fate, name: str) -> Fate:
-    if question.one_node_is_enough or isinstance(value, Unknown):
-        return _with_nodes(value, [name])
-    why = (
-        f"only one node ({name}) is configured, and the amount is above the limit for that. It says: {describe(value)}"
-    )
-    return Unknown(why=why, person=True)
-
-
-def _with_nodes(fate: Fate, names: list[str]) -> Fate:
-    match fate:
-        case Dead():
-            return msgspec.structs.replace(fate, proof={**fate.proof, "nodes": names})
-        case Confirmed() | Mismatch():
-            return msgspec.structs.replace(fate, evidence={**fate.evidence, "nodes": names})
-        case _:
-            return fate
-
-
-def describe(fate: Fate) -> str:
-    """A fate in a few words, for people."""
-    match fate:
-        case Confirmed():
-            return f"{fate.hash} is confirmed in block {fate.block} ({fate.block_hash})"
-        case Dead():
-            return f"dead: {fate.proof['how']}, nonce used by {fate.proof['consumed_by']['hash']}"
-        case Mismatch():
-            return f"mismatch: {fate.why}"
-        case Pending():
-            return "pending, known" if fate.seen else "pending, not known"
-        case Unknown():
-            return fate.why
+    return waiting_together(list(waiting.values()))

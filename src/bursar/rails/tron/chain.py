@@ -222,6 +222,16 @@ class TronChain:
             held[contract] = amount
         return Balances(block=block, block_hash=block_hash, coin=coin, tokens=held)
 
+    async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
+        """One after the other: each is of a state of its own, because nodes tell the newest one only."""
+        found: dict[str, Balances | str] = {}
+        for address in addresses:
+            try:
+                found[address] = await self.balances(address, contracts)
+            except NodesUnavailable as error:
+                found[address] = str(error)
+        return found
+
     def _together(self, said: Answers[_Holding]) -> Answers[_Holding] | None:
         """Answers that can be compared: all, if they are the same or too few; else those at the block of most nodes."""
         if len(said) < self._nodes.quorum or len({one[1:] for one in said.values()}) == 1:

@@ -31,6 +31,7 @@ from bursar.rails.chain import (
     Decoded,
     Fee,
     InvalidAddress,
+    InvalidMemo,
     Network,
     Order,
     SentElsewhere,
@@ -234,11 +235,16 @@ def _out_of_bounds(c: Content) -> str:
         return "the tokens go to their own contract"
     if not c.contract and c.to == c.owner:
         return "the chain refuses TRX from an address to itself"
+    return _wrong_memo(c.memo)
+
+
+def _wrong_memo(memo: bytes) -> str:
+    """Why no transaction carries a memo; "" if one does."""
     try:
-        memo = c.memo.decode()
+        text = memo.decode()
     except UnicodeDecodeError:
         return "the memo is no text"
-    if len(c.memo) > MEMO_BYTES_MAX or not memo.isprintable():
+    if len(memo) > MEMO_BYTES_MAX or not text.isprintable():
         return f"a memo is at most {MEMO_BYTES_MAX} bytes of printable text"
     return ""
 
@@ -283,6 +289,10 @@ class TronCodec:
     def check_address(self, chain: str, text: str) -> str:
         checked(chain, text)
         return text  # base58check writes an address in one way
+
+    def check_memo(self, chain: str, text: str) -> None:
+        if why := _wrong_memo(text.encode()):
+            raise InvalidMemo(chain, why)
 
     def build(self, network: Network, sender: str, order: Order, shape: Shape, slot: Slot, fee: Fee) -> bytes:
         def refuse(why: str) -> NoReturn:

@@ -25,10 +25,9 @@ from bursar.rails.nodes import largest_group
 from bursar.rails.tron.addresses import bytes_of, text_of
 from bursar.rails.tron.codec import content
 from bursar.rails.tron.reading import Block, Header, Info, Transfer
+from bursar.rails.verdicts import Ended, Verdict, by_one_node, describe, ending, waiting_together, with_nodes
 
 TRANSFERS_SHOWN_MAX: Final = 10
-
-Ended = Confirmed | Dead | Mismatch
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,25 +117,18 @@ def _difference(sender: str, order: Order, info: Info, raw: bytes) -> str:
 # --- several nodes ---------------------------------------------------------------------------------------------------
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What the nodes together prove, and those that say something else than what is believed."""
-
-    fate: Fate
-    doubted: dict[str, str]  # node → what it says
-
-
 def combine(question: Question, said: Mapping[str, Fate], configured: int, missing: str) -> Verdict:
     """What the verdicts of several nodes prove together. `missing`: which nodes gave none, and why."""
-    ends = {name: fate for name, fate in said.items() if isinstance(fate, Ended) or _needs_person(fate)}
+    ends = ending(said)
     if not ends:
         return Verdict(_open(said), {})
     value, agreeing = largest_group(ends)
     words = {name: describe(fate) for name, fate in sorted(said.items())}
     if configured == 1:
-        return Verdict(_by_one_node(question, value, agreeing[0]), {})
+        return Verdict(by_one_node(question, value, agreeing[0]), {})
     if len(agreeing) >= 2 and 2 * len(agreeing) > len(said):
         others = {name: word for name, word in words.items() if name in ends and name not in agreeing}
-        return Verdict(_with_nodes(value, agreeing), others)
+        return Verdict(with_nodes(value, agreeing), others)
     proven = {name: fate for name, fate in ends.items() if isinstance(fate, Ended)}
     if proven and len(proven) < len(ends) == len(said) and len(largest_group(proven)[1]) == len(proven):
         # The others can't say any more, so that waiting makes nothing clear.
@@ -156,52 +148,13 @@ def combine(question: Question, said: Mapping[str, Fate], configured: int, missi
     return Verdict(found, {})
 
 
-def _needs_person(fate: Fate) -> bool:
-    return isinstance(fate, Unknown) and fate.person
-
-
 def _open(said: Mapping[str, Fate]) -> Fate:
     """No node says that it is over, or too few do."""
     waiting = [fate for fate in said.values() if isinstance(fate, Pending)]
     if not waiting:
         name, fate = sorted(said.items())[0]
         return Unknown(why=f"{name}: {describe(fate)}")
-    blocks = [fate.block for fate in waiting if fate.block is not None]
-    return Pending(seen=any(fate.seen for fate in waiting), block=min(blocks, default=None))
-
-
-def _by_one_node(question: Question, value: Fate, name: str) -> Fate:
-    if question.one_node_is_enough or isinstance(value, Unknown):
-        return _with_nodes(value, [name])
-    why = (
-        f"only one node ({name}) is configured, and the amount is above the limit for that. It says: {describe(value)}"
-    )
-    return Unknown(why=why, person=True)
-
-
-def _with_nodes(fate: Fate, names: list[str]) -> Fate:
-    match fate:
-        case Dead():
-            return msgspec.structs.replace(fate, proof={**fate.proof, "nodes": names})
-        case Confirmed() | Mismatch():
-            return msgspec.structs.replace(fate, evidence={**fate.evidence, "nodes": names})
-        case _:
-            return fate
-
-
-def describe(fate: Fate) -> str:
-    """A fate in a few words, for people."""
-    match fate:
-        case Confirmed():
-            return f"{fate.hash} is confirmed in block {fate.block} ({fate.block_hash})"
-        case Dead():
-            return f"dead: {fate.proof['how']}"
-        case Mismatch():
-            return f"mismatch: {fate.why}"
-        case Pending():
-            return "pending, known" if fate.seen else "pending, not known"
-        case Unknown():
-            return fate.why
+    return waiting_together(waiting)
 
 
 def of_all(fates: list[Fate]) -> Fate:
