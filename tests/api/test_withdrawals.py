@@ -6,9 +6,12 @@ The chain is simulated behind real HTTP, and the signer is real.
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Callable, Coroutine, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import msgspec
@@ -17,8 +20,9 @@ from tests.api.office import ALICE, BOB, office, refusal, token, until
 from tests.api.test_payouts import Counter, counter
 from tests.evm_town import HOT, SHOP, TOKEN, USDT, Town, evm_town
 from tests.evm_town import POLICY_OF_WITHDRAWALS as POLICY
-from tests.signing import approval, public_half
+from tests.signing import SECRET, approval, public_half
 
+from bursar.flows.withdrawals.screening import answer_signature
 from bursar.model.authorizations import Approval, Payment
 
 WITHDRAWALS = "/api/v1/withdrawals"
@@ -509,3 +513,56 @@ def test_answer_comes_in_time_when_the_database_hangs(url: str, tmp_path: Path, 
         await w.reaches(made["id"], "cancelled")
 
     at(url, tmp_path, town, work, deadline_ms=600)
+
+
+class Hook(BaseHTTPRequestHandler):
+    """A screening hook that says what the test wants; it has the secret."""
+
+    verdicts: ClassVar[dict[str, str]] = {}
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        question = json.loads(body)
+        self.asked.append(question)
+        verdict, reason = self.verdicts[question["amount"]], "seen near a mixer"
+        said = {"verdict": verdict, "reason": reason, "signature": answer_signature(SECRET, body, verdict, reason)}
+        answer = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Not on the terminal."""
+
+
+def test_configured_screening_is_asked_and_users_are_not_told_what_it_said(
+    url: str, tmp_path: Path, town: Town
+) -> None:
+    async def work(w: Window) -> None:
+        await w.policy(screening=True)
+        Hook.verdicts = {"5.000000": "clear", "6.000000": "review", "7.000000": "denied"}
+        clear, review, denied = [await w.ok(amount, key=amount) for amount in ("5", "6", "7")]
+        assert clear["status"] == "queued"
+        assert (review["status"], denied["status"]) == ("pending", "rejected")
+        assert [one["code"] for one in review["waits_for"]] == ["UNDER_REVIEW", "APPROVAL_NEEDED"]
+        assert denied["message"] == "this address can't be paid; the money is back in the account"
+        assert "mixer" not in str((review, denied)) and "SCREENING" not in str((review, denied))
+        seen = (await w.show(review["id"], by=token("v", "viewer")))["staff"]["details"]
+        assert seen == {"SCREENING_REVIEW": "seen near a mixer"}
+        assert {one["user"] for one in Hook.asked} == {str(ALICE)} and len(Hook.asked) == 3
+
+    secret = tmp_path / "screening.secret"
+    secret.write_bytes(SECRET)
+    secret.chmod(0o600)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    thread = threading.Thread(target=lambda: server.serve_forever(0.02))
+    thread.start()
+    hook = {"screening_url": f"http://127.0.0.1:{server.server_port}/", "screening_secret_file": str(secret)}
+    try:
+        at(url, tmp_path, town, work, **hook)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

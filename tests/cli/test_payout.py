@@ -67,17 +67,19 @@ class Counter:
             made = self.json(*put, *ANNA)
             assert "version 1" in self.ok(*approve, made["hash"], *BEN)
 
-    def drive(self, id_: str, status: str) -> None:
-        """Run a worker until a payout has a status."""
+    def drive(self, id_: str, status: str, flow: str = "payouts") -> None:
+        """Run a worker until a payout, or a withdrawal, has a status."""
 
         async def work() -> None:
             async with desk(Path(self.config.data)), running(self.config, SystemPorts(), "test") as runtime:
-                payouts = runtime.payouts
-                assert payouts is not None
+                paying = runtime.paying_out
+                assert paying is not None
+                view = paying.payouts.view if flow == "payouts" else paying.withdrawals.view
 
                 async def there() -> bool:
                     self.town.mine()
-                    return (await payouts.view(id_)).status == status
+                    found = await view(id_)
+                    return status in (found.status, found.state)
 
                 await until(there, 30)
 

@@ -81,6 +81,7 @@ def test_everything_wrong_is_named_at_once(tmp_path: Path) -> None:
         ({"limit_amount_per_day": {"USDT": -1}}, "whole number"),
         ({"deposit_confirm_above": "USDT"}, "whole number"),
         ({"alert_webhook": "https://pager.internal/hook"}, "alert_webhook_secret_file is needed"),
+        ({"screening_url": "https://screen.internal/"}, "screening_secret_file is needed"),
         ({"alert_webhook": "ftp://pager.internal/hook"}, "https://… is needed"),
         ({"alert_webhook": "https:///hook"}, "https://… is needed"),
         ({"alert_webhook": "https://pager:port/"}, "https://… is needed"),

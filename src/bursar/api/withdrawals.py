@@ -47,7 +47,7 @@ from bursar.flows.withdrawals import (
     Withdrawals,
     WithdrawalView,
 )
-from bursar.flows.withdrawals.machine import STATUS
+from bursar.flows.withdrawals.listing import STATUSES, listed, states_of
 from bursar.flows.withdrawals.risk import Reason as WhyItWaits
 from bursar.flows.withdrawals.words import code_for_user
 from bursar.model.actors import check_actor
@@ -55,7 +55,6 @@ from bursar.model.views import moment
 
 TAGS = ["withdrawals"]
 WRITERS = (Role.USER, *OPERATORS)
-LOOKED_MAX = 1_000  # withdrawals that one page looks at
 KEY = HeaderParameter(
     name="Idempotency-Key", required=False, description="Another name for `client_withdrawal_id`; if both, they agree."
 )
@@ -231,15 +230,20 @@ async def list_withdrawals(
 ) -> WithdrawalPage:
     """A page may be shorter than `limit`, even empty, and still have a `next_cursor`: go on until there is none."""
     user = user_id if request.user.is_staff else check_user(request, user_id)
-    withdrawals, states, before = withdrawals_of(request), _states(status), number_of(cursor)
-    found: list[WithdrawalView] = []
-    looked = 0
-    while before and len(found) < limit and looked < LOOKED_MAX:
-        views, before = await withdrawals.page(user=user, states=states, before=before, limit=limit - len(found))
-        looked += limit
-        found += [view for view in views if asset in (None, view.asset) and chain in (None, view.chain)]
+    states = states_of(status or "")
+    if states is None:
+        raise Problem(Code.INVALID_REQUEST, f"status: one of {', '.join(STATUSES)} is needed")
+    found, below = await listed(
+        withdrawals_of(request),
+        user=user,
+        states=states,
+        asset=asset or "",
+        chain=chain or "",
+        before=number_of(cursor),
+        limit=limit,
+    )
     shown = [answer_of(request, view) for view in found]
-    return WithdrawalPage(withdrawals=shown, next_cursor=cursor_of(before) if before else None)
+    return WithdrawalPage(withdrawals=shown, next_cursor=cursor_of(below) if below else None)
 
 
 @get(
@@ -380,15 +384,6 @@ def _wanted(request: Asked, data: AskWithdrawal) -> tuple[WithdrawalRequest, str
         memo=data.memo,
     )
     return wanted, requester
-
-
-def _states(status: str | None) -> tuple[str, ...]:
-    if status is None:
-        return ()
-    found = tuple(state for state, of in STATUS.items() if of == status) or tuple(s for s in STATUS if s == status)
-    if not found:
-        raise Problem(Code.INVALID_REQUEST, f"status: one of {', '.join(dict.fromkeys(STATUS.values()))} is needed")
-    return found
 
 
 def _inside(view: WithdrawalView) -> Inside:

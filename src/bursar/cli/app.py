@@ -48,6 +48,10 @@ COMMANDS = {
         "Transfers: create, list, show, query, stop, allow; their cores.",
     ),
     "payout": ("bursar.cli.commands.payout:payout", "Payments on chains: request, list, show, approve, bump, cancel."),
+    "withdrawal": (
+        "bursar.cli.commands.withdrawals:withdrawal",
+        "Withdrawals of users: quote, request, list, approve, reject, pause; their rules.",
+    ),
     "wallet": ("bursar.cli.commands.wallet:wallet", "Our wallets on chains: list, put, approve, pause, resume."),
     "chain": ("bursar.cli.commands.chain:chain", "Chains and the assets on them: list, nodes, put, approve."),
     "flow": ("bursar.cli.commands.flow:flow", "Records of any flow: list, show, pause, resume, retry, force, signal."),
