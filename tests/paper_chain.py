@@ -225,6 +225,9 @@ class PaperChain:
                 return Dead(proof={"nonce": decoded.slot.nonce, "taken_by": hash_}, hash=hash_, **paid)
             if hash_ in self.failed:
                 return Dead(proof={"reverted": hash_}, hash=hash_, **paid)
+            order = question.order
+            if (decoded.to, decoded.contract, decoded.amount) != (order.to, order.contract, order.amount):
+                return Mismatch(hash=hash_, why="it moves something else", **paid)
             if decoded.to in self.shy:
                 return Mismatch(hash=hash_, why="there is no Transfer event", **paid)
             where: dict[str, Any] = {"block": block, "block_hash": self.hash_of(block)}

@@ -92,6 +92,9 @@ def test_numbers_are_contiguous_and_each_belongs_to_its_record() -> None:
     assert rows["payouts", "nonce", "bsc/0x1"].amount == 10
     assert rows.do(Next(NONCE, "bsc/0x1", at_least=50))[1].amount == 50  # used elsewhere up to 49
     assert rows.do(Next(NONCE, "bsc/0x1", at_least=7))[1].amount == 51
+    assert rows.do(Next(NONCE, "bsc/0x1", at_least=52, exact=True))[1].amount == 52
+    moved = rows.refuses(RowMoved, Next(NONCE, "bsc/0x1", at_least=52, exact=True))
+    assert isinstance(moved, RowMoved) and (moved.expected, moved.found) == (52, 53), "another record has it"
     assert sorted(rows) == sorted(rows, key=lambda key: (key[2] != "bsc/0x1", key[2])), "keys sort as numbers do"
     assert rows.do(Next(NONCE, "bsc/0x2"))[1].amount == 0  # another wallet counts by itself
 

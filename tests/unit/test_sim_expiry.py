@@ -449,7 +449,7 @@ def test_transaction_of_another_program_is_known_by_its_bytes_at_nodes_that_agre
     assert found is not None and (found.hash, found.sender) == (one.hash, ALICE.address)
     assert found.slot == one.slot
     assert do(setting.chain.sent_elsewhere("0" * 64)) is None
-    setting.nodes["two"].lies = [lambda method, _params, truth: None if method == "bytes" else truth]
+    setting.nodes["two"].lies = [lambda method, _params, truth: b"" if method == "bytes" else truth]
     with pytest.raises(NodesUnavailable):
         do(setting.chain.sent_elsewhere(one.hash))
 

@@ -148,12 +148,14 @@ class Next(msgspec.Struct, frozen=True):
     """Take the next number of a sequence: the row `numbered(key, number)` is this record's from now on.
 
     The first number is `at_least`, and later ones are not below it either: a number that was used elsewhere is skipped.
+    `exact`: that number and no other, refused with `RowMoved` if it is not the next one.
     """
 
     kind: RowKind
     key: str
     at_least: int = 0
     body: dict[str, Any] = {}
+    exact: bool = False
 
 
 class Reserve(msgspec.Struct, frozen=True):
@@ -246,10 +248,12 @@ def apply(flow: str, id_: str, record: int, operation: RowOperation, find: Find)
             return [written(row, state=RowState.HELD, record=record, body=_text(body))]
         case Release():
             return [written(_own(row, name, record), state=RowState.RELEASED)]
-        case Next(at_least=at_least, body=body):
+        case Next(at_least=at_least, body=body, exact=exact):
             if not 0 <= at_least <= NUMBER_MAX:
                 raise InvalidEntry(f"a sequence can't go on at {at_least}")
             number = at_least if row is None else max(at_least, row.amount)
+            if exact and number != at_least:
+                raise RowMoved(*name, at_least, number)
             key = _check_key(numbered(operation.key, number))
             taken = written(None, state=RowState.HELD, record=record, key=key, amount=number, body=_text(body))
             return [written(row, amount=number + 1), taken]

@@ -122,12 +122,12 @@ class Node(Machine):
         tx = self.pool.get(hash)
         return tx is not None and tx.expires > self.head and (found is None or found[0].number > self.head)
 
-    def _bytes(self, hash: str) -> bytes | None:
-        """The bytes of a transaction, in a block or in the node's pool."""
+    def _bytes(self, hash: str) -> bytes:
+        """The bytes of a transaction, in a block or in the node's pool; none if it has no such transaction."""
         found = self.world.find(hash)
         if found is not None and self._kept(found[0].number):
             return found[1].tx.raw
-        return self.pool[hash].raw if hash in self.pool else None
+        return self.pool[hash].raw if hash in self.pool else b""
 
     def _submit(self, raw: bytes) -> str:
         try:
@@ -271,7 +271,7 @@ class ExpiryChain:
 
     async def sent_elsewhere(self, hash_: str) -> SentElsewhere | None:
         raw = await self._alike("bytes", hash_)
-        if raw is None:
+        if not raw:
             return None
         decoded, sender, _ = self.codec.read(raw)
         return SentElsewhere(hash=hash_, sender=sender, slot=decoded.slot, fee=decoded.fee)

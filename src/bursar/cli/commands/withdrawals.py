@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bursar.cli.commands import withdrawal_addresses, withdrawal_people, withdrawal_rules
+from bursar.cli.commands import withdrawal_addresses, withdrawal_import, withdrawal_people, withdrawal_rules
 from bursar.cli.commands.withdrawal import withdrawal
 
-__all__ = ["withdrawal", "withdrawal_addresses", "withdrawal_people", "withdrawal_rules"]
+__all__ = ["withdrawal", "withdrawal_addresses", "withdrawal_import", "withdrawal_people", "withdrawal_rules"]

@@ -36,6 +36,7 @@ from bursar.flows.payouts.payout import (
     UNCONFIRMED,
     Attempt,
     Payout,
+    taken_over,
 )
 from bursar.flows.payouts.wallets import Candidate, nonce_key, ranked, short_of
 from bursar.model.accounts import AccountStatus
@@ -84,6 +85,8 @@ class Assigning:
                 self.out.wallets.drop(item.id)
 
     async def _assign(self, item: FlowRecord[Payout]) -> Answer:
+        if item.body.imported is not None:
+            return taken_over(item.body, item.body.imported)
         # First, and before money could be given back: has the signer signed what this database has forgotten (W33)?
         known = await self.out.signer.attempts(item.id)
         if new := [one for one in known if one.attempt > item.body.attempts]:

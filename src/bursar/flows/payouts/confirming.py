@@ -33,6 +33,8 @@ from bursar.rails.chain import (
 )
 
 RESEND_S: Final = 60.0  # between two times that the same bytes are given to nodes that say they have them
+OTHERS_DEAD: Final = "it can't take effect any more, and its own system may have sent another: was it paid?"
+OTHERS_WAIT: Final = "another system has sent it, so it can't be replaced here"
 SENT_MAX: Final = 100_000  # payouts whose last time is remembered here
 
 
@@ -152,6 +154,8 @@ class Confirming:
         unsigned: bool,
     ) -> Answer:
         body = item.body
+        if isinstance(fate, Dead) and body.imported is not None:
+            fate = Unknown(why=OTHERS_DEAD, person=True)
         match fate:
             case Confirmed():
                 return confirmed(body, fate)
@@ -204,7 +208,8 @@ class Confirming:
         cancelling = cancelling or body.shape is Shape.CANCEL
         high = ""
         age_s = (self.out.ports.now_us() - body.first_sent_us) / 1e6
-        if fate.block is None and not unsigned and body.tries and body.tries[-1].slot.nonce is not None:
+        replaceable = body.imported is None and bool(body.tries) and body.tries[-1].slot.nonce is not None
+        if fate.block is None and not unsigned and replaceable:
             wants_cancel = bool(body.cancel) and not cancelling
             tried = len(known) + 1
             slow = network is not None and 0 < network.body.bump_after_s * tried <= age_s and not fate.blocked
@@ -217,6 +222,8 @@ class Confirming:
         unwanted = body.cancel and body.shape is Shape.PAY and not cancelling
         if fate.block is None and not unwanted and self._is_due(item.id, seen=fate.seen):
             await self._resend(item, chain, known)
+        if body.imported is not None and (body.cancel or body.bumps):
+            return waits(item, "SENT_ELSEWHERE", OTHERS_WAIT, max(poll_s, OUTAGE_S))
         if high:
             return waits(item, "FEE_ABOVE_CEILING", high, max(poll_s, OUTAGE_S))
         why = "not final yet" if fate.block is not None else "not in a block yet"

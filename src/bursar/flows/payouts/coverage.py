@@ -259,7 +259,7 @@ def may_have_paid(body: Payout, nonce: int | None) -> bool:
     """Whether a transaction of an open payout may be in balances of its wallet that were read at this nonce. Pure."""
     slots = [one.slot.nonce for one in body.tries]
     if nonce is None or not slots or None in slots:
-        return bool(body.tries or body.replacements)
+        return bool(body.tries or body.replacements or body.imported)
     return any(slot is not None and slot < nonce for slot in slots)
 
 

@@ -45,7 +45,8 @@ MACHINE: Final = Machine(
     ),
     arrows=(
         Arrow(PENDING, Outcome.SUCCESS, PROCESSING),
-        Arrow(PENDING, ADOPTED, CONFIRMING, Outcome.SUCCESS),  # signed before this database was restored (W33)
+        Arrow(PENDING, ADOPTED, CONFIRMING, Outcome.SUCCESS),  # signed before a restore (W33), or imported (W38)
+        Arrow(PENDING, MISMATCH, DISPUTED, Outcome.EXPLICIT_FAIL),  # another system may have sent it (W38)
         Arrow(PENDING, Outcome.EXPLICIT_FAIL, FAILED),
         Arrow(PROCESSING, Outcome.SUCCESS, SIGNING),
         Arrow(PROCESSING, Outcome.EXPLICIT_FAIL, PROCESSING),

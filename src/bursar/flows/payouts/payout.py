@@ -13,10 +13,21 @@ import msgspec
 
 from bursar.engine import Answer, Booking, Dispute, FlowRecord, NewRecord, RecordSignal, holds
 from bursar.engine.holds import Held
-from bursar.flows.payouts.machine import CONFIRMED, CONFIRMING, DISPUTED, FAILED, MACHINE, PENDING, REPLACE, SIGNING
+from bursar.flows.payouts.machine import (
+    ADOPTED,
+    CONFIRMED,
+    CONFIRMING,
+    DISPUTED,
+    FAILED,
+    MACHINE,
+    MISMATCH,
+    PENDING,
+    REPLACE,
+    SIGNING,
+)
 from bursar.model.authorizations import Approval, Authorization, Payment
 from bursar.model.entries import EntryKind, Intent, Leg
-from bursar.model.flow_rows import Claim, Form, GiveBack, Release, RowKind, RowOperation
+from bursar.model.flow_rows import Claim, Form, GiveBack, Next, Put, Release, RowKind, RowOperation
 from bursar.model.outcome import Outcome
 from bursar.model.proof import dead
 from bursar.model.records import Priority
@@ -92,6 +103,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fee_paid: str = "0"  # in the chain's own coin; text, exact
 
 
+class Imported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What another system has sent for a payout, or may have sent (W38)."""
+
+    hash: str = ""  # "": none is known
+    slot: Slot | None = None  # None: no node knows such a transaction, so two people say what became of it
+    fee: Fee = Fee(gas_limit=0, price=0)
+    takes_nonce: bool = False  # whether its nonce is above all that are known here
+
+
 class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a payout's record."""
 
@@ -100,6 +120,7 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     native: str  # asset that fees are paid in
     priority: Priority = Priority.NORMAL
     parent: str = ""  # "flow/id" of the record that holds the money and settles it; "": the payout holds it itself
+    imported: Imported | None = None  # another system has sent it: it is watched, never sent and never dead by itself
     adopted: bool = False  # it was put back from the signer's log, and its parent is told
     detached: bool = False  # its parent has another payout: this one is never paid, and its end is not told
     requested_wallet: str = ""  # a sweep or a refill names its wallet; else it is chosen
@@ -206,10 +227,45 @@ def book_start(item: FlowRecord[Payout]) -> Booking:
     one has not failed."""
     rows: tuple[RowOperation, ...] = (
         Claim(SOURCE, item.body.claimed or item.body.payment.source, {"payout": item.id}),
+        *(() if item.body.imported is None else _imported_rows(item, item.body.imported)),
     )
     if item.body.parent:
         return Booking(rows=rows, signals=(_to_parent(item, PAYOUT_ADOPTED, {}),) if item.body.adopted else ())
     return msgspec.structs.replace(holds.authorize(item, held(item)), rows=rows)
+
+
+def _imported_rows(item: FlowRecord[Payout], sent: Imported) -> tuple[RowOperation, ...]:
+    """The hash, the nonce and the attempt of what another system has sent: they are this payout's from the start."""
+    body, rows = item.body, list[RowOperation]()
+    if sent.hash:
+        said = {"payout": item.id, "attempt": 1}
+        rows.append(Claim(HASH, f"{body.payment.chain}/{sent.hash}", said))
+    if sent.slot is not None:
+        attempt = Attempt(
+            number=1,
+            shape=Shape.PAY,
+            wallet=body.wallet,
+            nonce=sent.slot.nonce,
+            expires=sent.slot.expires,
+            reference=sent.slot.reference,
+            fee=sent.fee,
+            hash=sent.hash,
+        )
+        rows.append(Put(ATTEMPT, attempt_key(item.id, 1), 0, msgspec.to_builtins(attempt)))
+        if sent.takes_nonce and sent.slot.nonce is not None:
+            key = f"{body.payment.chain}/{body.sender}"
+            rows.append(Next(NONCE, key, sent.slot.nonce, {"payout": item.id}, exact=True))
+    return tuple(rows)
+
+
+def taken_over(body: Payout, sent: Imported) -> Answer:
+    """The first step of what was imported: it is watched if its transaction is known; if not, people decide. Pure."""
+    if sent.slot is not None:
+        return Answer(outcome=Outcome.SUCCESS, event=ADOPTED, decision=True, evidence={"hash": sent.hash})
+    why = "another system may have sent it, and no node knows its transaction: was it paid?"
+    after = msgspec.structs.replace(body, result=Result(hash=sent.hash))
+    outcome = Outcome.EXPLICIT_FAIL
+    return Answer(outcome=outcome, event=MISMATCH, code="NO_TRANSACTION", message=why, body=after, decision=True)
 
 
 def book(item: FlowRecord[Payout], event: str, answer: Answer) -> Booking:

@@ -346,13 +346,16 @@ class Payouts:
     async def resolve(self, id_: str, *, paid: bool, actor: str, reason: str) -> PayoutView:
         """Two people decide where the chain can't: a final transaction that moved something else (W36), a nonce that
         an unknown transaction used up (W17). What they declare dead stays watched."""
-        operators = Operators(self.engine)
-        if (await self._record(id_)).state == CONFIRMING:
+        operators, record = Operators(self.engine), await self._record(id_)
+        if record.state == CONFIRMING:
             outcome = Outcome.SUCCESS if paid else Outcome.EXPLICIT_FAIL
             await operators.force(MACHINE.name, id_, outcome, actor=actor, reason=reason)
             return await self.view(id_)
         event = PAID if paid else NOT_PAID
-        await operators.signal(MACHINE.name, id_, event, actor=actor, reason=reason, declared_dead=not paid)
+        # Of what was imported without a transaction nothing can be watched, and nothing was issued here (W38).
+        body = msgspec.json.decode(record.body, type=Payout)
+        watched = body.imported is None or bool(body.tries)
+        await operators.signal(MACHINE.name, id_, event, actor=actor, reason=reason, declared_dead=not paid and watched)
         return await self.view(id_)
 
     async def _signal(self, id_: str, event: str, actor: str, reason: str, sender: str) -> PayoutView:

@@ -15,7 +15,14 @@ import msgspec
 from bursar.engine import Answer, Booking, FlowRecord, NewRecord, holds
 from bursar.engine.holds import Held
 from bursar.flows.payouts.machine import MACHINE as PAYOUTS
-from bursar.flows.payouts.payout import FEES, PAYOUT_ADOPTED, PAYOUT_PAID, PAYOUT_RETURNED, Payout
+from bursar.flows.payouts.payout import (
+    FEES,
+    PAYOUT_ADOPTED,
+    PAYOUT_PAID,
+    PAYOUT_RETURNED,
+    Imported,
+    Payout,
+)
 from bursar.flows.withdrawals.machine import (
     APPROVE,
     APPROVED,
@@ -31,14 +38,17 @@ from bursar.flows.withdrawals.machine import (
 )
 from bursar.flows.withdrawals.risk import Code, Reason, Screening
 from bursar.model.authorizations import Approval, Authorization, Payment
+from bursar.model.entries import Leg
 from bursar.model.errors import Refusal
 from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.model.records import Priority, Record
+from bursar.rails.chain import Shape, Try
 
 SCOPE: Final = "withdrawals"
 PREFIX: Final = "wd-"
 ALL: Final = "all"  # as an amount: everything that is available, less the fee
+OPENING: Final = "external:opening"  # where balances come from that another system has kept before
 RESULTS: Final = (COMPLETED, FAILED, REJECTED, CANCELLED)
 
 
@@ -95,6 +105,17 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...]  # why it would wait, as far as can be said now
 
 
+class Import(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a withdrawal that another system took (W38)."""
+
+    created_us: int  # when its user asked there
+    debited: bool  # whether the other system has taken the money from the user already
+    content: str  # SHA-256 of what was imported: the same id with other content is refused
+    wallet: str = ""  # that has paid it, or would have
+    sender: str = ""  # its address
+    sent: Imported | None = None  # None: nothing was sent there, and it is decided here
+
+
 class Withdrawal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a withdrawal's record. The payment never changes, but for the id of its payout (W37)."""
 
@@ -115,7 +136,8 @@ class Withdrawal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rejected_by: str = ""
     returned: str = ""  # why it came back to people after it was ordered
     payouts: tuple[str, ...] = ()  # that were ordered for it; the last one is the one in effect
-    adopted: str = ""  # a payout that the signer knew and this database had forgotten (W33)
+    adopted: str = ""  # a payout that was not ordered here: the signer knew it (W33), or it was imported (W38)
+    imported: Import | None = None
     approved_us: int = 0
     queued_us: int = 0
     tx_hash: str = ""  # of the final transaction
@@ -164,11 +186,39 @@ def held(item: FlowRecord[Withdrawal]) -> Held:
 
 
 def book_start(item: FlowRecord[Withdrawal]) -> Booking:
-    """Set the money aside in the transaction that writes the request. No overdraft pays it (T42)."""
-    booking = holds.authorize(item, held(item))
-    return msgspec.structs.replace(
-        booking, intents=tuple(msgspec.structs.replace(intent, no_overdraft=True) for intent in booking.intents)
+    """Set the money aside in the transaction that writes the request. No overdraft pays it (T42).
+
+    What another system has debited comes from the opening account first, so that a failure gives it back to its user.
+    What it has sent is watched from the same transaction on.
+    """
+    booking, came, hold = holds.authorize(item, held(item)), item.body.imported, held(item)
+    (intent,) = booking.intents
+    if came is None:
+        return msgspec.structs.replace(booking, intents=(msgspec.structs.replace(intent, no_overdraft=True),))
+    legs = (Leg(OPENING, hold.account, hold.asset, hold.amount), *intent.legs) if came.debited else intent.legs
+    intent = msgspec.structs.replace(
+        intent, legs=legs, no_overdraft=not came.debited, outside=came.sent is not None or came.debited
     )
+    starts = () if came.sent is None else (_imported_payout(item.id, item.body, came, came.sent),)
+    return msgspec.structs.replace(booking, intents=(intent,), starts=starts)
+
+
+def _imported_payout(id_: str, body: Withdrawal, came: Import, sent: Imported) -> NewRecord:
+    payout = Payout(
+        payment=body.payment,
+        authorization=Authorization(),  # nothing is ever signed for it here
+        native=body.native,
+        parent=f"{MACHINE.name}/{id_}",
+        imported=sent,
+        wallet=came.wallet,
+        sender=came.sender,
+    )
+    if sent.slot is not None:
+        attempted = Try(hash=sent.hash, shape=Shape.PAY, slot=sent.slot)
+        payout = msgspec.structs.replace(
+            payout, attempts=1, current=1, tries=(attempted,), first_sent_us=body.queued_us
+        )
+    return NewRecord(flow=PAYOUTS.name, id=body.payment.payout, body=payout, owner=body.payment.account)
 
 
 def book(item: FlowRecord[Withdrawal], event: str, answer: Answer) -> Booking:
@@ -262,7 +312,7 @@ def view_of(record: Record, body: Withdrawal, asset: Asset) -> WithdrawalView:
         tx_hash=body.tx_hash,
         reason="" if is_open or state == COMPLETED else reason,
         message=_message(state, body, record.error),
-        created_us=record.created_us,
+        created_us=record.created_us if body.imported is None else body.imported.created_us,
         updated_us=record.updated_us,
         queued_us=body.queued_us,
     )

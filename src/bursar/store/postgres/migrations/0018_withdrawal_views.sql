@@ -12,6 +12,7 @@ CREATE INDEX records_withdrawal_ended ON bursar.records (since)
 
 -- tx_hash is final_tx_hash once more: the specification's migration reads it by that name. amount has the decimals of the
 -- chain, fee those of the asset. approvals and reasons: names of people, and codes of why it waits.
+-- created_at: of what was imported, as the other system had it.
 CREATE VIEW bursar.withdrawal_requests AS
 SELECT id, body ->> 'user' AS user_id,
     (body -> 'payment' ->> 'amount_raw')::numeric * ('1e-' || (body -> 'payment' ->> 'decimals'))::numeric AS amount,
@@ -20,12 +21,14 @@ SELECT id, body ->> 'user' AS user_id,
         WHEN 'queued' THEN 'queued' WHEN 'completed' THEN 'completed' WHEN 'failed' THEN 'failed'
         WHEN 'rejected' THEN 'rejected' WHEN 'cancelled' THEN 'cancelled' END AS status,
     timestamptz 'epoch' + nullif((body ->> 'queued_us')::bigint, 0) * interval '1 microsecond' AS queued_at,
-    CASE WHEN state = 'completed' THEN nullif(body ->> 'tx_hash', '') END AS final_tx_hash, created_at, updated_at,
+    CASE WHEN state = 'completed' THEN nullif(body ->> 'tx_hash', '') END AS final_tx_hash,
+    coalesce(timestamptz 'epoch' + (body -> 'imported' ->> 'created_us')::bigint * interval '1 microsecond', created_at) AS created_at,
+    updated_at,
     nullif(body -> 'payment' ->> 'memo', '') AS memo, body -> 'payment' ->> 'amount_raw' AS amount_raw,
     CASE WHEN state = 'completed' THEN nullif(body ->> 'tx_hash', '') END AS tx_hash,
     (body -> 'payment' ->> 'fee')::numeric * (SELECT ('1e-' || precision)::numeric FROM bursar.assets
         WHERE code = body -> 'payment' ->> 'asset') AS fee,
-    body ->> 'requester' AS requester,
+    body -> 'payment' ->> 'requester' AS requester,
     ARRAY(SELECT a ->> 'approver' FROM json_array_elements(body -> 'approvals') AS a) AS approvals,
     CASE WHEN state IN ('checking', 'waiting') THEN coalesce((body ->> 'needed')::integer, 0) ELSE 0 END AS approvals_missing,
     nullif(body ->> 'mandate', '') AS mandate,

@@ -12,6 +12,7 @@ CREATE INDEX records_withdrawal_ended ON records (since)
 -- Times are in seconds since 1970. amount and fee are numbers as far as that is exact, to 15 digits, and text above; amount
 -- has the decimals of the chain, fee those of the asset. tx_hash is final_tx_hash once more: the specification's migration
 -- reads it by that name. approvals and reasons are lists in JSON: names of people, and codes of why it waits.
+-- created_at: of what was imported, as the other system had it.
 CREATE VIEW withdrawal_requests AS
 SELECT id, user_id,
     CASE WHEN length(rtrim(amount_raw, '0')) <= 15
@@ -25,7 +26,7 @@ SELECT id, user_id,
         WHEN 'queued' THEN 'queued' WHEN 'completed' THEN 'completed' WHEN 'failed' THEN 'failed'
         WHEN 'rejected' THEN 'rejected' WHEN 'cancelled' THEN 'cancelled' END AS status,
     nullif(queued_us, 0) / 1000000.0 AS queued_at, CASE WHEN state = 'completed' THEN nullif(hash, '') END AS final_tx_hash,
-    created_at / 1000000.0 AS created_at, updated_at / 1000000.0 AS updated_at, nullif(memo, '') AS memo, amount_raw,
+    coalesce(body ->> '$.imported.created_us', created_at) / 1000000.0 AS created_at, updated_at / 1000000.0 AS updated_at, nullif(memo, '') AS memo, amount_raw,
     CASE WHEN state = 'completed' THEN nullif(hash, '') END AS tx_hash,
     CASE WHEN length(rtrim(fee_raw, '0')) <= 15
         THEN CAST(fee_raw || 'e-' || precision AS NUMERIC)
@@ -33,7 +34,7 @@ SELECT id, user_id,
         ELSE substr(substr(printf('%036d', 0) || fee_raw, -max(length(fee_raw), precision + 1)),
             1, max(length(fee_raw) - precision, 1)) || '.' || substr(printf('%036d', 0) || fee_raw, -precision)
         END AS fee,
-    body ->> 'requester' AS requester,
+    body ->> '$.payment.requester' AS requester,
     (SELECT json_group_array(value ->> 'approver') FROM json_each(body, '$.approvals')) AS approvals,
     CASE WHEN state IN ('checking', 'waiting') THEN coalesce(body ->> 'needed', 0) ELSE 0 END AS approvals_missing,
     nullif(body ->> 'mandate', '') AS mandate,
