@@ -6,7 +6,9 @@ The chain is simulated behind real HTTP, and the signer is real.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -513,6 +515,29 @@ def test_answer_comes_in_time_when_the_database_hangs(url: str, tmp_path: Path, 
         await w.reaches(made["id"], "cancelled")
 
     at(url, tmp_path, town, work, deadline_ms=600)
+
+
+def test_money_that_is_missing_switches_withdrawals_off_until_two_people_have_looked(
+    url: str, tmp_path: Path, town: Town
+) -> None:
+    async def work(w: Window) -> None:
+        await w.ok("20")
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
+            change = "UPDATE records SET body = replace(body, ?, ?) WHERE flow = 'withdrawals'"
+            assert file.execute(change, ('"fee":"1000000"', '"fee":"2000000"')).rowcount == 1
+
+        async def switched() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (await w.here.get(SWITCHES, by=token("v", "viewer"))).json()
+            return found
+
+        [off] = await until(switched)
+        assert (off["switch"], off["by"]) == ("withdrawals", "audit") and "I6" in off["reason"]
+        assert (await w.ok("5", key="k2"))["status"] == "approved", "written down, and not ordered"
+        resume = {"all": True} | WHY
+        first = await w.post(f"{SWITCHES}/resume", resume, by=token("anna", "operator"))
+        assert (first.status_code, first.json()["paused"]) == (202, True)
+
+    at(url, tmp_path, town, work, audit_interval_s=1)
 
 
 class Hook(BaseHTTPRequestHandler):

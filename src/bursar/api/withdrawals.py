@@ -147,7 +147,7 @@ class WithdrawalAnswer(Out, frozen=True):
     amount: Annotated[str, Meta(description="That arrives.")]
     fee: str
     waits_for: list[WaitsFor]
-    until: Annotated[datetime | None, Meta(description="When it goes on by itself, or expires.")]
+    until: Annotated[datetime | None, Meta(description="When it is looked at again by itself, or expires.")]
     tx_hash: Annotated[str, Meta(description="Of the final transaction.")]
     message: Annotated[str, Meta(description="Why it ended without being paid, in words.")]
     created_at: datetime
