@@ -24,6 +24,7 @@ from tests.evm_town import HOT, SHOP, TOKEN, USDT, Town, evm_town
 from tests.evm_town import POLICY_OF_WITHDRAWALS as POLICY
 from tests.signing import SECRET, approval, public_half
 
+from bursar.engine import set_pause
 from bursar.flows.withdrawals.screening import answer_signature
 from bursar.model.authorizations import Approval, Payment
 
@@ -190,6 +191,23 @@ def test_rejected_and_cancelled_give_the_money_back_and_tell_the_user_no_more_th
         assert (await w.post(f"{WITHDRAWALS}/{other['id']}/cancel", {"reason": "again"})).json()[
             "status"
         ] == "cancelled"
+
+    at(url, tmp_path, town, work)
+
+
+def test_what_is_queued_is_cancelled_until_the_signer_is_asked(url: str, tmp_path: Path, town: Town) -> None:
+    async def work(w: Window) -> None:
+        # The wallet is paused, so that the payout stays where it has not been signed.
+        by = token("anna", "operator")
+        store = w.here.runtime.bursar.store
+        await set_pause(store, "rail", "wallet hot", actor="anna", reason="ticket 17")
+        made = await w.ok("5")
+        assert made["status"] == "queued"
+        done = (await w.post(f"{WITHDRAWALS}/{made['id']}/cancel", {"reason": "a typing error"})).json()
+        assert (done["status"], done["message"]) == ("cancelled", "it was cancelled; the money is back in the account")
+        assert (await w.funds(), w.town.has(SHOP, TOKEN)) == ("100.000000", 0)
+        seen = (await w.show(made["id"], by=by))["staff"]
+        assert (seen["payout_status"], "a typing error" in seen["reason"]) == ("failed", True)
 
     at(url, tmp_path, town, work)
 
