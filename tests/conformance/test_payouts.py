@@ -11,6 +11,7 @@ from tests.till import CONTRACT, DOCUMENT, FEES, GAS, Till, Town, till, wallet_a
 from bursar.engine import Operators
 from bursar.engine.forced import ask_due
 from bursar.flows.payouts import PayoutRefused
+from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.payouts.documents import CHAIN, WALLET
 from bursar.flows.payouts.outside import order_of, sign_request
 from bursar.flows.payouts.payout import REFUSALS_MAX, Attempt, Payout
@@ -438,6 +439,63 @@ async def test_payout_that_was_declared_not_paid_is_not_contradicted_by_its_even
 
 
 @scenario
+@pytest.mark.parametrize("signed", [False, True])
+async def test_payout_for_the_reason_of_one_that_is_paid_after_all_is_held_or_people_are_told(
+    place: Place, signed: bool
+) -> None:
+    """Two people were wrong, and the same was requested again: known in time, it is not paid a second time."""
+    town = Town()
+    async with till(place, town) as t:
+        town.chain.shy.add("@bob")
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.mine()
+        await t.until(made.id, "disputed")
+        for person in (WHY, ALSO):
+            await t.payouts.resolve(made.id, paid=False, **person)
+        again = await t.request(key="k2", source="test:k1")
+        if signed:
+            await t.until(again.id, "confirming")
+        town.chain.shy.clear()
+        ago = "now() - interval '1 second'" if place.engine == "postgres" else "0"
+        await behind(place, f"UPDATE {{s}}forced_calls SET due = {ago}")
+        assert await ask_due(t.engine) == 1
+        alerts = [alert for alert in await t.engine.store.read.alerts.open() if alert.reason.startswith("paid after")]
+        assert [again.id in alert.message and "cancel this one" in alert.message for alert in alerts] == [True]
+        for person in (WHY, ALSO):
+            await Operators(t.engine).unhalt("flow", "payouts", **person)
+        record = await t.step(again.id)
+        if not signed:
+            assert record.state == "pending" and f"HELD: an operator holds it: {made.id} was paid" in record.error
+            await t.payouts.cancel(again.id, **WHY)
+            await t.until(again.id, "failed")
+            assert town.chain.tokens[CONTRACT, "@bob"] == 5_000_000
+
+
+@scenario
+async def test_reason_of_a_payout_that_was_paid_after_all_is_paid_no_more(place: Place) -> None:
+    town = Town()
+    async with till(place, town) as t:
+        town.chain.shy.add("@bob")
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        town.chain.mine()
+        await t.until(made.id, "disputed")
+        for person in (WHY, ALSO):
+            await t.payouts.resolve(made.id, paid=False, **person)
+        town.chain.shy.clear()
+        ago = "now() - interval '1 second'" if place.engine == "postgres" else "0"
+        await behind(place, f"UPDATE {{s}}forced_calls SET due = {ago}")
+        assert await ask_due(t.engine) == 1
+        with pytest.raises(
+            PayoutRefused, match=f"{made.id} was for test:k1, and was paid after it had failed"
+        ) as refused:
+            await t.request(key="k2", source="test:k1")
+        assert refused.value.reason == "PAYOUT_EXISTS"
+        assert (await t.request(key="k3")).state == "pending", "another reason"
+
+
+@scenario
 async def test_payout_that_was_signed_before_a_restore_is_adopted_and_not_paid_again(place: Place) -> None:
     """The database was restored to a time before the nonce was taken; the signer's log knows better (W33)."""
     town = Town()
@@ -608,6 +666,46 @@ async def test_what_used_up_the_nonce_of_a_cancelled_payout_is_sent_again_after_
         await watch(t)
         assert town.chain.sends.count(hash_) == before + 1
         assert [call.state for call in await t.engine.store.read.forced_calls.open()] == ["confirming"]
+
+
+@scenario
+async def test_what_deep_reorganisations_take_back_again_and_again_is_booked_back_each_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the payment is gone and its nonce used by another, then it is there again: the wallet has what the books
+    say (I9), and suspense what is owed."""
+    monkeypatch.setattr("bursar.flows.payouts.watching.ASK_AGAIN_S", 0.0)
+    town = Town()
+    chain = town.chain
+    async with till(place, town) as t:
+        await watch(t)
+        made = await t.request()
+        await t.until(made.id, "confirming")
+        chain.mine()
+        await t.until(made.id, "confirmed")
+        await watch(t)
+        hash_ = (await t.payouts.view(made.id)).tx_hash
+        payment, sender, _ = chain.mined[hash_]
+        other = msgspec.structs.replace(payment, contract="", amount=0)
+        before = await t.minor(wallet_account("paper", "hot1"))
+        chain.keeps = False  # what is sent again comes too late
+        for turn in range(4):
+            gone, come = ((hash_, payment), ("other", other))[:: -1 if turn % 2 else 1]
+            chain.forget(gone[0])
+            moved = payment.amount if gone[0] == hash_ else 0
+            chain.tokens[CONTRACT, sender] += moved
+            chain.tokens[CONTRACT, payment.to] -= moved
+            chain.fork = f"fork {turn}"
+            chain.include(*come, sender)
+            await watch(t)
+            await Operators(t.engine).signal("chains", "paper", "REBASE", actor="ann", reason="looked it up")
+            await watch(t)
+            assert await ask_due(t.engine) == 1
+            owed = 0 if turn % 2 else payment.amount
+            assert await t.minor("suspense:payouts") == owed
+            assert await t.minor(wallet_account("paper", "hot1")) == before - owed
+            assert (await wallets_cover(t.engine.store, t.payouts.chains)).broken == []
+            assert (await t.record(made.id)).state == "confirmed", "terminal records never move"
 
 
 @scenario

@@ -7,8 +7,8 @@ import pytest
 
 from bursar.documents import InvalidDocument
 from bursar.flows.payouts.checks import PayoutRefused, PayoutRequest, check_request
+from bursar.flows.payouts.documents import ASSET, WALLET, AssetDocument, ChainDocument, Ranked, WalletDocument
 from bursar.flows.payouts.documents import CHAIN as CHAIN_KIND
-from bursar.flows.payouts.documents import WALLET, AssetDocument, ChainDocument, Ranked, WalletDocument
 from bursar.model.authorizations import Payment
 from bursar.model.document_kinds import Other
 from bursar.model.money import Asset
@@ -102,3 +102,15 @@ def test_an_address_has_one_wallet_for_ever() -> None:
     for retired, why in ((False, "and is in use"), (True, "is retired: bring that back")):
         with pytest.raises(InvalidDocument, match=f"wallet cold has the address {TOKEN} already.*{why}"):
             WALLET.judge_alike("hot", hot, [Other("cold", hot, retired)])
+
+
+def test_a_token_has_one_asset_in_use() -> None:
+    alike, lower = ASSET.likeness, msgspec.structs.replace(USDT, contract=TOKEN.lower())
+    assert alike is not None
+    assert alike(USDT) == alike(msgspec.structs.replace(lower, asset="USDX"))
+    assert len({alike(USDT), alike(ETH), alike(msgspec.structs.replace(USDT, chain="bsc"))}) == 3
+    ASSET.judge_alike("usdx:eth", lower, [Other("usdt:eth", USDT, True)])
+    with pytest.raises(InvalidDocument, match=f"usdt:eth is the contract {TOKEN.lower()} already"):
+        ASSET.judge_alike("usdx:eth", lower, [Other("usdt:eth", USDT, False)])
+    with pytest.raises(InvalidDocument, match="eth:eth is the chain's own coin already"):
+        ASSET.judge_alike("weth:eth", msgspec.structs.replace(ETH, asset="WETH"), [Other("eth:eth", ETH, False)])

@@ -15,6 +15,7 @@ from bursar.flows.payouts import MACHINE, Payouts
 from bursar.flows.payouts.link import BOUND, rebind
 from bursar.flows.payouts.machine import CHAINS, OPEN, REBASE
 from bursar.flows.payouts.payouts import PayoutView
+from bursar.flows.payouts.twins import CANCEL_IT
 from bursar.model.errors import BursarError
 from bursar.rails.chain import DeepReorganisation
 from bursar.sim.oracle import Violation
@@ -81,7 +82,7 @@ class Office:
         found = await self.payouts.list(states=OPEN, limit=50)
         await self.lift()
         for one in found:
-            if one.state == "pending" and "before the database was restored" in one.held:
+            if one.state == "pending" and CANCEL_IT in one.held:
                 await self.payouts.cancel(one.id, actor="ann", reason=one.held)
             elif one.state == "pending" and one.held:
                 await self.payouts.release(one.id, actor="ann", reason="over")

@@ -16,6 +16,7 @@ from bursar.flows.payouts.documents import ASSET, CHAIN, asset_name
 from bursar.flows.payouts.machine import AGAIN, CHAINS, MACHINE, MISMATCH, REPLACE
 from bursar.flows.payouts.outside import OUTAGE_S, Outside, order_of, read_attempt, waits
 from bursar.flows.payouts.payout import ATTEMPT, ATTEMPTS_MAX, SPENT, Attempt, Payout, Result, attempt_key
+from bursar.flows.payouts.twins import Twins
 from bursar.flows.payouts.wallets import nonce_key
 from bursar.model.outcome import Outcome
 from bursar.rails.chain import (
@@ -38,8 +39,9 @@ SENT_MAX: Final = 100_000  # payouts whose last time is remembered here
 class Confirming:
     """The action of `confirming`, and the query of what people have decided."""
 
-    def __init__(self, out: Outside) -> None:
+    def __init__(self, out: Outside, twins: Twins) -> None:
         self.out = out
+        self.twins = twins
         self._sent: dict[str, float] = {}  # when the bytes of a payout were given to the nodes once more
 
     async def confirm(self, item: FlowRecord[Payout]) -> Answer:
@@ -57,11 +59,14 @@ class Confirming:
             return waits(item, away.code, str(away), OUTAGE_S)
 
     async def query(self, item: FlowRecord[Payout]) -> Answer:
-        """What became of it, asked when people decide, and after it: nothing is sent or replaced (T34).
+        """What became of it, asked when people decide, and after it: nothing of it is sent or replaced (T34).
 
         People have decided, so the word of one node is enough to give the transaction, or to contradict them.
         """
-        return self._told(item, await self._asked(item, one_node_is_enough=True))
+        answer = self._told(item, await self._asked(item, one_node_is_enough=True))
+        if answer.outcome is Outcome.SUCCESS:
+            await self.twins.paid_after_all(item)
+        return answer
 
     async def give_up(self, item: FlowRecord[Payout]) -> Answer:
         """Two people say that it will never pay. They are believed only where the chain can't say more (W17)."""

@@ -161,6 +161,18 @@ def _check_asset(old: AssetDocument | None, new: AssetDocument) -> None:
             raise ValueError(f"{name} is not a whole number of the chain's smallest unit")
 
 
+def _coin_or_token(one: AssetDocument) -> tuple[str, str]:
+    return one.chain, _digits(one.contract)
+
+
+def _check_same_token(new: AssetDocument, others: Iterable[Other[AssetDocument]]) -> None:
+    """One token under two names: what arrives would be either, and each would be paid from what is there of both."""
+    for one in others:
+        if not one.retired:
+            what = f"the contract {new.contract}" if new.contract else "the chain's own coin"
+            raise ValueError(f"{one.name} is {what} already: retire that, or use it")
+
+
 def _check_wallet(old: WalletDocument | None, new: WalletDocument) -> None:
     if old is not None and (old.chain, _digits(old.address)) != (new.chain, _digits(new.address)):
         raise ValueError("chain and address of a wallet never change: give another wallet another name")
@@ -225,7 +237,13 @@ CHAIN: Final = DocumentKind(
     check_alike=_check_same_chain,
 )
 ASSET: Final = DocumentKind(
-    name="asset_on_chain", body=AssetDocument, two_people=True, check=_check_asset, check_named=_check_asset_named
+    name="asset_on_chain",
+    body=AssetDocument,
+    two_people=True,
+    check=_check_asset,
+    check_named=_check_asset_named,
+    likeness=_coin_or_token,
+    check_alike=_check_same_token,
 )
 WALLET: Final = DocumentKind(
     name="wallet",

@@ -123,6 +123,7 @@ class Payout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_sent_us: int = 0
     result: Result = Result()
     gas_booked: int = 0  # attempts whose fee is booked: each key once
+    contradicted: bool = False  # what the chain has said since its end is the opposite of its end, and is booked
 
     @property
     def is_elsewhere(self) -> bool:
@@ -292,20 +293,23 @@ def _gas(item: FlowRecord[Payout], after: Payout, answer: Answer) -> tuple[Inten
 def dispute(called: FlowRecord[Payout], now: FlowRecord[Payout], answer: Answer) -> Dispute:
     """What was decided is contradicted: the amount goes to suspense, where operators see it (T34). Pure.
 
-    Before its end nothing of it is booked: that is done once, when it ends.
+    Before its end nothing of it is booked: that is done once, when it ends. A contradiction that is taken back, by a
+    second deep reorganisation, is booked back.
     """
     if now.record.state not in (CONFIRMED, FAILED):
         return Dispute()
     wallet = wallet_account(now.body.payment.chain, now.body.wallet)
     paid = answer.outcome is Outcome.SUCCESS
-    if not now.body.wallet or paid is (now.record.state == CONFIRMED):
+    if not now.body.wallet or paid is ((now.record.state == CONFIRMED) is not now.body.contradicted):
         return Dispute()
     source, target = (SUSPENSE, wallet) if paid else (wallet, SUSPENSE)
     leg = Leg(source, target, now.body.payment.asset, int(now.body.payment.amount))
     key = f"{now.id}:late:{now.record.version}"
     late = Intent(scope=SCOPE, key=key, legs=(leg,), kind=EntryKind.RETURN, outside=True)
     facts = learned(called, now, answer)
-    return Dispute((late, *facts.intents), facts.body)
+    known = facts.body if isinstance(facts.body, Payout) else now.body
+    after = msgspec.structs.replace(known, contradicted=not now.body.contradicted)
+    return Dispute((late, *facts.intents), after)
 
 
 def learned(_called: FlowRecord[Payout], now: FlowRecord[Payout], answer: Answer) -> Dispute:

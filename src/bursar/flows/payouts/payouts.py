@@ -65,6 +65,7 @@ from bursar.flows.payouts.payout import (
 )
 from bursar.flows.payouts.reconciling import Reconciling
 from bursar.flows.payouts.signing import Signing
+from bursar.flows.payouts.twins import Twins
 from bursar.flows.payouts.watching import Watch, Watching
 from bursar.ledger import Ledger
 from bursar.model.accounts import ExternalAccount, Policy, SystemAccount
@@ -145,12 +146,14 @@ class Payouts:
         self.engine = engine
         self.rails = frozenset({"signer", *(f"chain {name}" for name in (*chains, *names))})
         self.out = Outside(ledger.store, documents, chains, signer, engine.alert)
-        self.reconciling = Reconciling(self.out, engine)
+        self.twins = Twins(self.out, engine)
+        self.reconciling = Reconciling(self.out, self.twins, engine)
         watching = Watching(self.out)
         engine.register(self._flow()).register(self._replacements()).register(watching.flow(self.rails))
 
     def _flow(self) -> Flow[Payout]:
-        assigning, signing, confirming = Assigning(self.out), Signing(self.out), Confirming(self.out)
+        assigning, signing = Assigning(self.out), Signing(self.out)
+        confirming = Confirming(self.out, self.twins)
         return Flow(
             machine=MACHINE,
             body=Payout,
@@ -268,6 +271,9 @@ class Payouts:
         )
         assert chain is not None  # check_request has refused
         await self._check_native(chain.body.native, chain.body.decimals)
+        if paid := await self.twins.paid_before(wanted.source):
+            why = f"{paid} was for {wanted.source}, and was paid after it had failed"
+            raise PayoutRefused(PayoutCode.PAYOUT_EXISTS, why)
         return payment, chain.body.native
 
     async def step(self, asset: Asset, chain: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from bursar.engine import Engine, set_pause
-from bursar.flows.payouts.machine import CONFIRMED, FAILED, HOLD, KNOWN, MACHINE, REPLACEMENTS, STATUS
+from bursar.flows.payouts.machine import CONFIRMED, FAILED, KNOWN, MACHINE, REPLACEMENTS, STATUS
 from bursar.flows.payouts.outside import SIGNER_PEER, Outside
 from bursar.flows.payouts.payout import (
     ATTEMPT,
@@ -28,6 +28,7 @@ from bursar.flows.payouts.payout import (
     attempt_key,
     replacement_id,
 )
+from bursar.flows.payouts.twins import Twins
 from bursar.flows.payouts.wallets import nonce_key
 from bursar.model.errors import Conflict, RecordMoved, Refusal
 from bursar.model.flow_rows import RowTaken, numbered
@@ -49,9 +50,10 @@ log = logging.getLogger("bursar.payouts")
 class Reconciling:
     """Compares the signer's log with the attempts here."""
 
-    def __init__(self, out: Outside, engine: Engine) -> None:
+    def __init__(self, out: Outside, twins: Twins, engine: Engine) -> None:
         self.out = out
         self.engine = engine
+        self.twins = twins
         self._checked = -1  # up to which sequence all is known here
 
     async def run(self) -> None:
@@ -141,7 +143,9 @@ class Reconciling:
                 await self.engine.hand_over(started.record)
                 return
             except RowTaken as taken:  # requested again since the restore: it must not be paid a second time
-                await self._hold(taken.record, request.payout)
+                why = f"{request.payout} was signed for the same reason before the database was restored"
+                alert = "requested again after a restore"
+                await self.twins.stop(taken.record, request.payout, why, alert, actor=ACTOR)
                 body = msgspec.structs.replace(body, claimed=f"restored:{request.payout}")
             except (RecordMoved, Conflict):
                 return  # another process has done it
@@ -159,16 +163,6 @@ class Reconciling:
             if record is not None and self.engine.require(flow).machine.state(record.state).kind is not Kind.TERMINAL:
                 return f"{flow}/{source}"
         return ""
-
-    async def _hold(self, number: int, payout: str) -> None:
-        """Hold the payout that has the same source as one that was signed before the restore."""
-        record = await self.out.store.read.records.by_number(number)
-        if record is None or STATUS[record.state] != "pending":
-            return
-        reason = f"{payout} was signed for the same reason before the database was restored; cancel this one"
-        with contextlib.suppress(RecordMoved, Conflict):
-            await self.engine.signal(record, HOLD, ACTOR, {"reason": reason}, sender=f"hold for {payout}")
-        await self.out.alert(record, "requested again after a restore", "critical", f"{record.id}: {reason}")
 
     async def _replace_again(self, record: Record, request: SignRequest) -> None:
         decoded = self.out.chains[request.chain].codec.decode(request.unsigned)

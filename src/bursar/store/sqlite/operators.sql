@@ -33,9 +33,10 @@ SELECT @action FROM operator_actions
 WHERE (?1 = '' OR kind = ?1) AND (?2 = '' OR name = ?2) AND number < ?3 ORDER BY number DESC LIMIT ?4
 
 -- name: put_forced
--- Ask the rail about a call whose end was forced. Arguments: record, version, state, delay.
+-- Ask the rail about a call whose end was forced; once more, if it was definite before. Arguments: record, version,
+-- state, delay.
 INSERT INTO forced_calls (record, version, state, attempt, due, said) VALUES (?1, ?2, ?3, 0, now_us() + ?4, '')
-ON CONFLICT DO NOTHING
+ON CONFLICT (record, version) DO UPDATE SET due = excluded.due, attempt = 0 WHERE forced_calls.due IS NULL
 
 -- name: claim_forced
 -- Take forced calls whose rail is to be asked. Arguments: how many, lease, cap.
