@@ -32,6 +32,7 @@ from bursar.flows.transfers.link import CoreUnusable, StoreLink
 from bursar.flows.transfers.pruning import Pruned, prune
 from bursar.flows.transfers.watch import look_at_cores, watch
 from bursar.flows.withdrawals import Withdrawals
+from bursar.flows.withdrawals.invariants import watch_withdrawals
 from bursar.instance import Bursar
 from bursar.ledger import keep_expiring_holds
 from bursar.model.errors import DatabaseUnavailable
@@ -185,6 +186,8 @@ async def running(config: Config, ports: Ports, role: str, stopping: Stopping | 
         if runtime.paying_out is not None:
             jobs["bursar-signer-log"] = runtime.paying_out.payouts.reconciling.run
             jobs["bursar-chains"] = runtime.paying_out.follow_documents
+            withdrawals = runtime.paying_out.withdrawals
+            jobs["bursar-withdrawals"] = partial(watch_withdrawals, withdrawals, config.audit_interval_s)
             jobs["bursar-wallets"] = partial(watch_wallets, runtime.paying_out.payouts, config.audit_interval_s)
         async with running_jobs(runtime.worker, jobs, stopping):
             await first_look(runtime)

@@ -6,7 +6,9 @@ The chain is simulated behind real HTTP, and the signer is real.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +24,7 @@ from tests.evm_town import HOT, SHOP, TOKEN, USDT, Town, evm_town
 from tests.evm_town import POLICY_OF_WITHDRAWALS as POLICY
 from tests.signing import SECRET, approval, public_half
 
+from bursar.engine import set_pause
 from bursar.flows.withdrawals.screening import answer_signature
 from bursar.model.authorizations import Approval, Payment
 
@@ -188,6 +191,23 @@ def test_rejected_and_cancelled_give_the_money_back_and_tell_the_user_no_more_th
         assert (await w.post(f"{WITHDRAWALS}/{other['id']}/cancel", {"reason": "again"})).json()[
             "status"
         ] == "cancelled"
+
+    at(url, tmp_path, town, work)
+
+
+def test_what_is_queued_is_cancelled_until_the_signer_is_asked(url: str, tmp_path: Path, town: Town) -> None:
+    async def work(w: Window) -> None:
+        # The wallet is paused, so that the payout stays where it has not been signed.
+        by = token("anna", "operator")
+        store = w.here.runtime.bursar.store
+        await set_pause(store, "rail", "wallet hot", actor="anna", reason="ticket 17")
+        made = await w.ok("5")
+        assert made["status"] == "queued"
+        done = (await w.post(f"{WITHDRAWALS}/{made['id']}/cancel", {"reason": "a typing error"})).json()
+        assert (done["status"], done["message"]) == ("cancelled", "it was cancelled; the money is back in the account")
+        assert (await w.funds(), w.town.has(SHOP, TOKEN)) == ("100.000000", 0)
+        seen = (await w.show(made["id"], by=by))["staff"]
+        assert (seen["payout_status"], "a typing error" in seen["reason"]) == ("failed", True)
 
     at(url, tmp_path, town, work)
 
@@ -513,6 +533,29 @@ def test_answer_comes_in_time_when_the_database_hangs(url: str, tmp_path: Path, 
         await w.reaches(made["id"], "cancelled")
 
     at(url, tmp_path, town, work, deadline_ms=600)
+
+
+def test_money_that_is_missing_switches_withdrawals_off_until_two_people_have_looked(
+    url: str, tmp_path: Path, town: Town
+) -> None:
+    async def work(w: Window) -> None:
+        await w.ok("20")
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
+            change = "UPDATE records SET body = replace(body, ?, ?) WHERE flow = 'withdrawals'"
+            assert file.execute(change, ('"fee":"1000000"', '"fee":"2000000"')).rowcount == 1
+
+        async def switched() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (await w.here.get(SWITCHES, by=token("v", "viewer"))).json()
+            return found
+
+        [off] = await until(switched)
+        assert (off["switch"], off["by"]) == ("withdrawals", "audit") and "I6" in off["reason"]
+        assert (await w.ok("5", key="k2"))["status"] == "approved", "written down, and not ordered"
+        resume = {"all": True} | WHY
+        first = await w.post(f"{SWITCHES}/resume", resume, by=token("anna", "operator"))
+        assert (first.status_code, first.json()["paused"]) == (202, True)
+
+    at(url, tmp_path, town, work, audit_interval_s=1)
 
 
 class Hook(BaseHTTPRequestHandler):

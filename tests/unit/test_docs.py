@@ -10,6 +10,7 @@ from pathlib import Path
 from bursar.api.problems import REFUSED, STATUSES
 from bursar.flows.payouts import MACHINE as PAYOUTS
 from bursar.flows.transfers import MACHINE, Code
+from bursar.flows.withdrawals import MACHINE as WITHDRAWALS
 from bursar.model import errors
 from bursar.rails.trading.rules import REFUSALS
 
@@ -54,6 +55,11 @@ def test_the_picture_of_transfers_is_the_machine() -> None:
 def test_the_picture_of_payouts_is_the_machine() -> None:
     (picture,) = re.findall(r"```mermaid\n(.*?)```", (DOCS / "concepts" / "payouts.md").read_text(), re.DOTALL)
     assert picture.strip() == PAYOUTS.mermaid().strip()
+
+
+def test_the_picture_of_withdrawals_is_the_machine() -> None:
+    (picture,) = re.findall(r"```mermaid\n(.*?)```", (DOCS / "concepts" / "withdrawals.md").read_text(), re.DOTALL)
+    assert picture.strip() == WITHDRAWALS.mermaid().strip()
 
 
 def test_every_code_of_transfers_is_explained_with_its_status() -> None:

@@ -37,6 +37,7 @@ from bursar.api.transfers import (
     number_of,
     runtime_of,
 )
+from bursar.flows.payouts import MACHINE as PAYOUTS
 from bursar.flows.transfers import Code
 from bursar.flows.transfers.checks import USER_MAX
 from bursar.flows.withdrawals import (
@@ -48,6 +49,7 @@ from bursar.flows.withdrawals import (
     WithdrawalView,
 )
 from bursar.flows.withdrawals.listing import STATUSES, listed, states_of
+from bursar.flows.withdrawals.machine import QUEUED
 from bursar.flows.withdrawals.risk import Reason as WhyItWaits
 from bursar.flows.withdrawals.words import code_for_user
 from bursar.model.actors import check_actor
@@ -147,7 +149,7 @@ class WithdrawalAnswer(Out, frozen=True):
     amount: Annotated[str, Meta(description="That arrives.")]
     fee: str
     waits_for: list[WaitsFor]
-    until: Annotated[datetime | None, Meta(description="When it goes on by itself, or expires.")]
+    until: Annotated[datetime | None, Meta(description="When it is looked at again by itself, or expires.")]
     tx_hash: Annotated[str, Meta(description="Of the final transaction.")]
     message: Annotated[str, Meta(description="Why it ended without being paid, in words.")]
     created_at: datetime
@@ -275,7 +277,7 @@ async def cancel_withdrawal(
     count(request)
     user = None if request.user.has(*OPERATORS) else request.user.user
     said = withdrawals.cancel(id_, actor=check_actor(request.user.subject), reason=data.reason or "", user=user)
-    return answer_of(request, await in_time(request, carried_out(request, said)))
+    return answer_of(request, await in_time(request, carried_out(request, said, with_payout=True)))
 
 
 # --- what the routes share -------------------------------------------------------------------------------------------
@@ -339,19 +341,26 @@ async def in_time(request: Asked, work: Coroutine[Any, Any, _T]) -> _T:
     """The answer, within the deadline (T45). What takes longer is not cancelled: it may be at its COMMIT."""
     task = asyncio.get_running_loop().create_task(work, name="bursar-withdrawal")
     limit_s = within_s(request)
-    await asyncio.wait([task], timeout=limit_s)
+    try:
+        await asyncio.wait([task], timeout=limit_s)
+    finally:
+        if not task.done():
+            task.add_done_callback(_told_late)
     if not task.done():
-        task.add_done_callback(_told_late)
         why = f"no answer within {limit_s:g} s, and it may have been carried out or not"
         raise Problem(COMMIT_UNKNOWN, f"{why}; repeat the same request, under the same key, to learn it")
     return task.result()
 
 
-async def carried_out(request: Asked, said: Coroutine[Any, Any, WithdrawalView]) -> WithdrawalView:
-    """What was said to a withdrawal, and what becomes of that at once."""
+async def carried_out(
+    request: Asked, said: Coroutine[Any, Any, WithdrawalView], *, with_payout: bool = False
+) -> WithdrawalView:
+    """What was said to a withdrawal, and what becomes of that at once. `with_payout`: it was said to its payout."""
     withdrawals, engine = withdrawals_of(request), runtime_of(request).engine
     view = await said
-    await engine.process_now(await engine.record(MACHINE.name, view.id), within_s(request) / 2)
+    is_ordered = with_payout and view.state == QUEUED
+    flow, id_ = (PAYOUTS.name, view.payout) if is_ordered else (MACHINE.name, view.id)
+    await engine.process_now(await engine.record(flow, id_), within_s(request) / 2)
     return await withdrawals.view(view.id)
 
 

@@ -100,7 +100,7 @@ def _flows_table(found: list[dict[str, Any]]) -> Drawing:
 async def show(catalog: Catalog, out: Output, words: tuple[str, ...]) -> None:
     """One record: where it is, every transition with its evidence, signals, open alerts, and the ledger's entries.
 
-    Without FLOW it is found by the prefix of the id: sr- for transfers, seq- for sequences.
+    Without FLOW it is found by the prefix of the id: sr- for transfers, wd- for withdrawals, and so on.
     """
     if len(words) > 2:
         raise click.UsageError("name one record: [FLOW] ID")

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bursar.cli.operating import on_catalog, operators_group
-from bursar.cli.output import Output, plain, table
+from bursar.cli.output import Output, table
 from bursar.cli.payout_desk import PayoutDesk, on_desk
 from bursar.cli.types import actor_option, operator_options, together
+from bursar.model.views import moment
 
 if TYPE_CHECKING:
     from bursar.cli.output import Drawing
@@ -154,11 +155,26 @@ def show_list(out: Output, views: list[WithdrawalView], empty: str) -> None:
 
 
 def _drawn(view: WithdrawalView) -> Drawing:
-    facts = {name: value for name, value in plain(view).items() if value not in ("", None, [], False)}
-    facts.pop("reasons", None)
-    for name in ("until", "queued"):
-        if not getattr(view, f"{name}_us"):
-            facts.pop(name, None)
-    rows: list[tuple[str, Any]] = list(facts.items())
-    rows += [("waits for", f"{one.words} ({one.detail})" if one.detail else one.words) for one in view.reasons]
-    return table("field", "value", rows=rows, whole=("field",))
+    rows: list[tuple[str, Any]] = [
+        ("withdrawal", view.id),
+        ("status", view.status if view.status == view.state else f"{view.status} ({view.state})"),
+        ("user", view.user),
+        ("pays", f"{view.amount} {view.asset}"),
+        ("to", view.to),
+        ("on", view.chain),
+        ("memo", view.memo),
+        ("fee", f"{view.fee} {view.asset}"),
+        *(("waits for", f"{one.words} ({one.detail})" if one.detail else one.words) for one in view.reasons),
+        ("looked at again", moment(view.until_us) if view.until_us else ""),
+        ("requested by", view.requester),
+        ("approved by", ", ".join(view.approvals)),
+        ("approvals missing", view.approvals_missing or ""),
+        ("ended with", view.reason),
+        ("payout", f"{view.payout} ({view.payout_status})" if view.payout else ""),
+        ("transaction", view.tx_hash),
+        ("digest", view.digest),
+        ("created (UTC)", moment(view.created_us)),
+        ("queued (UTC)", moment(view.queued_us) if view.queued_us else ""),
+        ("updated (UTC)", moment(view.updated_us)),
+    ]
+    return table("field", "value", rows=[row for row in rows if row[1] != ""], whole=("field",))
