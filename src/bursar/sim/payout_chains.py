@@ -162,11 +162,11 @@ def _older(world: tron_world.World) -> None:
     """A transaction of another wallet: a node that has it has the history in which ours would be (W28)."""
     sender = tron_address(public_key(OTHER_KEY))
     world.fund(sender, 100 * SUN)
-    world.fund(TRON.addresses["hot1"], 0)
+    world.fund(to := TRON.address(0xE1DE), SUN)
     world.mine()
     network = Network(name=CHAIN_NAME, kind="tron", chain_id=world.chain_id, native="TRX", fee_ceilings=(420, 420, 420))
     slot = Slot(expires=world.head.timestamp + 10 * TRON_BLOCK_MS, reference=f"{world.head.id[12:32]}/1")
-    order = Order(payout="older", to=TRON.addresses["hot1"], amount=1)
+    order = Order(payout="older", to=to, amount=1)
     unsigned = TRON.codec.build(network, sender, order, Shape.PAY, slot, Fee(gas_limit=0, price=0))
     world.submit(TRON.codec.signed(unsigned, sign_digest(OTHER_KEY, TRON.codec.digest(unsigned)), sender).raw)
 

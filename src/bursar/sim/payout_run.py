@@ -26,6 +26,7 @@ from bursar.store import connect
 
 CHAOS_S: Final = 25.0
 HEALED_S: Final = 2_000.0  # within which everything must have ended: back-off is up to a quarter of an hour
+REST_S: Final = 6.0  # until what took effect last is final, and booked
 # What people have decided, or a chain has taken back, and its nodes were not asked about since. Of a payment that moved
 # something else they never say which it was.
 OPEN_QUESTIONS: Final = """
@@ -65,6 +66,9 @@ class PayoutRun(TwoProcessRun[T]):
     @abstractmethod
     def forget(self) -> None:
         """The database was put back: what was answered since the backup is no promise."""
+
+    def remember(self) -> None:
+        """It is about to be put back: what is in it now is seen for the last time."""
 
     def make_rail(self) -> Any:
         return self.town.nodes
@@ -114,10 +118,10 @@ class PayoutRun(TwoProcessRun[T]):
         if not await self.over_by(CHAOS_S + self.healed_s):
             raise Violation(f"W19: not noticed, or open: {self.oracle.db.execute(self.open).fetchall()}")
 
-    async def rest(self) -> None:
-        """Until what took effect last is final, and booked."""
+    async def rest(self, seconds: float = REST_S) -> None:
+        """Let time pass."""
         later: asyncio.Future[None] = self.kernel.loop.create_future()
-        self.kernel.loop.call_later(6.0, later.set_result, None)
+        self.kernel.loop.call_later(seconds, later.set_result, None)
         await later
 
     def heal(self) -> None:
@@ -157,6 +161,7 @@ class PayoutRun(TwoProcessRun[T]):
             process = self.kernel.processes[name]
             if process.alive:
                 process.crash()
+        self.remember()
         self.host.restore(PATH, self.backup)
         self.forget()
 

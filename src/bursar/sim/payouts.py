@@ -85,7 +85,7 @@ class PayoutOracle(RecordOracle):
         """After every commit of any process."""
         if not self.db.in_transaction:
             Oracle.look(self, others=others)
-            self.judge_moved(MACHINE.name)
+            self.judge_moved(MACHINE)
 
     def records(self) -> None:
         """Each arrow once, in order, and legal."""
