@@ -36,7 +36,6 @@ WALLETS: Final = ("hot1", "hot2")
 KEYS: Final = {name: bytearray(bytes([number + 1]) * 32) for number, name in enumerate(WALLETS)}
 OTHER_KEY: Final = bytearray(b"\x55" * 32)  # of a wallet that is not ours
 TOKENS: Final = 10**9  # of each wallet, in smallest units
-BLOCK_S: Final = 1.0
 FINALITY: Final = 3
 TRON_BLOCK_MS: Final = 60_000  # by the chain's own clock: its transactions expire after ten blocks
 
@@ -59,6 +58,7 @@ class ChainKind:
     addresses: Mapping[str, str]  # of wallets, by name
     ceilings: Ranked
     tips: Ranked
+    block_s: float = 1.0  # between two blocks, by the processes' clock
 
     def address(self, number: int) -> str:
         """An address that no one has the key of."""
@@ -77,7 +77,7 @@ class ChainKind:
             finalized_tag=True,
             fee_ceilings=self.ceilings,
             tips=self.tips,
-            block_ms=int(BLOCK_S * 2000),  # what it is asked every so often; each poll costs, and finds little new
+            block_ms=int(self.block_s * 2000),  # what it is asked every so often; each poll costs, and finds little new
             bump_after_s=8,
             unconfirmed_max=4,
         )
@@ -125,6 +125,7 @@ TRON: Final = ChainKind(
     addresses={name: tron_address(public_key(key)) for name, key in KEYS.items()},
     ceilings=Ranked(high=420, normal=420, low=420),
     tips=Ranked(high=1, normal=1, low=1),
+    block_s=2.0,
 )
 KINDS: Final = {kind.name: kind for kind in (EVM, EXPIRY, TRON)}
 

@@ -44,6 +44,7 @@ class PayoutRun(TwoProcessRun[T]):
     plan: Plan
     trouble = 0.12  # of the requests to nodes
     cuts = 0.01  # of what is sent to the signer
+    chaos_s: float = CHAOS_S  # while it breaks
     healed_s: float = HEALED_S
 
     def __init__(self, kernel: Kernel, town: Town, image: bytes, size: Size) -> None:
@@ -87,9 +88,9 @@ class PayoutRun(TwoProcessRun[T]):
             self.town.old_disk.begin()
         if self.plan.restored:
             loop.call_later(0.2 + self.rng.random() * 5, self.back_up, context=Context())
-        if not await self.over_by(CHAOS_S):
+        if not await self.over_by(self.chaos_s):
             self.heal()
-            if not await self.over_by(CHAOS_S + self.healed_s):
+            if not await self.over_by(self.chaos_s + self.healed_s):
                 raise Violation(f"not ended in time: {self.oracle.db.execute(self.open).fetchall()}")
         self.heal()
         while self.plan.deep and not self.town.depths.happened:  # the worst of times: when all of them have ended
@@ -115,7 +116,7 @@ class PayoutRun(TwoProcessRun[T]):
     async def noticed(self) -> None:
         """A reorganisation of what was final opens an incident (W19); then all questions about it are answered."""
         self.open = f"{self.open} UNION ALL {UNNOTICED}"
-        if not await self.over_by(CHAOS_S + self.healed_s):
+        if not await self.over_by(self.chaos_s + self.healed_s):
             raise Violation(f"W19: not noticed, or open: {self.oracle.db.execute(self.open).fetchall()}")
 
     async def rest(self, seconds: float = REST_S) -> None:

@@ -36,7 +36,7 @@ from bursar.sim import evm_world, expiry_world, payout_chains, tron_world
 from bursar.sim.chain_state import Behaviour, Effect
 from bursar.sim.kernel import Kernel
 from bursar.sim.net import SimHost, SimNet
-from bursar.sim.payout_chains import BLOCK_S, CHAIN_NAME, FINALITY, GWEI, KEYS, TOKENS, WALLETS, ChainKind, codecs
+from bursar.sim.payout_chains import CHAIN_NAME, FINALITY, GWEI, KEYS, TOKENS, WALLETS, ChainKind, codecs
 from bursar.sim.payout_faults import Depths, Liar, OldDisk, Plan, change_token, forget_history
 from bursar.sim.process import Process
 from bursar.store import Store
@@ -218,7 +218,7 @@ class Town:
             if self.plan.forced:
                 (change_token if self.kind.name == "evm" else forget_history)(self, dice)
         world.mine(empty=not self.calm and dice.random() < 0.2)
-        self.kernel.loop.call_later(BLOCK_S, self.tick, context=Context())
+        self.kernel.loop.call_later(self.kind.block_s, self.tick, context=Context())
 
     def _change_price(self) -> None:
         """The chain gets dear, or cheap."""

@@ -28,6 +28,7 @@ from bursar.flows.withdrawals.policy import AddressList, Approver, WithdrawalPol
 from bursar.flows.withdrawals.withdrawal import Withdrawal
 from bursar.model.authorizations import Authorization, Payment
 from bursar.sim.oracle import Oracle, Violation
+from bursar.sim.payout_chains import CHAIN_NAME
 from bursar.sim.payout_judge import Judge
 from bursar.sim.payout_town import Town
 from bursar.sim.process import EPOCH_US
@@ -43,8 +44,7 @@ DOCUMENTS: Final = """SELECT kind, name, body FROM documents d
 CHANGES: Final = "SELECT (SELECT max(number) FROM documents), (SELECT count(*) FROM accounts)"
 FROZEN: Final = """SELECT path FROM accounts a WHERE status <> 'active'
     AND version = (SELECT max(version) FROM accounts WHERE id = a.id)"""
-SWITCHES: Final = """SELECT name FROM pauses WHERE (kind, name) = ('flow', 'withdrawals')
-    OR kind = 'rail' AND name LIKE 'withdrawals %'"""
+SWITCHES: Final = "SELECT name FROM pauses WHERE name LIKE 'withdrawals%'"
 BOOK: Final = """SELECT json_extract(body, '$.added_us') FROM flow_rows
     WHERE flow = 'withdrawal_addresses' AND kind = 'address' AND state = 'held' AND key = ?"""
 
@@ -160,8 +160,10 @@ class Decisions:
         verdict = str(body.screening.verdict)
         if body.cancelled or body.rejected:
             return f"it was {'cancelled' if body.cancelled else 'rejected'}"
-        if rules.switches or payment.account in rules.frozen:
-            return "a switch is off" if rules.switches else "the account is frozen"
+        if off := rules.switches & {"withdrawals", *(f"withdrawals {which}" for which in _switches(body.user))}:
+            return f"{', '.join(off)} are switched off"
+        if payment.account in rules.frozen:
+            return "the account is frozen"
         if not policy.enabled or amount > int(policy.maximum) * USDT:
             return "the policy offers nothing of this amount"
         if payment.to in rules.deny or verdict == "denied":
@@ -203,6 +205,11 @@ class Decisions:
         except (InvalidSignature, ValueError):
             return ""
         return key
+
+
+def _switches(user: int) -> tuple[str, ...]:
+    """What a switch of this withdrawal is called, but for how all of them begin."""
+    return f"of user {user}", "of USDT", f"on {CHAIN_NAME}"
 
 
 def _recent(after: InForce, now_s: float) -> bool:

@@ -199,6 +199,7 @@ class Desk:
         self.addresses = addresses
         self.town = office.town
         self.dice = office.dice
+        self.settled = False
 
     async def look(self) -> None:
         """Meddle; in calm times, put everything right."""
@@ -206,8 +207,11 @@ class Desk:
             await self.office.look()
         with contextlib.suppress(BursarError):
             if self.town.calm:
-                await self.settle()
-            elif self.town.plan.meddled:
+                await self.unapproved()
+                if not self.settled:
+                    await self.settle()
+                    self.settled = True
+            elif not self.town.calm and self.town.plan.meddled:
                 await self.meddle()
 
     async def meddle(self) -> None:
@@ -230,6 +234,12 @@ class Desk:
             case _:  # payouts are ordered, and stay where they are while the rules change
                 await self.office.operators.pause("flow", "payouts", actor="ann", reason="drill")
                 await self.rules.change(self.addresses)
+
+    async def unapproved(self) -> None:
+        """End what documents allow, and the signer's own policy does not: it would wait for ever."""
+        for one in await self.office.payouts.list(states=("pending",), limit=20):
+            if one.error.startswith("NOT_APPROVED"):
+                await self.office.payouts.cancel(one.id, actor="ann", reason="the signer does not know who approved it")
 
     async def settle(self) -> None:
         """Rules as they were, accounts thawed. Switches are lifted by the operators of payouts."""

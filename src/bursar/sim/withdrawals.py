@@ -58,7 +58,8 @@ from bursar.sim.withdrawal_rules import Rules, furnish, signer_rules
 from bursar.store import connect
 
 PROCESSES: Final = ("withdrawals", "withdrawals-2")
-SCAN_S: Final = 1.0
+SCAN_S: Final = 2.0
+CHAOS_S: Final = 14.0
 LOOK_S: Final = 0.5
 PEOPLE_S: Final = 1.5  # between two looks of the approvers, about
 DESK_S: Final = 2.5  # and of the operators
@@ -144,6 +145,7 @@ class Scenario(PayoutRun[Outcome]):
     open = OPEN_RECORDS
     oracle: WithdrawalOracle
     look_s = LOOK_S
+    chaos_s = CHAOS_S
     plan: Plan
 
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
@@ -248,7 +250,8 @@ class Scenario(PayoutRun[Outcome]):
         """Everything that a user wants; after a crash again, to get the same answer."""
         asked = []
         for key, wish in client.wants.items():
-            if key in client.told and not (wish.again or wish.cancel_s is not None):
+            told = client.told.get(key, "")
+            if told.startswith("refused") or (told and not (wish.again or wish.cancel_s is not None)):
                 continue
             asked.append(group.create_task(user.ask(wish), name=key))
             if wish.after_s:

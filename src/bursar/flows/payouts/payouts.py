@@ -315,7 +315,8 @@ class Payouts:
             raise PayoutRefused(
                 PayoutCode.OWN_REQUEST, f"{approval.approver} has requested {id_}: another person approves it"
             )
-        name = sender or f"approval {approval.approver} {approval.signature[:16]}"
+        # By version: what another one in the same name has displaced meanwhile can be given again.
+        name = sender or f"approval {approval.approver} {approval.signature[:16]} {record.version}"
         evidence = {"approval": msgspec.to_builtins(approval)}
         await self.engine.signal(record, APPROVE, approval.approver, evidence, sender=name)
         return await self.view(id_)
