@@ -41,10 +41,10 @@ DAY_US: Final = 86_400_000_000
 DOCUMENTS: Final = """SELECT kind, name, body FROM documents d
     WHERE kind IN ('withdrawal_policy', 'address_list', 'approver')
     AND version = (SELECT max(version) FROM documents WHERE kind = d.kind AND name = d.name)"""
-CHANGES: Final = "SELECT (SELECT max(number) FROM documents), (SELECT count(*) FROM accounts)"
+CHANGES: Final = """SELECT (SELECT max(number) FROM documents), (SELECT count(*) FROM accounts),
+    (SELECT group_concat(name, char(10)) FROM pauses WHERE name LIKE 'withdrawals%')"""
 FROZEN: Final = """SELECT path FROM accounts a WHERE status <> 'active'
     AND version = (SELECT max(version) FROM accounts WHERE id = a.id)"""
-SWITCHES: Final = "SELECT name FROM pauses WHERE name LIKE 'withdrawals%'"
 BOOK: Final = """SELECT json_extract(body, '$.added_us') FROM flow_rows
     WHERE flow = 'withdrawal_addresses' AND kind = 'address' AND state = 'held' AND key = ?"""
 
@@ -78,9 +78,9 @@ class Decisions:
 
     def look(self, db: sqlite3.Connection) -> None:
         """Read the rules, if they have changed; forget those that were replaced some time ago."""
-        numbers = db.execute(CHANGES).fetchone()
-        switches = frozenset(name for (name,) in db.execute(SWITCHES))
-        seen = (*numbers, switches, self.ahead_us)
+        changes = db.execute(CHANGES).fetchone()
+        switches = frozenset((changes[2] or "").split("\n")) - {""}
+        seen = (*changes, self.ahead_us)
         if seen == self._seen:
             return
         self._seen = seen

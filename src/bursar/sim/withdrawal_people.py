@@ -128,47 +128,33 @@ class Approvers:
         """Each of them looks at what waits."""
         found, _ = await self.withdrawals.page(states=UNDECIDED, limit=20)
         for view in found:
-            payment = await self.withdrawals.payment(view.id)
             with contextlib.suppress(BursarError):
-                await self._judge(view, payment)
+                await self._judge(view)
 
-    async def _judge(self, view: WithdrawalView, payment: Payment) -> None:
+    async def _judge(self, view: WithdrawalView) -> None:
         waits = view.state == "waiting"
         if self.town.calm:
             if waits and not view.approvals_missing and self.now_s() > COOLING_S_MAX:
                 await self.withdrawals.cancel(view.id, actor="ann", reason="its address is still too new")
             for name in ("ann", "ben", "eve") if waits and view.approvals_missing else ():
-                await self._approve(view, name, payment)
+                await self._approve(view, name)
             return
         dice = self.dice
         for name, share in (("ann", 0.5), ("ben", 0.5), ("eve", 0.15), ("rex", 0.1)):
             if waits and name not in view.approvals and dice.random() < share:
-                await self._approve(view, name, payment)
+                await self._approve(view, name)
         if dice.random() < 0.04:
             await self.withdrawals.reject(view.id, actor="rex", reason="it looks strange")
-        if dice.random() < 0.4:
-            await self._wicked(view, payment)
+        if dice.random() < 0.3:
+            await self._wicked(view)
 
-    async def _approve(self, view: WithdrawalView, name: str, payment: Payment) -> None:
+    async def _approve(self, view: WithdrawalView, name: str) -> None:
         with contextlib.suppress(BursarError):
-            await self.withdrawals.approve(view.id, signed(name, payment))
+            await self.withdrawals.approve(view.id, signed(name, await self.withdrawals.payment(view.id)))
 
-    async def _wicked(self, view: WithdrawalView, payment: Payment) -> None:
+    async def _wicked(self, view: WithdrawalView) -> None:
         """Something that must count for nothing, or for one person."""
-        dice, replace = self.dice, msgspec.structs.replace
-        more = str(int(payment.amount) * 2)
-        forged = dice.choice(
-            (
-                (signed("mallory", payment), signed("mal.lory", payment)),  # one person, two names with a key each
-                (signed("ann", replace(payment, payout="po-0")),),  # an approval of another payout
-                (signed("ben", replace(payment, amount=more, amount_raw=more)),),
-                (signed("ben", replace(payment, to=self.town.kind.address(0xBAD))),),
-                (Approval(approver="ann", signature=signed("mallory", payment).signature),),
-                (Approval(approver="nemo", signature=signed("mallory", payment).signature),),  # has no key
-                (Approval(approver="ANN", signature="00" * 64), Approval(approver="ben", signature="")),
-            )
-        )
-        past = dice.random() < 0.5
+        past, forged = self.dice.random() < 0.5, self._forged(await self.withdrawals.payment(view.id))
         for approval in forged:
             with contextlib.suppress(BursarError):
                 if past:
@@ -179,6 +165,27 @@ class Approvers:
                     )
                 else:
                     await self.withdrawals.approve(view.id, approval)
+
+    def _forged(self, payment: Payment) -> tuple[Approval, ...]:
+        replace, more = msgspec.structs.replace, str(int(payment.amount) * 2)
+        what = self.dice.choice(("names", "twice", "replayed", "amount", "address", "stolen name", "no key", "nothing"))
+        match what:
+            case "names":  # one person, two names with a key each
+                return signed("mallory", payment), signed("mal.lory", payment)
+            case "twice":
+                return signed("mallory", payment), signed("mallory", payment)
+            case "replayed":  # an approval of another payout
+                return (signed("ann", replace(payment, payout="po-0")),)
+            case "amount":
+                return (signed("ben", replace(payment, amount=more, amount_raw=more)),)
+            case "address":
+                return (signed("ben", replace(payment, to=self.town.kind.address(0xBAD))),)
+            case "stolen name":
+                return (Approval(approver="ann", signature=signed("mallory", payment).signature),)
+            case "no key":
+                return (Approval(approver="nemo", signature=signed("mallory", payment).signature),)
+            case _:
+                return Approval(approver="ANN", signature="00" * 64), Approval(approver="ben", signature="")
 
 
 def signed(name: str, payment: Payment) -> Approval:

@@ -20,7 +20,7 @@ VARIANTS: Final = ("plain", "screened", "plain", "cooling", "limited", "screened
 STAFF: Final = ("mallory", "mal.lory", "mallory+ops", "ma11ory", "ann")  # who ask for users: four names of one person
 ALL: Final = "all"
 # To one seed in so many; numbers without a common factor, so that everything meets everything.
-PAIR_EVERY: Final = 2  # a second server
+PAIR_EVERY: Final = 4  # a second server
 STORMY_EVERY: Final = 3  # nodes fail, the chain reorganises
 RESTORED_EVERY: Final = 11  # the database goes back to a backup
 LIED_EVERY: Final = 13  # a node lies
