@@ -100,6 +100,7 @@ class WithdrawalOracle(RecordOracle):
 
     machine = MACHINE
     decisions: Decisions
+    judges = True  # whether what is seen for the first time has just happened
 
     def look(self, *, others: bool = True) -> None:
         """After every commit of any process."""
@@ -122,7 +123,7 @@ class WithdrawalOracle(RecordOracle):
         known = len(self._history.get(number, ()))
         super().legal(number, id, steps, state, version, machine)
         flow = (machine or self.machine).name
-        for place in range(known, len(steps)):
+        for place in range(known, len(steps)) if self.judges else ():
             self.decisions.judge(self.db, flow, id, steps[: place + 1])
 
     def records(self) -> None:
@@ -191,7 +192,9 @@ class Scenario(PayoutRun[Outcome]):
     def forget(self) -> None:
         """What the database has forgotten is not asked for again: it would be another request."""
         self.oracle = WithdrawalOracle(self.host.open(PATH))
-        self.oracle.decisions = self.decisions
+        self.oracle.decisions, self.oracle.judges = self.decisions, False
+        self.oracle.records()  # what is there again was judged when it happened
+        self.oracle.judges = True
         there = self.payments()
         self.lost += [payment for to, payment in self.before.items() if to not in there]
         gone = {payment.to for payment in self.lost}
