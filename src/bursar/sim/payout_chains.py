@@ -11,7 +11,7 @@ The same wallets, by the same keys, and one token are on each. The keys are no s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bursar.flows.payouts.documents import ChainDocument, Ranked
@@ -83,36 +83,20 @@ class ChainKind:
         )
 
 
-_EVM_TOKEN: Final = EvmCodec().check_address(CHAIN_NAME, "0x" + "c0" * 20)
-_EVM_ADDRESSES: Final = {name: evm_address(public_key(key)) for name, key in KEYS.items()}
-_GAS: Final = Ranked(high=400 * GWEI, normal=300 * GWEI, low=200 * GWEI)
-_TIPS: Final = Ranked(high=3 * GWEI, normal=2 * GWEI, low=GWEI)
 EVM: Final = ChainKind(
     name="evm",
     codec=EvmCodec(),
     chain_id=CHAIN_ID,
-    token=_EVM_TOKEN,
+    token=EvmCodec().check_address(CHAIN_NAME, "0x" + "c0" * 20),
     native="ETH",
     decimals=18,
     coins=10**18,
     fee_max=10**17,
-    addresses=_EVM_ADDRESSES,
-    ceilings=_GAS,
-    tips=_TIPS,
+    addresses={name: evm_address(public_key(key)) for name, key in KEYS.items()},
+    ceilings=Ranked(high=400 * GWEI, normal=300 * GWEI, low=200 * GWEI),
+    tips=Ranked(high=3 * GWEI, normal=2 * GWEI, low=GWEI),
 )
-EXPIRY: Final = ChainKind(
-    name="expiry",
-    codec=ExpiryCodec(),
-    chain_id=CHAIN_ID,
-    token=_EVM_TOKEN,
-    native="ETH",
-    decimals=18,
-    coins=10**18,
-    fee_max=10**17,
-    addresses=_EVM_ADDRESSES,
-    ceilings=_GAS,
-    tips=_TIPS,
-)
+EXPIRY: Final = replace(EVM, name="expiry", codec=ExpiryCodec())
 TRON: Final = ChainKind(
     name="tron",
     codec=TronCodec(),

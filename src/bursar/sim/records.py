@@ -89,6 +89,10 @@ class RecordOracle(Oracle, ABC):
                 raise Violation(f"{of.name} {id} went from {source} to {target} on {event}")
         if (place, len(steps)) != (state, version):
             raise Violation(f"{of.name} {id} is {state} at version {version}, its history says {place}, {len(steps)}")
+        self.stepped(of, id, steps, len(before))
+
+    def stepped(self, machine: Machine, id: str, steps: list[tuple[object, ...]], known: int) -> None:
+        """A record's history is legal; the first `known` steps of it were known before. For a scenario to look at."""
 
 
 def _is_arrow(machine: Machine, source: str, event: str, target: str) -> bool:

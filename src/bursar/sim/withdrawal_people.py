@@ -224,7 +224,7 @@ class Desk:
     async def meddle(self) -> None:
         """Something that people do to withdrawals."""
         dice, withdrawals = self.dice, self.withdrawals
-        what = dice.choice(("rules", "rules", "rules", "switch", "freeze", "unfreeze", "stop"))
+        what = dice.choice(("rules", "rules", "stop", "stop", "switch", "freeze", "unfreeze"))
         account = funding_account(dice.randrange(USERS))
         match what:
             case "rules":

@@ -24,6 +24,7 @@ PAIR_EVERY: Final = 4  # a second server
 STORMY_EVERY: Final = 3  # nodes fail, the chain reorganises
 RESTORED_EVERY: Final = 11  # the database goes back to a backup
 LIED_EVERY: Final = 13  # a node lies
+LISTED_EVERY: Final = 29  # the token refuses to pay some addresses from some moment on
 RUSHED_EVERY: Final = 7  # a user asks for everything, five times at once
 
 
@@ -82,6 +83,11 @@ class Plan(payout_faults.Plan):
     def lied(self) -> bool:
         """A node lies. What TRON's nodes could say instead of the truth is not known here."""
         return self._every(LIED_EVERY, 7) and self.kind != "tron"
+
+    @property
+    def blacklists(self) -> bool:
+        """From some moment on the token refuses to pay the first user's addresses: dry runs fail, or what was sent."""
+        return self._every(LISTED_EVERY, 11)
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -110,21 +110,10 @@ class WithdrawalOracle(RecordOracle):
             self.judge_moved(MACHINE)
             self.judge_moved(PAYOUTS)
 
-    def legal(
-        self,
-        number: int,
-        id: str,
-        steps: list[tuple[object, ...]],
-        state: str,
-        version: int,
-        machine: Machine | None = None,
-    ) -> None:
-        """Also: what it did just now was allowed."""
-        known = len(self._history.get(number, ()))
-        super().legal(number, id, steps, state, version, machine)
-        flow = (machine or self.machine).name
+    def stepped(self, machine: Machine, id: str, steps: list[tuple[object, ...]], known: int) -> None:
+        """What it did just now was allowed."""
         for place in range(known, len(steps)) if self.judges else ():
-            self.decisions.judge(self.db, flow, id, steps[: place + 1])
+            self.decisions.judge(self.db, machine.name, id, steps[: place + 1])
 
     def records(self) -> None:
         """Each arrow once, in order, and legal."""
@@ -162,9 +151,16 @@ class Scenario(PayoutRun[Outcome]):
         self.findings: list[str] | None = None
         super().__init__(kernel, town, image, Size(callers=1 if plan.small else USERS, entries_each=0))
         self.healed_s = HEALED_S
+        if plan.blacklists:
+            kernel.loop.call_later(kernel.rng.random() * CHAOS_S / 2, self.blacklist)
         if not plan.stormy:
             self.town.nodes.trouble = 0.0 if plan.small else 0.01
             self.town.net.cut_probability = 0.0 if plan.small else 0.002
+
+    def blacklist(self) -> None:
+        """The token refuses the addresses of the first user."""
+        (token,) = self.town.world.tokens.values()
+        token.blacklist.update(wish.to for wish in self.clients[0].wants.values())
 
     def make_oracle(self) -> WithdrawalOracle:
         oracle = WithdrawalOracle(self.host.open(PATH), self.past)
@@ -226,21 +222,22 @@ class Scenario(PayoutRun[Outcome]):
             async with asyncio.TaskGroup() as group:
                 group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
                 group.create_task(payouts.reconciling.run(), name="reconciling")
-                if process.name == PROCESSES[0]:
-                    self.people(group, process, withdrawals, payouts)
+                self.people(group, process, withdrawals, payouts)
 
     def people(self, group: asyncio.TaskGroup, process: Process, withdrawals: Withdrawals, payouts: Payouts) -> None:
-        """Who comes to the first server."""
+        """Approvers come to each server; users and operators to the first one."""
+        loop = self.kernel.loop
+        approvers = Approvers(withdrawals, self.town, self.rng, lambda: loop.now)
+        group.create_task(self.every(process, PEOPLE_S, approvers), name="approvers")
+        if process.name != PROCESSES[0]:
+            return
         for client in self.clients:
             user = User(withdrawals, process, self.town, client.told)
             group.create_task(self.ask(group, client, user), name=client.user)
-        loop = self.kernel.loop
-        approvers = Approvers(withdrawals, self.town, self.rng, lambda: loop.now)
         office = Office(payouts, self.town, self.rng, self.restart)
         rules = Rules(withdrawals.documents, self.plan.variant, self.rng)
         addresses = [wish.to for client in self.clients for wish in client.wants.values()]
         desk = Desk(withdrawals, office, rules, addresses)
-        group.create_task(self.every(process, PEOPLE_S, approvers), name="approvers")
         group.create_task(self.every(process, DESK_S, desk), name="desk")
 
     async def every(self, process: Process, seconds: float, people: Approvers | Desk) -> None:
