@@ -35,6 +35,8 @@ from bursar.sim.withdrawal_rules import KEYS, Rules
 
 AGAIN_S: Final = 0.3  # until a user asks again whose request failed for a reason that passes
 SECRET: Final = b"the secret of the screening hook"
+SETTLED_AFTER: Final = 3  # calm looks: until then what was ordered goes on under the rules as they are
+STOPPED_S: Final = 3.0  # that payouts are stopped before the rules change
 COOLING_S_MAX: Final = 60.0  # that a healed run waits for an address whose age a jump of the clock has changed
 
 
@@ -206,7 +208,7 @@ class Desk:
         self.addresses = addresses
         self.town = office.town
         self.dice = office.dice
-        self.settled = False
+        self.calm_looks = 0
 
     async def look(self) -> None:
         """Meddle; in calm times, put everything right."""
@@ -215,9 +217,9 @@ class Desk:
         with contextlib.suppress(BursarError):
             if self.town.calm:
                 await self.unapproved()
-                if not self.settled:
+                self.calm_looks += 1
+                if self.calm_looks == SETTLED_AFTER:
                     await self.settle()
-                    self.settled = True
             elif not self.town.calm and self.town.plan.meddled:
                 await self.meddle()
 
@@ -240,6 +242,7 @@ class Desk:
                 await withdrawals.ledger.unfreeze(account)
             case _:  # payouts are ordered, and stay where they are while the rules change
                 await self.office.operators.pause("flow", "payouts", actor="ann", reason="drill")
+                await withdrawals.engine.ports.sleep(STOPPED_S)
                 await self.rules.change(self.addresses)
 
     async def unapproved(self) -> None:

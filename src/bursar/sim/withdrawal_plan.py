@@ -60,6 +60,11 @@ class Plan(payout_faults.Plan):
         return "screened" if self.small else VARIANTS[self.seed % len(VARIANTS)]
 
     @property
+    def users(self) -> int:
+        """How many of the users ask for something."""
+        return 1 if self.small else USERS - self.seed % 2
+
+    @property
     def pair(self) -> bool:
         """Two servers."""
         return self._every(PAIR_EVERY, 0)

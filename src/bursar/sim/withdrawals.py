@@ -53,7 +53,7 @@ from bursar.sim.two_process import LEASE_S, PATH, Client, WatchedStore
 from bursar.sim.withdrawal_judge import Decisions, WithdrawalJudge
 from bursar.sim.withdrawal_people import Approvers, Desk, Hook, User
 from bursar.sim.withdrawal_plan import KINDS as CHAIN_KINDS
-from bursar.sim.withdrawal_plan import USERS, Plan, Requests, Wish
+from bursar.sim.withdrawal_plan import Plan, Requests, Wish
 from bursar.sim.withdrawal_rules import Rules, furnish, signer_rules
 from bursar.store import connect
 
@@ -149,7 +149,7 @@ class Scenario(PayoutRun[Outcome]):
         self.before: dict[str, Payment] = {}  # what was requested when the database was put back
         self.lost: list[Payment] = []  # what it has forgotten of that
         self.findings: list[str] | None = None
-        super().__init__(kernel, town, image, Size(callers=1 if plan.small else USERS, entries_each=0))
+        super().__init__(kernel, town, image, Size(callers=plan.users, entries_each=0))
         self.healed_s = HEALED_S
         if plan.blacklists:
             kernel.loop.call_later(kernel.rng.random() * CHAOS_S / 2, self.blacklist)
