@@ -19,7 +19,7 @@ from bursar.signer.curve import evm_address, public_key, sign_digest
 from bursar.signer.errors import KeystoreRefused
 from bursar.signer.keys import KeystoreKeys
 from bursar.signer.keystore import Keystore, derive, list_keys, new_mnemonic, open_keystore, rotate
-from bursar.signer.policy import Wallet
+from bursar.signer.wallets import Wallet
 
 WEAK = 2  # scrypt in no time: these tests are not about its cost
 PASSPHRASE, OTHER = bytearray(b"correct horse battery"), bytearray(b"another passphrase")
