@@ -372,6 +372,7 @@ def test_on_tron_the_bytes_name_their_owner(tmp_path: Path) -> None:
         "dep-bsc- 1001",
         "dep-bsc-1_001",
         "dep-bsc-\u0661\u0660\u0660\u0661",  # digits, in Arabic
+        "dep-bsc-1\u0660\u0660\u0661",
         "dep-bsc-0",
         "dep-bsc--1001",
         "dep-bsc-",
@@ -446,6 +447,7 @@ def test_gas_goes_to_the_address_that_the_signer_has_derived_itself(tmp_path: Pa
         (own("bsc", 1001), account(1002)),
         (own("bsc", 1001), "user:1001:funding"),
         (own("bsc", 1001), ""),
+        (own("bsc", 1001), "dep-bsc-1001"),
         (own("bsc", 1001), account(1001, "eth")),  # the same address, and the name of another chain
         (own("bsc", 1001), "external:wallet:bsc:dep-eth-1001"),
         (own("bsc", 1001), "external:wallet:eth:dep-bsc-1001"),
@@ -603,6 +605,27 @@ def test_users_who_have_no_sweep_take_neither_memory_nor_disk(tmp_path: Path, mo
     assert keys._user_public.cache_info().currsize == 10
     assert len(keys._private) == 3  # of the wallets that the policy names, and of no user
     assert len(keys._extended) == 2
+
+
+def test_the_private_key_of_a_user_is_wiped_after_each_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bytearray] = []
+    private_key = Keystore.private_key
+
+    def kept(store: Keystore, name: str, path: str) -> bytearray:
+        key = private_key(store, name, path)
+        if path.startswith(EVM_PATH):
+            assert any(key)
+            made.append(key)
+        return key
+
+    async def story(service: Service) -> None:
+        await signs(service, sweep())
+
+    monkeypatch.setattr(Keystore, "private_key", kept)
+    play(tmp_path, story)
+    assert made == [bytearray(32)]
 
 
 class AwayKeys(KeystoreKeys):
