@@ -1,11 +1,11 @@
-"""What has arrived on a chain at a user's address: one record per transfer, credited once. Machine, body, entries. Pure.
+"""What has arrived on a chain at a user's address: a record per transfer, credited once. Machine, body, entries. Pure.
 
-The record's id is `chain:hash:part`, and the entry that credits it has that as its key, in the scope of all deposits: so
-it is credited once, however often it is seen, and also if an operator books it by hand under the same reference. What
-nobody may believe yet is `held`, and nothing of it is booked: one node alone has seen it, a token's events contradict its
-balances, or a wallet of ours has sent it. What is real and no user's is booked in suspense.
+The record's id is `chain:hash:part`, and the entry that credits it has that as its key, in the scope of all deposits.
+So it is credited once, however often it is seen, and also if an operator books it by hand under the same reference.
+What can't be believed yet is `held`, and nothing of it is booked: one node alone has seen it, a token's events
+contradict its balances, or a wallet of ours has sent it. What is real and no user's is booked in suspense.
 
-Not here: what a transfer is judged by (`judging`), where it was seen (`scanning`), what becomes of the money (`sweeping`).
+Not here: what a transfer is judged by (`judging`), where it was seen (`scanning`), what becomes of it (`sweeping`).
 """
 
 from __future__ import annotations

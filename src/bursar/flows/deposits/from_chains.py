@@ -19,7 +19,7 @@ from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord
 from bursar.flows.deposits import arrivals, scanning, sweep
 from bursar.flows.deposits.arrivals import ARRIVALS, CONFIRM, HELD, REJECT, STATUS, Arrived
 from bursar.flows.deposits.judging import Judging
-from bursar.flows.deposits.rules import DEPOSITS, Derive, DepositRules, derive, wallet_name
+from bursar.flows.deposits.rules import DEPOSITS, DepositRules, Derive, derive, wallet_name
 from bursar.flows.deposits.scanning import RESCAN, SCANS, Scan, Scanning
 from bursar.flows.deposits.sweep import MORE, SWEEPS, Sweep
 from bursar.flows.deposits.sweeping import Sweeping
@@ -107,7 +107,7 @@ class ChainDeposits:
         self.engine = engine
         self.out = payouts.out
         self._derive = derive
-        judging = Judging(self.out, payouts.ledger, engine)
+        judging = self._judging = Judging(self.out, payouts.ledger, engine)
         engine.register(self._addresses()).register(self._arrivals(judging)).register(self._sweeps(judging))
         engine.register(scanning.flow(Scanning(self.out, judging, engine), payouts.rails))
 
@@ -176,7 +176,7 @@ class ChainDeposits:
         address = rail.codec.check_address(chain, self._derive(network.body.kind, rules.body.xpub, user))
         body = DepositWallet(chain=chain, user=user, address=address)
         if await self.engine.get(SCANS.name, chain) is None:
-            await self.prepare()  # before anybody is told where to send: what arrives is scanned from here on
+            await self.prepare()  # before the user learns where to send: what arrives is scanned from here on
         try:
             started = await self.engine.start(ADDRESSES.name, body, id=name, owner=str(user), actor=actor)
         except RowTaken as taken:
@@ -185,7 +185,7 @@ class ChainDeposits:
         except (RecordMoved, AlreadyExists):  # another request was faster
             return await self._address(await self.engine.record(ADDRESSES.name, name))
         await self.engine.hand_over(started.record)
-        return await self._address(started.record)
+        return await self._address(await self.engine.record(ADDRESSES.name, name))
 
     async def _require_open(self, user: int) -> None:
         path = funding_account(user)
@@ -199,13 +199,14 @@ class ChainDeposits:
         chain = self.payouts.chains.get(body.chain)
         if chain is None:
             return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.chain} are configured here", OUTAGE_S)
+        contracts = [contract for contract in await self._judging.assets(body.chain) if contract]
         try:
-            there = await chain.balances(body.address, ())
+            there = await chain.balances(body.address, contracts)
         except NodesUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
-        if there.coin or there.nonce:
+        if there.coin or there.nonce or any(there.tokens.values()):
             why = (
-                f"{item.id} ({body.address}) had coin or had sent something at block {there.block}, before it was issued "
+                f"{item.id} ({body.address}) had money, or had sent some, at block {there.block}, before it was issued "
                 f"here: was the database restored? Read again what arrived: bursar deposit rescan {body.chain} BLOCK"
             )
             await self.out.alert(item.record, "address was used before", "critical", why)
@@ -238,9 +239,7 @@ class ChainDeposits:
         self, *, user: int = 0, states: Iterable[str] = (), chain: str = "", before: int = NEWEST, limit: int = 100
     ) -> tuple[Sequence[ArrivalView], int]:
         """Arrivals, newest first, and the number below which the next page begins; 0: there is none."""
-        wanted = Wanted(
-            owner=str(user) if user else "", states=tuple(states), facts={"chain": chain} if chain else {}
-        )
+        wanted = Wanted(owner=str(user) if user else "", states=tuple(states), facts={"chain": chain} if chain else {})
         found, after = await self.out.store.read.records.page(ARRIVALS.name, wanted, before=before, limit=limit)
         return [await self._view(record) for record in found], after
 
@@ -279,7 +278,9 @@ class ChainDeposits:
     async def _held(self, id_: str) -> Record:
         record = await self._arrival(id_)
         if record.state != HELD:
-            raise DepositRefused(DepositCode.NOT_HELD, f"{id_} is {record.state}: only what is held is decided by people")
+            raise DepositRefused(
+                DepositCode.NOT_HELD, f"{id_} is {record.state}: only what is held is decided by people"
+            )
         return record
 
     async def _view(self, record: Record) -> ArrivalView:

@@ -243,7 +243,8 @@ class Judging:
                     await self._ledger.create_account(path, policy=policy)
         assert facts.asset is not None  # what has none is worthless
         code = facts.asset.code
-        after = msgspec.structs.replace(body, account=account, asset=code, minor=str(minor), sweeps=False, open_sweep="")
+        placed = {"account": account, "asset": code, "minor": str(minor)}
+        after = msgspec.structs.replace(body, **placed, sweeps=False, open_sweep="")
         at = sweep_at(facts.rules, facts.asset)
         if at is None:
             return after

@@ -18,7 +18,6 @@ import msgspec
 from bursar.flows.payouts.documents import PART_LENGTH_MAX
 from bursar.model.accounts import check_name
 from bursar.model.document_kinds import DocumentKind
-from bursar.rails.derivation import ExtendedKey, deposit_address
 
 ASSETS_MAX = 200
 USER_DIGITS_MAX = 19
@@ -55,10 +54,14 @@ def wallet_name(rules: DepositRules, user: int) -> str:
 
 def derive(kind: str, xpub: str, user: int) -> str:
     """The address of a user on a chain of this kind."""
+    from bursar.rails.derivation import ExtendedKey, deposit_address  # noqa: PLC0415 (an extra: the curve)
+
     return deposit_address(kind, ExtendedKey.parse(xpub), user)
 
 
 def _check(old: DepositRules | None, new: DepositRules) -> None:
+    from bursar.rails.derivation import ExtendedKey  # noqa: PLC0415 (an extra: the curve)
+
     ExtendedKey.parse(new.xpub)
     if old is not None and (old.xpub != new.xpub) != (old.wallets != new.wallets):
         raise ValueError("another xpub needs another name of its wallets, and the other way round: keys have one name")

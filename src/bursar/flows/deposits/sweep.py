@@ -1,9 +1,9 @@
 """What has gathered at a user's address, brought to a wallet of ours: machine and body of a sweep.
 
-A sweep is a payout from the user's wallet to ours, under a mandate; where tokens lie at an address without coin, a payout
-that brings the gas comes first. One sweep per wallet and asset is open at a time. What arrives meanwhile is told to it,
-so that nothing is left behind unnoticed. Both payouts are those of every day: they are signed, confirmed, and booked
-between the accounts of the two wallets; no user's balance moves.
+A sweep is a payout from the user's wallet to ours, under a mandate. Where tokens lie at an address without coin, a
+payout that brings the gas comes first. One sweep per wallet and asset is open at a time. It gets a signal when more
+arrives meanwhile, so that nothing is left behind unnoticed. Both payouts are like every other: they are signed,
+confirmed, and booked between the accounts of the two wallets; no user's balance moves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The action of a sweep: look at what lies there, bring gas if it takes some, and order the payout to our wallet.
 
 Every payout is asked for under a key made of the sweep and a count that is on disk, so that a crash asks for the same
-one again. What to move is read from the ledger and from the chain, and the smaller of the two counts: what is not booked
-yet is not moved, because nobody could say whose it was.
+one again. What to move is read from the ledger and from the chain, and the smaller of the two counts: what is not
+booked yet is not moved.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Sweeping:
         on_chain = (await self._judging.assets(body.chain)).get(body.contract)
         target = (await self.out.wallets.of_chain(body.chain)).get(rules.sweep_to)
         if chain is None or on_chain is None or target is None:
-            raise NotNow("NOT_CONFIGURED", f"nodes of {body.chain}, its asset or the wallet {rules.sweep_to} are missing")
+            raise NotNow(
+                "NOT_CONFIGURED", f"nodes of {body.chain}, its asset or the wallet {rules.sweep_to} are missing"
+            )
         booked = -(await self._payouts.ledger.balance(wallet_account(body.chain, body.wallet), body.asset)).minor
         if booked < at:
             return Answer(outcome=Outcome.SUCCESS, decision=True)

@@ -95,4 +95,3 @@ class DerivedWallets:
 def body_of(record: Record) -> DepositWallet:
     """The body of an address's record."""
     return msgspec.json.decode(record.body, type=DepositWallet)
-
