@@ -11,6 +11,7 @@ from bursar import deposit
 from bursar.engine import Operators
 from bursar.flows.deposits.from_chains import DepositRefused
 from bursar.flows.deposits.rules import DEPOSITS, DepositAsset
+from bursar.flows.payouts.coverage import wallets_cover
 from bursar.model.errors import InvalidState
 from bursar.model.records import Record
 
@@ -294,3 +295,38 @@ async def test_rules_with_another_key_need_another_name(place: Place) -> None:
         with pytest.raises(Exception, match="sweep_mandate"):
             await c.rules(sweep_mandate="")
         assert (await c.till.documents.current(DEPOSITS, "paper", fresh=True)) is not None
+
+
+# --- what the audit sees ---------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_audit_holds_users_addresses_against_the_chain(place: Place) -> None:
+    town = Town()
+    async with intake(place, town) as c:
+        await c.arrive(20 * UNIT)
+        assert (await wallets_cover(c.till.engine.store, c.till.payouts.chains)).ok
+        town.chain.tokens[CONTRACT, "@dep1"] -= 1
+        finding = await wallets_cover(c.till.engine.store, c.till.payouts.chains)
+        assert not finding.ok
+        assert "dep-1 has 19.999999 USDT" in finding.broken[0]
+
+
+@scenario
+async def test_audit_passes_while_a_sweep_is_under_way(place: Place) -> None:
+    town = Town()
+    town.chain.tokens[CONTRACT, "@hot1"] += 20_000 * UNIT
+    town.chain.tokens[CONTRACT, "@hot2"] += 20_000 * UNIT
+    async with intake(place, town) as c:
+        record = await c.arrive(60 * UNIT)
+        for _ in range(12):
+            record = await c.step("sweeps", record.id)
+            for payout in await c.till.payouts.list():
+                if payout.status not in ("confirmed", "failed"):
+                    await c.till.step(payout.id)
+                    finding = await wallets_cover(c.till.engine.store, c.till.payouts.chains)
+                    assert finding.ok, finding
+            town.chain.mine()
+            finding = await wallets_cover(c.till.engine.store, c.till.payouts.chains)
+            assert finding.ok, finding
+        assert record.state == "swept"
