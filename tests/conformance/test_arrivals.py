@@ -6,10 +6,13 @@ import pytest
 from tests.arriving import CONTRACT, UNIT, Intake, intake
 from tests.builders import Place, scenario
 from tests.till import Town, wallet_account
+from tests.timed_payouts import behind
 
 from bursar import deposit
+from bursar.audit import audit
 from bursar.engine import Operators
 from bursar.flows.deposits.from_chains import DepositRefused
+from bursar.flows.deposits.invariants import ArrivalsBooked
 from bursar.flows.deposits.rules import DEPOSITS, DepositAsset
 from bursar.flows.payouts.coverage import wallets_cover
 from bursar.model.errors import InvalidState
@@ -330,3 +333,26 @@ async def test_audit_passes_while_a_sweep_is_under_way(place: Place) -> None:
             finding = await wallets_cover(c.till.engine.store, c.till.payouts.chains)
             assert finding.ok, finding
         assert record.state == "swept"
+
+
+@scenario
+async def test_audit_sees_what_was_booked_otherwise_than_the_arrival_says(place: Place) -> None:
+    town = Town()
+    async with intake(place, town) as c:
+        store = c.till.engine.store
+        record = await c.arrive(20 * UNIT)
+        await c.rules(assets={})
+        await c.arrive(5 * UNIT)
+        await c.arrive(2 * UNIT, contract="", sender="@y")
+        (fine,) = await audit(store, only=("I6",), more=(ArrivalsBooked,))
+        assert (fine.ok, fine.checked) == (True, 3), fine
+        other = "replace(CAST(body AS text), '20000000', '20000001')"
+        other = f"CAST({other} AS json)" if place.engine == "postgres" else other
+        await behind(place, f"UPDATE {{s}}records SET body = {other} WHERE flow = 'arrivals'")
+        (broken,) = await audit(store, only=("I6",), more=(ArrivalsBooked,))
+        assert not broken.ok
+        assert record.id in broken.broken[0]
+        await behind(place, "UPDATE {s}records SET state = 'rejected' WHERE flow = 'arrivals'")
+        (broken,) = await audit(store, only=("I6",), more=(ArrivalsBooked,))
+        assert len(broken.broken) == 3
+        assert "something was booked for it" in broken.broken[0]
