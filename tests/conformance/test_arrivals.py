@@ -36,6 +36,20 @@ async def test_an_address_is_made_once_and_is_one_users_for_ever(place: Place) -
 
 
 @scenario
+async def test_no_address_is_issued_before_the_scan_has_a_block_to_go_on_from(place: Place) -> None:
+    town = Town()
+    town.chain.away = True
+    async with intake(place, town) as c:
+        with pytest.raises(DepositRefused, match="NOT_READY"):
+            await c.address(1)
+        town.chain.away = False
+        await c.scan()
+        hash_ = town.chain.give(await c.address(1), 5 * UNIT, CONTRACT)
+        await c.scan()
+        assert (await c.judge(hash_)).state == "credited"
+
+
+@scenario
 async def test_a_final_transfer_is_credited_once_however_often_it_is_seen(place: Place) -> None:
     async with intake(place, Town()) as c:
         record = await c.arrive(5 * UNIT)
