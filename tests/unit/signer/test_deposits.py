@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from tests.signing import approved, public_half
 from bursar.flows.payouts import payout as payouts
 from bursar.model.authorizations import Authorization, Payment
 from bursar.ports import SystemPorts
-from bursar.rails.chain import Codec, Fee, Network, Order, Shape, Slot
+from bursar.rails.chain import Chain, Codec, Dead, Fee, Network, Order, Question, Shape, Slot
 from bursar.rails.derivation import USER_MAX, ExtendedKey, deposit_address
 from bursar.signer import keys as keys_module
 from bursar.signer import rules
@@ -30,6 +30,7 @@ from bursar.signer.policy import Policy, parse
 from bursar.signer.protocol import Never, Preview, Signature, SignerRefused, SignRequest
 from bursar.signer.service import Service
 from bursar.signer.wallets import Wallet
+from bursar.signer.witness import Witness
 
 WORDS = b"abandon " * 11 + b"about"
 TRON_ID = 728_126_428
@@ -162,12 +163,14 @@ def keystore_keys() -> KeystoreKeys:
     return KeystoreKeys(store)
 
 
-def play(folder: Path, *stories: Story, text: str = POLICY, keys: Any = None) -> None:
+def play(folder: Path, *stories: Story, text: str = POLICY, keys: Any = None, witness: Witness | None = None) -> None:
     """Tell a signer stories, each to a process of its own that reads the log of those before."""
 
     async def run(story: Story, *, new: bool) -> None:
         given = keys or keystore_keys()
-        service = await Service.open(SystemPorts(), str(folder), policy(text), given, codec_of, new=new)
+        service = await Service.open(
+            SystemPorts(), str(folder), policy(text), given, codec_of, new=new, witness=witness
+        )
         running = asyncio.create_task(service.run())
         try:
             await story(service)
@@ -564,6 +567,28 @@ def test_a_transaction_of_a_users_wallet_on_tron_survives_a_restart(tmp_path: Pa
         await signs(service, sweep(1002, chain="tron", number=1, payout="p3"))
 
     play(tmp_path, before, after)
+
+
+class DeadChain:
+    """A chain behind the signer's own nodes, on which all that it is asked about has failed."""
+
+    def __init__(self) -> None:
+        self.asked: list[Question] = []
+
+    async def fate(self, question: Question) -> Dead:
+        self.asked.append(question)
+        return Dead(proof={"how": "failed"}, hash=question.tries[0].hash)
+
+
+def test_a_sweep_that_failed_moves_to_another_nonce_when_the_signers_own_nodes_have_seen_it(tmp_path: Path) -> None:
+    chain = DeadChain()
+
+    async def story(service: Service) -> None:
+        await signs(service, sweep(number=0))
+        await signs(service, sweep(number=1, attempt=2))
+        assert {question.sender for question in chain.asked} == {own("bsc", 1001)}
+
+    play(tmp_path, story, witness=Witness({"bsc": cast(Chain, chain)}))
 
 
 def test_a_log_is_read_without_the_section_that_it_speaks_of(tmp_path: Path) -> None:
