@@ -293,7 +293,7 @@ def test_extended_public_keys_are_those_of_bip32(
     monkeypatch: pytest.MonkeyPatch, seed: str, path: str, public: str
 ) -> None:
     """With depth, place and the parent's fingerprint: two programs must write one key in one way."""
-    monkeypatch.setattr(keystore.Mnemonic, "to_seed", lambda *_: bytes.fromhex(seed))
+    monkeypatch.setattr(Mnemonic, "to_seed", lambda *_: bytes.fromhex(seed))
     assert keystore.extended_key(bytearray(WORDS), path).text == public
 
 
