@@ -12,6 +12,7 @@ an event loop of its own, can reach them, too.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -32,12 +33,14 @@ from bursar.signer.service import Service
 from bursar.signer.wallets import Wallet
 from bursar.sim.chain_state import Token
 from bursar.sim.evm_nodes import Nodes
+from bursar.sim.evm_tx import TRANSFER, Tx
 from bursar.sim.evm_world import GWEI, Terms, World
 
 KEY = bytearray(b"\x33" * 32)
 CODEC = EvmCodec()
 HOT = CODEC.check_address("sim", evm_address(public_key(KEY)))
 SHOP = CODEC.check_address("sim", "0x" + "a5" * 20)
+STRANGER = "0x" + "b7" * 20  # who pays in
 TOKEN = CODEC.check_address("sim", "0x" + "0d" * 20)
 CHAIN_ID = 77
 COIN = 10**18
@@ -67,6 +70,8 @@ POLICY_OF_WITHDRAWALS: dict[str, Any] = {
     "dual_above": "50",
     "address_book": "off",
 }
+XPUB = "xpub661MyMwAqRbcFtXgS5sYJABqqG9YLmC4Q1Rdap9gSE8NqtwybGhePY2gZ29ESFjqJoCu1Rupje8YtGqsefD265TMg7usUDFdp6W1EGMcet8"
+DEPOSIT_RULES: dict[str, Any] = {"wallets": "dep", "xpub": XPUB, "assets": {"USDT": {"minimum": "1"}, "SIM": {}}}
 POLICY = f"""
 name = "hot"
 
@@ -149,6 +154,32 @@ class Town:
             for _ in range(blocks):
                 self.world.mine()
 
+    def pay_in(self, to: str, amount: int, contract: str = TOKEN, *, sender: str = STRANGER) -> str:
+        """A payment from outside, in the next block; the hash of its transaction."""
+        with self.lock:
+            nonce = self.world.nonce(sender)
+            hash_ = "0x" + hashlib.sha256(f"{sender}{nonce}".encode()).hexdigest()
+            data = TRANSFER + bytes.fromhex(to[2:]).rjust(32, b"\x00") + amount.to_bytes(32) if contract else b""
+            fees: dict[str, Any] = {"tip": GWEI, "max_fee": 400 * GWEI, "gas": 100_000}
+            where: dict[str, Any] = {"to": (contract or to).lower(), "value": 0 if contract else amount, "data": data}
+            self.world.offer(
+                Tx(
+                    hash=hash_,
+                    legacy=False,
+                    chain_id=CHAIN_ID,
+                    nonce=nonce,
+                    sender=sender,
+                    v=0,
+                    r=1,
+                    s=1,
+                    raw=bytes.fromhex(hash_[2:]),
+                    **fees,
+                    **where,
+                )
+            )
+            self.world.mine()
+        return hash_
+
     def has(self, address: str, contract: str = "") -> int:
         with self.lock:
             return self.world.balance(address.lower(), contract.lower())
@@ -161,6 +192,8 @@ def evm_town(folder: Path) -> Iterator[Town]:
     world.deploy(Token(TOKEN))
     world.fund(HOT, 10 * COIN)
     world.fund(HOT, 10_000 * USDT, TOKEN)
+    world.fund(STRANGER, 10 * COIN)
+    world.fund(STRANGER, 10_000 * USDT, TOKEN)
     nodes = Nodes(world, ("one", "two"), seed=1)
     with _served(nodes, lock) as urls, _signing(folder):
         town = Town(folder, urls, world, lock)

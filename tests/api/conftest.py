@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from tests.api.office import ALICE, Office, office
-from tests.evm_town import ASSETS, CHAIN, POLICY_OF_WITHDRAWALS, WALLET, Town, evm_town
+from tests.evm_town import ASSETS, CHAIN, DEPOSIT_RULES, POLICY_OF_WITHDRAWALS, WALLET, Town, evm_town
 from tests.shared import folder_in_memory
 from tests.signing import public_half
 
 from bursar.cli.http_server import Server
 from bursar.documents import DocumentKind
+from bursar.flows.deposits import DEPOSITS
 from bursar.flows.payouts.documents import ASSET as ASSET_KIND
 from bursar.flows.payouts.documents import CHAIN as CHAIN_KIND
 from bursar.flows.payouts.documents import WALLET as WALLET_KIND
@@ -71,6 +72,7 @@ async def _furnish(here: Office) -> None:
         *((ASSET_KIND, name, body) for name, body in ASSETS.items()),
         (WALLET_KIND, "hot", WALLET),
         (POLICY, "usdt:sim", POLICY_OF_WITHDRAWALS),
+        (DEPOSITS, "sim", DEPOSIT_RULES),
         (APPROVER, "approver", {"public_key": public_half("ann")}),
     ]
     documents = here.runtime.documents
