@@ -138,6 +138,8 @@ class ChainDeposits:
             actions={"judge": judging.judge},
             book=arrivals.book,
             next_body=arrivals.next_body,
+            rails={"judge": lambda item: arrivals.rail(item.body.chain)},
+            rail_names=self.payouts.rails | {arrivals.rail(name) for name in self.payouts.names},
             reserved_events=dict.fromkeys((CONFIRM, REJECT), BY_PEOPLE),
             alarms=(Alarm(reason="held", state=HELD, seconds=HELD_S), Alarm(reason="stuck", tries=10)),
         )
