@@ -13,7 +13,7 @@ import msgspec
 
 from bursar.engine import Answer, Engine, FlowRecord
 from bursar.flows.deposits.judging import Judging, ledger_units, sweep_at
-from bursar.flows.deposits.rules import DEPOSITS, DepositRules
+from bursar.flows.deposits.rules import DEPOSITS, DepositRules, mandate_of
 from bursar.flows.deposits.sweep import Sweep
 from bursar.flows.payouts.checks import PayoutRequest, to_chain_units
 from bursar.flows.payouts.documents import AssetDocument
@@ -120,7 +120,7 @@ class Sweeping:
             amount=str(asset.of_minor(minor)),
             priority="low",
             source=_key(item),
-            mandate=rules.sweep_mandate,
+            mandate=mandate_of(rules, body.asset),
             wallet=body.wallet,
         )
         return await self._order(item, wanted)
