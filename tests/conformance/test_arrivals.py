@@ -246,6 +246,28 @@ async def test_a_process_without_nodes_of_a_chain_judges_nothing_of_it(place: Pl
 
 
 @scenario
+async def test_a_scan_says_how_far_it_has_come_and_since_when(place: Place) -> None:
+    town = Town()
+    async with intake(place, town) as c:
+
+        def progress() -> scanning.Progress:
+            return c.deposits.scanning.progress["paper"]
+
+        begun = progress()
+        assert (begun.block, begun.behind) == (town.chain.height, 0)
+        await c.scan()
+        assert progress() == begun, "nothing to read"
+        town.chain.mine()
+        await c.scan()
+        moved = progress()
+        assert moved.block == town.chain.height and moved.moved_s > begun.moved_s
+        town.chain.mine()
+        town.chain.away = True
+        await c.scan()
+        assert progress() == moved, "it stands still, and its age grows"
+
+
+@scenario
 async def test_users_read_words_that_tell_nothing_of_our_inside(place: Place) -> None:
     town = Town()
     town.chain.liars.add(CONTRACT)
