@@ -6,12 +6,16 @@ import pytest
 from tests.arriving import CONTRACT, UNIT, Intake, intake
 from tests.builders import Place, scenario
 from tests.till import Town, wallet_account
+from tests.timed_payouts import behind
 
 from bursar import deposit
+from bursar.audit import audit
 from bursar.engine import FlowRecord, Operators
 from bursar.flows.deposits import scanning
 from bursar.flows.deposits.from_chains import DepositRefused
+from bursar.flows.deposits.invariants import ArrivalsBooked
 from bursar.flows.deposits.rules import DEPOSITS, DepositAsset
+from bursar.flows.payouts.coverage import wallets_cover
 from bursar.model.errors import InvalidState
 from bursar.model.records import Record
 
@@ -30,6 +34,20 @@ async def test_an_address_is_made_once_and_is_one_users_for_ever(place: Place) -
         owner = await c.till.payouts.out.wallets.derived.owner("paper", "@dep1")
         assert owner is not None
         assert (owner.wallet, owner.user) == ("dep-1", 1)
+
+
+@scenario
+async def test_no_address_is_issued_before_the_scan_has_a_block_to_go_on_from(place: Place) -> None:
+    town = Town()
+    town.chain.away = True
+    async with intake(place, town) as c:
+        with pytest.raises(DepositRefused, match="NOT_READY"):
+            await c.address(1)
+        town.chain.away = False
+        await c.scan()
+        hash_ = town.chain.give(await c.address(1), 5 * UNIT, CONTRACT)
+        await c.scan()
+        assert (await c.judge(hash_)).state == "credited"
 
 
 @scenario
@@ -372,3 +390,61 @@ async def test_rules_with_another_key_need_another_name(place: Place) -> None:
         with pytest.raises(Exception, match="sweep_mandate"):
             await c.rules(sweep_mandate="")
         assert (await c.till.documents.current(DEPOSITS, "paper", fresh=True)) is not None
+
+
+# --- what the audit sees ---------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_audit_holds_users_addresses_against_the_chain(place: Place) -> None:
+    town = Town()
+    async with intake(place, town) as c:
+        await c.arrive(20 * UNIT)
+        assert (await wallets_cover(c.till.engine.store, c.till.payouts.chains)).ok
+        town.chain.tokens[CONTRACT, "@dep1"] -= 1
+        finding = await wallets_cover(c.till.engine.store, c.till.payouts.chains)
+        assert not finding.ok
+        assert "dep-1 has 19.999999 USDT" in finding.broken[0]
+
+
+@scenario
+async def test_audit_passes_while_a_sweep_is_under_way(place: Place) -> None:
+    town = Town()
+    town.chain.tokens[CONTRACT, "@hot1"] += 20_000 * UNIT
+    town.chain.tokens[CONTRACT, "@hot2"] += 20_000 * UNIT
+    async with intake(place, town) as c:
+        record = await c.arrive(60 * UNIT)
+        for _ in range(12):
+            record = await c.step("sweeps", record.id)
+            for payout in await c.till.payouts.list():
+                if payout.status not in ("confirmed", "failed"):
+                    await c.till.step(payout.id)
+                    finding = await wallets_cover(c.till.engine.store, c.till.payouts.chains)
+                    assert finding.ok, finding
+            town.chain.mine()
+            finding = await wallets_cover(c.till.engine.store, c.till.payouts.chains)
+            assert finding.ok, finding
+        assert record.state == "swept"
+
+
+@scenario
+async def test_audit_sees_what_was_booked_otherwise_than_the_arrival_says(place: Place) -> None:
+    town = Town()
+    async with intake(place, town) as c:
+        store = c.till.engine.store
+        record = await c.arrive(20 * UNIT)
+        await c.rules(assets={})
+        await c.arrive(5 * UNIT)
+        await c.arrive(2 * UNIT, contract="", sender="@y")
+        (fine,) = await audit(store, only=("I6",), more=(ArrivalsBooked,))
+        assert (fine.ok, fine.checked) == (True, 3), fine
+        other = "replace(CAST(body AS text), '20000000', '20000001')"
+        other = f"CAST({other} AS json)" if place.engine == "postgres" else other
+        await behind(place, f"UPDATE {{s}}records SET body = {other} WHERE flow = 'arrivals'")
+        (broken,) = await audit(store, only=("I6",), more=(ArrivalsBooked,))
+        assert not broken.ok
+        assert record.id in broken.broken[0]
+        await behind(place, "UPDATE {s}records SET state = 'rejected' WHERE flow = 'arrivals'")
+        (broken,) = await audit(store, only=("I6",), more=(ArrivalsBooked,))
+        assert len(broken.broken) == 3
+        assert "something was booked for it" in broken.broken[0]

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bursar.api.problems import REFUSED, STATUSES
+from bursar.flows.deposits import ARRIVALS, DepositCode
+from bursar.flows.deposits.arrivals import STATUS
+from bursar.flows.deposits.sweep import SWEEPS
 from bursar.flows.payouts import MACHINE as PAYOUTS
 from bursar.flows.transfers import MACHINE, Code
 from bursar.flows.withdrawals import MACHINE as WITHDRAWALS
@@ -60,6 +63,21 @@ def test_the_picture_of_payouts_is_the_machine() -> None:
 def test_the_picture_of_withdrawals_is_the_machine() -> None:
     (picture,) = re.findall(r"```mermaid\n(.*?)```", (DOCS / "concepts" / "withdrawals.md").read_text(), re.DOTALL)
     assert picture.strip() == WITHDRAWALS.mermaid().strip()
+
+
+def test_the_pictures_of_deposits_are_the_machines() -> None:
+    pictures = re.findall(r"```mermaid\n(.*?)```", (DOCS / "concepts" / "deposits.md").read_text(), re.DOTALL)
+    assert [one.strip() for one in pictures] == [machine.mermaid().strip() for machine in (ARRIVALS, SWEEPS)]
+
+
+def test_every_state_and_refusal_of_deposits_is_explained() -> None:
+    concept = (DOCS / "concepts" / "deposits.md").read_text()
+    for state, status in STATUS.items():
+        told = "nothing" if status == "ignored" else status
+        assert f"| `{state}` | {told} |" in concept
+    reference = (DOCS / "reference" / "api.md").read_text()
+    for code in DepositCode:
+        assert f"| `{code}` |" in reference, code
 
 
 def test_every_code_of_transfers_is_explained_with_its_status() -> None:

@@ -49,6 +49,7 @@ class DepositCode(StrEnum):
     """Why something that concerns deposits from chains is refused."""
 
     NO_DEPOSITS = "NO_DEPOSITS"
+    NOT_READY = "NOT_READY"
     ACCOUNT_CLOSED = "ACCOUNT_CLOSED"
     ADDRESS_TAKEN = "ADDRESS_TAKEN"
     NOT_HELD = "NOT_HELD"
@@ -185,8 +186,7 @@ class ChainDeposits:
         await self._require_open(user)
         address = rail.codec.check_address(chain, self._derive(network.body.kind, rules.body.xpub, user))
         body = DepositWallet(chain=chain, user=user, address=address)
-        if await self.engine.get(SCANS.name, chain) is None:
-            await self.prepare()  # before the user learns where to send: what arrives is scanned from here on
+        await self._require_scanned(chain)
         try:
             started = await self.engine.start(ADDRESSES.name, body, id=name, owner=str(user), actor=actor)
         except RowTaken as taken:
@@ -196,6 +196,15 @@ class ChainDeposits:
             return await self._address(await self.engine.record(ADDRESSES.name, name))
         await self.engine.hand_over(started.record)
         return await self._address(await self.engine.record(ADDRESSES.name, name))
+
+    async def _require_scanned(self, chain: str) -> None:
+        """Before a user learns where to send: the scan has a block to go on from, so that it sees what arrives."""
+        if await self.engine.get(SCANS.name, chain) is None:
+            await self.prepare()
+        record = await self.engine.get(SCANS.name, chain)
+        if record is None or msgspec.json.decode(record.body, type=Scan).block < 0:
+            why = f"deposits from {chain} are being set up, and no node has said yet where the chain is: ask again"
+            raise DepositRefused(DepositCode.NOT_READY, why)
 
     async def _require_open(self, user: int) -> None:
         path = funding_account(user)

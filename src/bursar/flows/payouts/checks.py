@@ -178,7 +178,7 @@ def _check_destination(request: PayoutRequest, to: str, contract: str, own: Mapp
             PayoutCode.NOT_OWN_ADDRESS, f"{request.wallet} is named as payer, so {to} must be a wallet of ours"
         )
     if not request.wallet:
-        raise PayoutRefused(PayoutCode.OWN_ADDRESS, f"{to} is our own wallet {target}")
+        raise PayoutRefused(PayoutCode.OWN_ADDRESS, f"{to} is an address of our own, and not outside")
     if request.wallet == target:
         raise PayoutRefused(PayoutCode.OWN_ADDRESS, f"{target} would pay itself")
     books = wallet_account(request.chain, target)
