@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.arriving import XPUB
+
 from bursar.api.problems import REFUSED, STATUSES
-from bursar.flows.deposits import ARRIVALS, DepositCode
+from bursar.flows.deposits import ARRIVALS, DEPOSITS, DepositCode
 from bursar.flows.deposits.arrivals import STATUS
 from bursar.flows.deposits.sweep import SWEEPS
 from bursar.flows.payouts import MACHINE as PAYOUTS
@@ -68,6 +71,17 @@ def test_the_picture_of_withdrawals_is_the_machine() -> None:
 def test_the_pictures_of_deposits_are_the_machines() -> None:
     pictures = re.findall(r"```mermaid\n(.*?)```", (DOCS / "concepts" / "deposits.md").read_text(), re.DOTALL)
     assert [one.strip() for one in pictures] == [machine.mermaid().strip() for machine in (ARRIVALS, SWEEPS)]
+
+
+def test_the_rules_of_deposits_in_the_how_to_are_taken() -> None:
+    text = (DOCS / "how-to" / "deposits.md").read_text()
+    (block,) = re.findall(r"```toml\n(# deposits-bsc.toml\n.*?)```", text, re.DOTALL)
+    rules, _ = DEPOSITS.write("bsc", tomllib.loads(block.replace("xpub…", XPUB)))
+    assert DEPOSITS.check is not None
+    DEPOSITS.check(None, rules)  # raises what is wrong
+    assert (rules.sweep_mandate, rules.gas_mandate) == ("sweep", "gas")
+    mandates = re.findall(r"^\[mandates\.(\w+)\]", text, re.MULTILINE)
+    assert mandates == [rules.sweep_mandate, rules.gas_mandate]
 
 
 def test_every_state_and_refusal_of_deposits_is_explained() -> None:
