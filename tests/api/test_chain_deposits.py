@@ -126,6 +126,8 @@ def test_a_user_gets_an_address_and_what_arrives_there_is_credited_once(url: str
         assert (await w.here.balances(ALICE))["FUNDING"] == "106.000000"
         small = await w.arrives(USDT // 2, status="under_review")
         assert "below the minimum, 1 USDT; ask support" in small["message"]
+        metrics = (await w.here.get("/metrics")).text
+        assert 'bursar_deposits_scan_behind_blocks{chain="sim"}' in metrics
         assert [one["status"] for one in (await w.get(DEPOSITS))["deposits"]] == ["under_review", *["credited"] * 2]
 
     at(url, tmp_path, town, work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from tests.arriving import CONTRACT, UNIT, Intake, intake
 from tests.builders import Place, scenario
@@ -265,33 +264,25 @@ async def test_a_process_without_nodes_of_a_chain_judges_nothing_of_it(place: Pl
 
 
 @scenario
-@pytest.mark.parametrize(("kind", "name"), [("flow", "arrivals"), ("rail", "deposits paper")])
-async def test_crediting_stops_while_it_is_paused_and_everything_else_goes_on(
-    place: Place, kind: str, name: str
-) -> None:
-    why = {"actor": "ann", "reason": "a token is being forged"}
+async def test_a_scan_says_how_far_it_has_come_and_since_when(place: Place) -> None:
     town = Town()
     async with intake(place, town) as c:
-        hash_ = town.chain.give(await c.address(1), 60 * UNIT, CONTRACT)
-        await Operators(c.till.engine).pause(kind, name, **why)
-        scanned = await c.scan()
-        assert msgspec.json.decode(scanned.body, type=scanning.Scan).block == town.chain.height
-        assert (await c.judge(hash_)).state == "arrived"
-        assert (await c.funds(), await c.of_wallet()) == (0, 0)
-        payout = await c.till.request("5")
-        await c.till.until(payout.id, "confirming")
+
+        def progress() -> scanning.Progress:
+            return c.deposits.scanning.progress["paper"]
+
+        begun = progress()
+        assert (begun.block, begun.behind) == (town.chain.height, 0)
+        await c.scan()
+        assert progress() == begun, "nothing to read"
         town.chain.mine()
-        await c.till.until(payout.id, "confirmed")
-        await Operators(c.till.engine).resume(kind, name, **why)
-        assert (await c.judge(hash_)).state == "credited"
-        assert await c.funds() == 60 * UNIT
-
-
-@scenario
-async def test_a_chain_that_is_paused_for_payouts_still_credits(place: Place) -> None:
-    async with intake(place, Town()) as c:
-        await Operators(c.till.engine).pause("rail", "chain paper", actor="ann", reason="its nodes move")
-        assert (await c.arrive(5 * UNIT)).state == "credited"
+        await c.scan()
+        moved = progress()
+        assert moved.block == town.chain.height and moved.moved_s > begun.moved_s
+        town.chain.mine()
+        town.chain.away = True
+        await c.scan()
+        assert progress() == moved, "it stands still, and its age grows"
 
 
 @scenario

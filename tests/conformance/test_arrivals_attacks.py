@@ -1,4 +1,5 @@
-"""Deposits from chains against those who try to get more than they sent, or to stop the deposits of others."""
+"""Deposits from chains against those who try to get more than they sent, or to stop the deposits of others; and how
+crediting is stopped when one of them has found a way."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from tests.arriving import CONTRACT, RULES, UNIT, XPUB, intake
 from tests.builders import Place, scenario
 from tests.till import Town
 
+from bursar.engine import Operators
 from bursar.flows.deposits import scanning
 from bursar.flows.deposits.from_chains import DepositRefused
 from bursar.flows.deposits.rules import DEPOSITS, USER_MAX, DepositAsset
@@ -123,3 +125,33 @@ async def test_every_asset_that_is_swept_has_a_mandate_of_its_own(place: Place) 
             await c.step("sweeps", record.id)
             (found, *_) = await c.till.payouts.list()
             assert (found.account, found.mandate) == ("external:wallet:paper:hot2", mandate)
+
+
+@scenario
+@pytest.mark.parametrize(("kind", "name"), [("flow", "arrivals"), ("rail", "deposits paper")])
+async def test_crediting_stops_while_it_is_paused_and_everything_else_goes_on(
+    place: Place, kind: str, name: str
+) -> None:
+    why = {"actor": "ann", "reason": "a token is being forged"}
+    town = Town()
+    async with intake(place, town) as c:
+        hash_ = town.chain.give(await c.address(1), 60 * UNIT, CONTRACT)
+        await Operators(c.till.engine).pause(kind, name, **why)
+        scanned = await c.scan()
+        assert msgspec.json.decode(scanned.body, type=scanning.Scan).block == town.chain.height
+        assert (await c.judge(hash_)).state == "arrived"
+        assert (await c.funds(), await c.of_wallet()) == (0, 0)
+        payout = await c.till.request("5")
+        await c.till.until(payout.id, "confirming")
+        town.chain.mine()
+        await c.till.until(payout.id, "confirmed")
+        await Operators(c.till.engine).resume(kind, name, **why)
+        assert (await c.judge(hash_)).state == "credited"
+        assert await c.funds() == 60 * UNIT
+
+
+@scenario
+async def test_a_chain_that_is_paused_for_payouts_still_credits(place: Place) -> None:
+    async with intake(place, Town()) as c:
+        await Operators(c.till.engine).pause("rail", "chain paper", actor="ann", reason="its nodes move")
+        assert (await c.arrive(5 * UNIT)).state == "credited"

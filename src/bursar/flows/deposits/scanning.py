@@ -82,7 +82,7 @@ class Scanning:
         cursor = self._cursor(item.body)
         try:
             final, final_hash = await chain.final_block()
-            if cursor.block < 0 or (cursor.block > final and not cursor.hash):  # no block is passed over (S15)
+            if cursor.block < 0 or (cursor.block > final and not cursor.hash):  # no block is passed over
                 self._look(name, final, final)
                 return self._moved(item, Scan(chain=name, block=final, hash=final_hash), 0, poll_s)
             page, owned = await self._page(chain, cursor, final)
