@@ -29,7 +29,7 @@ PATH = "m/44'/60'/1'"
 WALLETS = {"hot-one": "m/44'/60'/0'/0/0", "gas-one": "m/44'/60'/0'/0/1"}
 ADDRESSES, DEPOSITS = "/api/v1/deposit_addresses", "/api/v1/chain_deposits"
 WITHDRAWALS = "/api/v1/withdrawals"
-BLOCK_S = 0.15  # between two blocks that a test waits for
+BLOCK_S = 0.3  # between two blocks that a test waits for
 # A contract that passes a call on, with its coin: 32 bytes with the target, then the data of the call.
 FORWARDER = "0x60198060093d393df3" + "60203603806020600037" + "60006000826000346000355af15000"
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
@@ -128,6 +128,17 @@ class Town:
 
         self.relay.seen = look
 
+    def looks(self, times: int) -> None:
+        """Until the server has asked the nodes so often where the chain is."""
+        asked: list[Call] = []
+        self.relay.seen = lambda call: asked.append(call) if call["params"] == ["finalized", False] else None
+        self.when(lambda: len(asked) >= 2 * times, mines=False)
+
+    def lies(self, real: str, told: str) -> None:
+        """From now on one node says of everything that went to one address that it went to another."""
+        words = [address[2:].lower() for address in (real, told)]
+        self.relay.bends["south"] = lambda _call, result: json.loads(json.dumps(result).replace(*words))
+
     # --- the server --------------------------------------------------------------------------------------------------
 
     def get(self, path: str) -> Any:
@@ -145,7 +156,7 @@ class Town:
         self.serve.run("migrate")
         self.serve.run("asset", "create", "ONE", "--precision", "18")
         self.serve.run("asset", "create", "USDT", "--precision", "6")
-        furnish(self.serve, self.hot, FIRST | {"block_ms": 200})
+        furnish(self.serve, self.hot, FIRST | {"block_ms": 400})
         usdt = ["asset=USDT", "chain=one", "decimals=6", f"contract={self.token}"]
         self.put("chain", "asset-put", "usdt:one", fields=usdt, approve=("chain", "asset-approve", "usdt:one"))
         gas = ["chain=one", f"address={self.gas}", "role=gas_wallet"]
@@ -298,3 +309,36 @@ def test_money_that_a_stranger_sends_makes_the_whole_round_whatever_is_killed(tm
             too_high = t.serve.send("POST", ADDRESSES, {"chain": "one"}, who=str(2**62))
             assert (too_high.status_code, too_high.json()["code"]) == (400, "INVALID_NAME")
             t.balanced(bob)
+
+
+def test_nothing_is_credited_before_it_is_final_nor_on_the_word_of_one_node(tmp_path: Path) -> None:
+    with town(tmp_path) as t:
+        alice = t.address(ALICE)
+        # Its block is replaced before it is final.
+        t.pay_in(alice, 7 * USDT)
+        t.node.mine(2)
+        assert t.has(alice) == 7 * USDT
+        t.looks(3)
+        assert t.deposits() == []
+        t.node.rpc("anvil_reorg", 2, [])
+        t.node.mine(4)
+        assert t.has(alice) == 0
+        first = t.pay_in(alice, 2 * USDT)
+        assert [one["tx_hash"] for one in (t.credited(first), *t.deposits())] == [first, first]
+        # One node says that what went to a shop went to the user; then, that what went to the user went to a shop.
+        for real, told in ((SHOP, alice), (alice, SHOP)):
+            before = t.deposits()
+            t.lies(real, told)
+            sent = [t.pay_in(real, 3 * USDT), t.send(real, value=COIN // 10)]
+            t.node.mine(4)
+            (scan,) = t.when(lambda: [one for one in t.get("/api/v1/deposit_scans") if one["error"]], mines=False)
+            nothing, something = ("one-1", "one-2") if real == SHOP else ("one-2", "one-1")
+            assert f"{nothing} says nothing" in scan["error"]
+            assert f"{something} says 3000000 in {sent[0]}" in scan["error"]
+            t.looks(3)
+            assert t.deposits() == before, "nothing is credited on its word"
+            t.relay.bends.clear()
+            for hash_ in sent if real == alice else [t.pay_in(alice, 2 * USDT)]:
+                t.credited(hash_)
+        assert (t.funds(), t.funds(asset="ONE")) == ("7.000000", "0.100000000000000000")
+        assert len(t.deposits()) == 4
