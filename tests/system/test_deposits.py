@@ -136,8 +136,8 @@ class Town:
 
     def lies(self, real: str, told: str) -> None:
         """From now on one node says of everything that went to one address that it went to another."""
-        words = [address[2:].lower() for address in (real, told)]
-        self.relay.bends["south"] = lambda _call, result: json.loads(json.dumps(result).replace(*words))
+        old, new = (address[2:].lower() for address in (real, told))
+        self.relay.bends["south"] = lambda _call, result: json.loads(json.dumps(result).replace(old, new))
 
     # --- the server --------------------------------------------------------------------------------------------------
 
@@ -280,7 +280,8 @@ def test_money_that_a_stranger_sends_makes_the_whole_round_whatever_is_killed(tm
             signed = log.stat().st_size
             t.again()
             # The sweep is signed at this moment, and what came of it is not written down or just so.
-            t.when(lambda: log.stat().st_size > signed and [t.serve.kill()])
+            t.when(lambda: log.stat().st_size > signed)
+            t.serve.kill()
             t.again()
             t.when(lambda: [one for one in t.get("/api/v1/sweeps")["sweeps"] if one["state"] == "swept"])
             assert (t.has(alice), t.has(t.hot)) == (0, 60 * USDT)
