@@ -181,7 +181,7 @@ def _served(answer: Answer) -> Iterator[str]:
         wbufsize = -1  # head and body go together
         disable_nagle_algorithm = True
 
-        def do_POST(self) -> None:  # noqa: N802 (as the library calls it)
+        def do_POST(self) -> None:
             status, kind, said = answer(self.path, self.rfile.read(int(self.headers.get("Content-Length", "0"))))
             self.send_response(status)
             self.send_header("Content-Type", kind)
