@@ -72,7 +72,7 @@ class Report:
         return not self.wrong and bool(self.findings) and all(f.ok and f.judged for f in self.findings)
 
 
-class _People:
+class People:
     """Withdrawals that wait for approvers, and what was told of them. `needed`: so many people for each."""
 
     def __init__(self, view: Callable[[str], View], needed: dict[str, int], say: Tell) -> None:
@@ -82,8 +82,7 @@ class _People:
         self._told: dict[str, list[str]] = {id_: [] for id_ in needed}  # who has approved it
         self._ended: set[str] = set()
 
-    @property
-    def missing(self) -> bool:
+    def waits(self) -> bool:
         """Whether any waits for an approver."""
         return any(len(self._told[id_]) < count for id_, count in self._needed.items() if id_ not in self._ended)
 
@@ -118,11 +117,11 @@ class Story:
         self._tell = tell
         self._watch = watch
         self._began = time.monotonic()
-        self._asked: list[str] = []
+        self.asked: list[str] = []
 
     def play(self) -> Report:
         """All of it. What does not happen as it should is in the report."""
-        for act in (self._acts, self._judge):
+        for act in (self._acts, self.judge):
             try:
                 act()
             except RuntimeError as error:
@@ -207,9 +206,9 @@ class Story:
         )
         if self._people_s:
             self._say(f"If no person runs them within {self._people_s:g} s, the demo does.")
-        people = _People(self._view, {id_: len(names) for id_, names in needed.items()}, self._say)
+        people = People(self._view, {id_: len(names) for id_, names in needed.items()}, self._say)
         until = time.monotonic() + self._people_s
-        while people.missing and (left := until - time.monotonic()) > 0:
+        while people.waits() and (left := until - time.monotonic()) > 0:
             self._watch(f"waiting for approvers; in {left:.0f} s the demo runs the lines itself")
             time.sleep(LOOK_S)
             people.look()
@@ -253,10 +252,10 @@ class Story:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         report, setting = self.report, self._setting
         self._watch("the audit")
-        report.withdrawals = [self._view(id_) for id_ in self._asked]
+        report.withdrawals = [self._view(id_) for id_ in self.asked]
         for user, before in USERS.items():
             paid = Decimal(0)
             ours = [view for view in report.withdrawals if view["user_id"] == user and view["status"] == "completed"]
@@ -291,9 +290,9 @@ class Story:
         to = self._setting.chains[chain].address(user)
         body = {"asset": TOKEN, "chain": chain, "to": to, "amount": amount}
         fee = self._setting.ask("POST", "withdrawals/quote", user, body)["fee"]
-        body |= {"max_fee": fee, "client_withdrawal_id": f"demo-{len(self._asked)}"}
+        body |= {"max_fee": fee, "client_withdrawal_id": f"demo-{len(self.asked)}"}
         id_ = str(self._setting.ask("POST", "withdrawals", user, body)["id"])
-        self._asked.append(id_)
+        self.asked.append(id_)
         return id_
 
     def _view(self, id_: str) -> View:
