@@ -154,6 +154,7 @@ class Story:
             f"  up to {AUTO_MAX} {TOKEN} no person is asked; above, an approver signs; above {DUAL_ABOVE:,}, two",
             f"  on tron an address must have been in its user's book for {COOLING_S['tron']} s",
         )
+        self._watch("users ask")
         for user in USERS:
             for name, chain in setting.chains.items():
                 setting.ask("POST", "withdrawal_addresses", user, {"chain": name, "address": chain.address(user)})
