@@ -20,6 +20,7 @@ from tests.evm_town import DEPOSIT_RULES, HOT, TOKEN, USDT, XPUB, Town, evm_town
 from bursar.api.app import description
 from bursar.flows.deposits.arrivals import STATUS
 from bursar.rails.derivation import ExtendedKey, deposit_address
+from bursar.writer import Change, Move, NewTransition
 
 ADDRESSES, DEPOSITS = "/api/v1/deposit_addresses", "/api/v1/chain_deposits"
 RULES, SCANS, SWEEPS = "/api/v1/deposit_rules", "/api/v1/deposit_scans", "/api/v1/sweeps"
@@ -153,6 +154,33 @@ def test_another_users_deposits_are_as_if_they_were_not_there(url: str, tmp_path
         assert refusal(await w.here.get(f"{DEPOSITS}?status=own", by=token(ALICE))) == (400, "INVALID_REQUEST")
         assert refusal(await w.here.get(f"{DEPOSITS}?status=ignored", by=token(ALICE))) == (400, "INVALID_REQUEST")
         assert (await w.get(f"{DEPOSITS}?status=own", VIEWER))["deposits"] == []
+
+    at(url, tmp_path, town, work)
+
+
+def test_what_a_payout_of_ours_has_brought_is_shown_to_staff_alone(url: str, tmp_path: Path, town: Town) -> None:
+    async def work(w: Window) -> None:
+        seen = await w.arrives(5 * USDT, status="credited")
+        store = w.here.runtime.bursar.store
+        record = await store.read.records.get("arrivals", seen["id"])
+        assert record is not None
+        gas = f"sim:0x{'9' * 64}:coin"
+        brought = Move(
+            flow="arrivals",
+            id=gas,
+            version=0,
+            transitions=(NewTransition("", "CREATED", "own"),),
+            actor="test",
+            delay_us=None,
+            body=record.body,
+            owner=str(ALICE),
+        )
+        await w.here.runtime.bursar.ledger.writer.apply(Change(moves=(brought,)))
+        assert [one["id"] for one in (await w.get(DEPOSITS))["deposits"]] == [seen["id"]]
+        assert refusal(await w.here.get(f"{DEPOSITS}/{quote(gas)}", by=token(ALICE))) == (404, "RECORD_NOT_FOUND")
+        assert (await w.get(f"{DEPOSITS}/{quote(gas)}", VIEWER))["status"] == "ignored"
+        assert [one["id"] for one in (await w.get(DEPOSITS, VIEWER))["deposits"]] == [gas, seen["id"]]
+        assert [one["id"] for one in (await w.get(f"{DEPOSITS}?status=own", VIEWER))["deposits"]] == [gas]
 
     at(url, tmp_path, town, work)
 
