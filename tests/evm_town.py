@@ -27,6 +27,7 @@ from bursar.ports import SystemPorts
 from bursar.rails.evm.codec import EvmCodec
 from bursar.signer.codecs import codec_of
 from bursar.signer.curve import evm_address, public_key, sign_digest
+from bursar.signer.keystore import derive, extended_key
 from bursar.signer.policy import parse
 from bursar.signer.server import Server
 from bursar.signer.service import Service
@@ -70,7 +71,10 @@ POLICY_OF_WITHDRAWALS: dict[str, Any] = {
     "dual_above": "50",
     "address_book": "off",
 }
-XPUB = "xpub661MyMwAqRbcFtXgS5sYJABqqG9YLmC4Q1Rdap9gSE8NqtwybGhePY2gZ29ESFjqJoCu1Rupje8YtGqsefD265TMg7usUDFdp6W1EGMcet8"
+WORDS = b"legal winner thank year wave sausage worth useful legal winner thank yellow"
+DEPOSIT_PATH = "m/44'/60'/1'"
+EXTENDED = extended_key(bytearray(WORDS), DEPOSIT_PATH)
+XPUB = EXTENDED.text
 DEPOSIT_RULES: dict[str, Any] = {"wallets": "dep", "xpub": XPUB, "assets": {"USDT": {"minimum": "1"}, "SIM": {}}}
 POLICY = f"""
 name = "hot"
@@ -102,6 +106,35 @@ dual_above = "{100 * USDT}"
 hourly_max = "{5_000 * USDT}"
 daily_max = "{9_000 * USDT}"
 
+[deposits.dep]
+chain = "sim"
+key = "words"
+path = "{DEPOSIT_PATH}"
+
+[assets.sim.SIM]
+contract = ""
+decimals = 18
+payment_max = "{COIN}"
+dual_above = "0"
+hourly_max = "{COIN}"
+daily_max = "{COIN}"
+
+[mandates.sweep]
+chain = "sim"
+asset = "USDT"
+payment_max = "{1_000 * USDT}"
+hourly_max = "{1_000 * USDT}"
+daily_max = "{1_000 * USDT}"
+own_wallets = true
+
+[mandates.gas]
+chain = "sim"
+asset = "SIM"
+payment_max = "{COIN}"
+hourly_max = "{COIN}"
+daily_max = "{COIN}"
+own_deposits = true
+
 [mandates.auto]
 chain = "sim"
 asset = "USDT"
@@ -116,13 +149,13 @@ rights = ["preview", "sign", "cancel", "log", "status"]
 
 
 class _Keys:
-    """The wallet's key, in memory."""
+    """The wallet's key, in memory; and the words of users' wallets."""
 
-    def address(self, _wallet: Wallet) -> str:
-        return HOT
+    def address(self, wallet: Wallet) -> str:
+        return evm_address(EXTENDED.of_user(wallet.user).public_key[1:]) if wallet.user else HOT
 
-    async def sign(self, _wallet: Wallet, digest: bytes) -> bytes:
-        return sign_digest(KEY, digest)
+    async def sign(self, wallet: Wallet, digest: bytes) -> bytes:
+        return sign_digest(derive(bytearray(WORDS), wallet.path) if wallet.user else KEY, digest)
 
 
 class Town:

@@ -157,6 +157,39 @@ def test_another_users_deposits_are_as_if_they_were_not_there(url: str, tmp_path
     at(url, tmp_path, town, work)
 
 
+def test_a_deposit_is_swept_by_the_signer_and_the_gas_for_it_is_no_deposit(
+    url: str, tmp_path: Path, town: Town
+) -> None:
+    """The whole way: what a payout of ours has brought to the address is shown to staff alone."""
+
+    async def work(w: Window) -> None:
+        swept = {"USDT": {"sweep_at": "1"}}
+        more = {"sweep_to": "hot", "sweep_mandate": "sweep", "gas_from": "hot", "gas_mandate": "gas"}
+        await w.rules(1, assets=swept, **more)
+        before = w.town.has(HOT, TOKEN)
+        seen = await w.arrives(5 * USDT, status="credited")
+
+        async def done() -> bool:
+            w.town.mine()
+            await asyncio.sleep(0.1)  # it takes seconds: two payouts, and the looks of a sweep at them
+            found = (await w.get(f"{SWEEPS}/{quote(seen['id'])}", VIEWER))["state"]
+            brought = (await w.get(f"{DEPOSITS}?status=own", VIEWER))["deposits"]
+            return found == "swept" and len(brought) == 1
+
+        await until(done, 60)
+        assert w.town.has(HOT, TOKEN) == before + 5 * USDT
+        assert w.town.has(await w.address(), TOKEN) == 0
+        assert (await w.here.balances(ALICE))["FUNDING"] == "105.000000"
+        assert len((await w.get(f"{SWEEPS}/{quote(seen['id'])}", VIEWER))["payouts"]) == 2
+        [gas] = (await w.get(f"{DEPOSITS}?status=own", VIEWER))["deposits"]
+        assert (gas["status"], gas["user_id"], gas["asset"]) == ("ignored", ALICE, "SIM")
+        assert [one["id"] for one in (await w.get(DEPOSITS))["deposits"]] == [seen["id"]]
+        assert refusal(await w.here.get(f"{DEPOSITS}/{quote(gas['id'])}", by=token(ALICE))) == (404, "RECORD_NOT_FOUND")
+        assert {one["id"] for one in (await w.get(DEPOSITS, VIEWER))["deposits"]} == {gas["id"], seen["id"]}
+
+    at(url, tmp_path, town, work)
+
+
 def test_pages_of_deposits_follow_each_other(url: str, tmp_path: Path, town: Town) -> None:
     async def work(w: Window) -> None:
         made = [(await w.arrives(n * USDT, status="credited"))["id"] for n in (1, 2, 3)]

@@ -85,9 +85,17 @@ def test_from_the_rules_to_a_deposit_that_is_credited(counter: Counter, tmp_path
     assert len(entries) == 1
 
 
-def test_what_is_held_is_confirmed_by_two_people_or_rejected(counter: Counter, tmp_path: Path) -> None:
+def test_what_is_held_is_confirmed_by_two_people_or_rejected(
+    counter: Counter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take_deposits(counter, tmp_path)
     found = arrive(counter, 7 * USDT, "held", sender=HOT.lower())
+    with monkeypatch.context() as patched:
+        patched.setattr("bursar.cli.output.PIPE_WIDTH", 100)
+        for words in (("list",), ("show", found["id"]), ("scans",), ("sweeps",), ("rules", "list")):
+            narrow = counter.ok("deposit", *words)
+            assert max(map(len, narrow.splitlines())) <= 100, words
+            assert found["id"] in narrow or words[0] not in ("list", "show"), "an id is never broken"
     listed = counter.ok("deposit", "list", "--state", "held")
     assert "hot has sent it" in listed and "7.000000" in listed
     assert "reviewed by people" in counter.ok("deposit", "show", found["id"])
