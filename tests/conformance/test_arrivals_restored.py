@@ -32,16 +32,18 @@ BEN = {"actor": "ben", "reason": "so have I"}
 
 async def drive(c: Intake, sweep: str, *, until: str) -> Record:
     """A sweep and its payouts, until the newest payout is in a state, or the sweep itself."""
+    why = ""
     for _ in range(60):
         record = await c.step("sweeps", sweep)
         found = await c.till.payouts.list()
+        why = f"{record.error}; {[(one.wallet, one.state, one.error) for one in found]}"
         if until in (record.state, *(f"{one.wallet} {one.state}" for one in found)):
             return record
         for one in found:
             if one.status not in ("confirmed", "failed"):
                 await c.till.step(one.id)
         c.till.town.chain.mine()
-    raise AssertionError(f"not {until}: {record.error}; {[(p.wallet, p.state, p.error) for p in found]}")
+    raise AssertionError(f"not {until}: {why}")
 
 
 @asynccontextmanager
