@@ -213,7 +213,7 @@ PROBLEMS = {
     "and its rows up to here need more": {"amount": "100", "tx_hash": "{hash}"},
     "there is no policy that could decide it": {"asset": "ETH", "status": "pending"},
     "more decimals": {"amount": "5.0000001", "tx_hash": "{hash}"},
-    "is our own wallet": {"to": "@hot2", "tx_hash": "{hash}"},
+    "is an address of our own": {"to": "@hot2", "tx_hash": "{hash}"},
     "no nodes of nowhere are configured": {"chain": "nowhere", "tx_hash": "{hash}"},
     "is the transaction of another payout": {"tx_hash": "{ours}"},
     "is a payout for": {"request_id": "test:k9", "tx_hash": "{hash}"},

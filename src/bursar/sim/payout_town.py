@@ -28,9 +28,10 @@ from bursar.rails.chain import Chain
 from bursar.signer.client import SignerClient
 from bursar.signer.curve import sign_digest
 from bursar.signer.errors import SignerStopped
-from bursar.signer.policy import Policy, Wallet, parse
+from bursar.signer.policy import Policy, parse
 from bursar.signer.server import Server
 from bursar.signer.service import Service
+from bursar.signer.wallets import Wallet
 from bursar.signer.witness import Witness
 from bursar.sim import evm_world, expiry_world, payout_chains, tron_world
 from bursar.sim.chain_state import Behaviour, Effect

@@ -77,10 +77,10 @@ async def test_trx_and_tokens_that_came_to_our_addresses_are_found_once() -> Non
         (hash_,) = await paid(town, trx(number) if number % 2 else usdt(number))
         block = town.mine_one()
         part, contract = ("coin", "") if number % 2 else ("0", TOKEN)
-        expected.append((hash_, part, HOT, SHOP, contract, number, block.number, block.id))
+        expected.append((hash_, part, HOT, SHOP, contract, number, block.number, block.id, "", bool(contract)))
     (hash_,) = await paid(town, trx(TRX, to=NEW))
     block = town.mine_one()
-    expected.append((hash_, "coin", HOT, NEW, "", TRX, block.number, block.id))
+    expected.append((hash_, "coin", HOT, NEW, "", TRX, block.number, block.id, "", False))
     town.mine(20)
     found = await cursor.rest()
     assert [tuple(getattr(one, name) for name in Arrival.__struct_fields__) for one in found] == expected
@@ -134,6 +134,17 @@ async def test_transfer_of_nothing_is_no_arrival() -> None:
     town.mine(21)
     for node in town.nodes.by_name.values():
         node.lies.append(says(INFOS, lambda infos: [_with_amount(one, 0) for one in infos]))
+    assert await cursor.rest() == []
+
+
+@on_virtual_chain
+async def test_what_an_address_sends_to_itself_is_no_arrival() -> None:
+    town = TronTown()
+    cursor = Cursor(town, ours=Ours(HOT))
+    (hash_,) = await paid(town, usdt(7, to=HOT))
+    town.mine(21)
+    found = town.world.find(hash_)
+    assert found is not None and found[1].result == "SUCCESS"
     assert await cursor.rest() == []
 
 
