@@ -14,7 +14,7 @@ import msgspec
 from bursar.documents import Documents
 from bursar.engine import Answer, Engine, FlowRecord
 from bursar.flows.payouts.documents import asset_name
-from bursar.flows.payouts.outside import NotNow, fails, waits
+from bursar.flows.payouts.outside import OUTAGE_S, UNCHECKED, NotNow, fails, waits
 from bursar.flows.payouts.payout import Payout
 from bursar.flows.payouts.payouts import Payouts
 from bursar.flows.withdrawals.addresses import AddressBook
@@ -54,6 +54,7 @@ class Deciding:
         self, payouts: Payouts, documents: Documents, engine: Engine, book: AddressBook, screener: Screener | None
     ) -> None:
         self._ledger = payouts.ledger
+        self._out = payouts.out
         self._chains = payouts.chains
         self._documents = documents
         self._engine = engine
@@ -68,7 +69,7 @@ class Deciding:
         decision = decide(await self.facts(body, ()))
         if isinstance(decision, Screen):
             return await self._screen(item, body)
-        return self._settled(body, decision)
+        return self._unless_unchecked(item, self._settled(body, decision))
 
     async def queue(self, item: FlowRecord[Withdrawal]) -> Answer:
         """Order the payout, if what was decided still holds and nothing is switched off."""
@@ -78,7 +79,7 @@ class Deciding:
         decision = decide(await self.facts(body, await self._switches(body.payment, body.user)))
         match decision:
             case Refuse():
-                return _refused(decision)
+                return self._unless_unchecked(item, _refused(decision))
             case Approve(mandate=mandate):
                 after = msgspec.structs.replace(
                     body,
@@ -95,6 +96,13 @@ class Deciding:
                 return answer if answer.unchanged else msgspec.structs.replace(answer, body=after)
             case _:
                 return Answer(outcome=Outcome.SUCCESS, event=BACK, decision=True)
+
+    def _unless_unchecked(self, item: FlowRecord[Withdrawal], answer: Answer) -> Answer:
+        """Nothing is given back before the signer's log was compared with this database: it may have been restored to
+        a moment before the payout was ordered, which is paid already (W33)."""
+        if answer.outcome is not Outcome.EXPLICIT_FAIL or self._out.reconciled:
+            return answer
+        return waits(item, "SIGNER_UNCHECKED", UNCHECKED, OUTAGE_S)
 
     async def still_approved(self, id_: str, payout: Payout) -> str:
         """Why a payout may not be paid any more, asked before its first attempt; "": it may. A switch only waits."""
@@ -189,7 +197,7 @@ class Deciding:
                 )
             said = Screening(Verdict.UNANSWERED, away.why)
         after = msgspec.structs.replace(body, screening=said)
-        return self._settled(after, decide(await self.facts(after, ())))
+        return self._unless_unchecked(item, self._settled(after, decide(await self.facts(after, ()))))
 
     async def _question(self, id_: str, body: Withdrawal) -> Question:
         payment = body.payment

@@ -1,0 +1,96 @@
+"""Withdrawals under attack: what users, approvers, operators and restored backups may try for money of others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from tests.builders import Place, scenario
+from tests.till import Town
+from tests.withdrawing import FUNDS, counter
+
+from bursar.config import read
+from bursar.engine import Operators
+from bursar.flows.withdrawals.switches import of_asset
+from bursar.model.errors import BursarError, IdempotencyKeyReused
+
+pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
+
+WHY = {"actor": "ann", "reason": "because"}
+ALSO = {"actor": "ben", "reason": "because"}
+
+
+@pytest.mark.parametrize("end", ["cancelled", "rejected"])
+@scenario
+async def test_nothing_is_given_back_before_the_signers_log_was_compared(place: Place, end: str) -> None:
+    """A database restored to a moment before the payout was ordered: it may be paid already (W33)."""
+    town = Town()
+    async with counter(place, town) as c:
+        made = await c.request("20")
+        await c.until(made.id, "waiting")
+        c.till.payouts.out.reconciled = False  # as in a process that has just started on the restored database
+        if end == "cancelled":
+            await c.withdrawals.cancel(made.id, actor="1", user=1)
+        else:
+            await c.withdrawals.reject(made.id, **WHY)
+        for _ in range(3):
+            await c.step(made.id)
+        assert await c.funds() == FUNDS - 21_000_000, "given back while it may be paid"
+        await c.till.payouts.reconciling.look()
+        await c.until(made.id, end)
+        assert await c.funds() == FUNDS
+
+
+@pytest.mark.parametrize("state", ["checking", "approved"])
+@pytest.mark.parametrize("event", ["SUCCESS", "ADOPTED", "ASK", "BACK", "EXPLICIT_FAIL", "DROPPED"])
+@scenario
+async def test_two_operators_can_force_nothing_that_rules_decide(place: Place, state: str, event: str) -> None:
+    async with counter(place, Town()) as c:
+        await c.withdrawals.pause(of_asset("USDT"), **WHY)
+        made = await c.request("5")
+        await c.until(made.id, state)
+        operators = Operators(c.till.engine)
+        for person in (WHY, ALSO):
+            with contextlib.suppress(BursarError):
+                await operators.force("withdrawals", made.id, event, **person)
+        record = await c.record(made.id)
+        assert record.state == state, f"forced by {event} to {record.state}"
+
+
+@scenario
+async def test_everything_asked_for_again_while_the_first_request_is_written_is_one_withdrawal(place: Place) -> None:
+    async with counter(place, Town()) as c:
+        await c.policy(daily_user="")
+        balance, first = c.till.ledger.balance, asyncio.get_running_loop().create_future()
+
+        async def slow(*args: Any, **more: Any) -> Any:
+            c.till.ledger.balance = balance  # type: ignore[method-assign]
+            first.set_result(await c.request("all"))
+            return await balance(*args, **more)
+
+        c.till.ledger.balance = slow  # type: ignore[method-assign]
+        again = await c.request("all")
+        assert (again.id, again.replayed, await c.funds()) == (first.result().id, True, 0)
+
+
+@scenario
+async def test_everything_asked_for_by_many_at_once_under_one_key_is_one_withdrawal(place: Place) -> None:
+    async with counter(place, Town()) as c:
+        await c.policy(daily_user="99")
+        made = await asyncio.gather(*[c.request(amount) for amount in ("all", "99") * 4], return_exceptions=True)
+        refusals = {type(one) for one in made if isinstance(one, BaseException)}
+        assert refusals == {IdempotencyKeyReused}, "the key stands for one of the two"
+        assert len({one.id for one in made if not isinstance(one, BaseException)}) == 1 and await c.funds() == 0
+
+
+@scenario
+async def test_engine_waits_for_the_screening_longer_than_any_setting_lets_the_hook_be_silent(place: Place) -> None:
+    """Or each call would be given up before the hook is, and no answer would ever be counted as none."""
+    most_ms = 30_000
+    assert read(environ={}, screening_timeout_ms=most_ms).screening_timeout_ms == most_ms
+    with pytest.raises(BursarError):
+        read(environ={}, screening_timeout_ms=most_ms + 1)
+    async with counter(place, Town()) as c:
+        assert c.withdrawals.flow.call_timeout_s * 1_000 > most_ms
