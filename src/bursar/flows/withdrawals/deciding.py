@@ -19,7 +19,7 @@ from bursar.flows.payouts.payout import Payout
 from bursar.flows.payouts.payouts import Payouts
 from bursar.flows.withdrawals.addresses import AddressBook
 from bursar.flows.withdrawals.machine import ADOPTED, ASK, BACK, DROPPED, MACHINE
-from bursar.flows.withdrawals.policy import ADDRESS_LIST, APPROVER, POLICY, joined, keys_of, list_names
+from bursar.flows.withdrawals.policy import ADDRESS_LIST, APPROVER, POLICY, Lists, joined, keys_of, list_names
 from bursar.flows.withdrawals.risk import (
     Approve,
     Code,
@@ -40,6 +40,7 @@ from bursar.flows.withdrawals.withdrawal import Withdrawal
 from bursar.model.accounts import AccountStatus
 from bursar.model.authorizations import Payment
 from bursar.model.outcome import Outcome
+from bursar.rails.chain import InvalidAddress
 
 SWITCH_S: Final = 60.0  # until a withdrawal that is switched off is looked at again
 SWITCHES: Final = frozenset({Code.PAUSED, Code.ACCOUNT_FROZEN, Code.POLICY_UNUSABLE})  # lifted without a word to it
@@ -146,9 +147,11 @@ class Deciding:
         listed = [
             await self._documents.current(ADDRESS_LIST, each) for each in list_names(payment.asset, payment.chain)
         ]
-        lists = joined(
-            payment.chain, self._chains[payment.chain].codec, [found.body for found in listed if found is not None]
-        )
+        lists, unreadable, codec = Lists(), "", self._chains[payment.chain].codec
+        try:
+            lists = joined(payment.chain, codec, [found.body for found in listed if found is not None])
+        except InvalidAddress as error:
+            unreadable = f"a list of addresses can't be read: {error}"
         account = (await self._ledger.store.read.accounts.heads([payment.account])).get(payment.account)
         return Facts(
             asset=asset,
@@ -157,6 +160,7 @@ class Deciding:
             requester=payment.requester,
             policy=None if policy is None else policy.body,
             lists=lists,
+            unreadable=unreadable,
             to=payment.to,
             book_since_us=await self._book.since(str(body.user), payment.chain, payment.to),
             screening=body.screening,

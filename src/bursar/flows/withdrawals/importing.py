@@ -204,7 +204,8 @@ async def import_running(withdrawals: Withdrawals, text: str, *, actor: str, dry
 
 async def _planned(withdrawals: Withdrawals, row: Row) -> _Plan:
     engine, payouts = withdrawals.engine, withdrawals.payouts
-    check_key(row.id)
+    if "/" in check_key(row.id):
+        raise _Wrong(f"request_id is {row.id!r}: with a '/', nothing could be said about it over HTTP")
     there = await engine.get(MACHINE.name, row.id)
     asset = await withdrawals.ledger.asset(row.asset)
     content = _content(row, asset.minor(row.amount), asset.minor(row.fee))
