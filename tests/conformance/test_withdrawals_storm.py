@@ -1,8 +1,8 @@
-"""Withdrawals in a storm: users, approvers, operators, workers and a restored backup act in any order and at the same time.
+"""Withdrawals in a storm: users, approvers, operators and workers act in any order and at the same time.
 
-What must hold however they meet: what a withdrawal pays arrives once or not at all; it was paid if and only if it is
-completed; it was signed only with the people whom its amount needs; and all money is where the books say. Each run is
-a function of its seed.
+What must hold however they meet, also after a restore: what a withdrawal pays arrives once or not at all; it was paid
+if and only if it is completed; it was signed only with the people whom its amount needs; and all money is where the
+books say. Each run is a function of its seed.
 """
 
 from __future__ import annotations
@@ -177,6 +177,7 @@ class Storm:
         for id_ in await self.ids("payouts"):
             with contextlib.suppress(BursarError):
                 await c.till.payouts.release(id_, actor="ann", reason="over")
+        left = ["nothing was driven"]
         for _ in range(SETTLE_ROUNDS):
             left = []
             for flow in ("withdrawals", "payouts", "replacements"):
