@@ -13,6 +13,8 @@ from tests.withdrawing import FUNDS, counter
 
 from bursar.config import read
 from bursar.engine import Operators
+from bursar.flows.withdrawals.listing import listed, waiting_for_people
+from bursar.flows.withdrawals.policy import AddressBookRule
 from bursar.flows.withdrawals.switches import of_asset
 from bursar.model.errors import BursarError, IdempotencyKeyReused
 
@@ -94,3 +96,36 @@ async def test_engine_waits_for_the_screening_longer_than_any_setting_lets_the_h
         read(environ={}, screening_timeout_ms=most_ms + 1)
     async with counter(place, Town()) as c:
         assert c.withdrawals.flow.call_timeout_s * 1_000 > most_ms
+
+
+@scenario
+async def test_withdrawals_that_wait_for_time_hide_none_that_waits_for_people(place: Place) -> None:
+    async with counter(place, Town()) as c:
+        made = await c.request("20")
+        await c.until(made.id, "waiting")
+        await c.policy(address_book=AddressBookRule.REQUIRED, cooling_s=3_600, daily_user="", daily_all="")
+        await c.withdrawals.addresses.add("1", "paper", "@bob", "mine")
+        for number in range(5):
+            cooling = await c.request("5", key=f"cooling {number}")
+            await c.until(cooling.id, "waiting")
+        assert [view.id for view in await waiting_for_people(c.withdrawals, 2)] == [made.id]
+
+
+@scenario
+async def test_page_that_finds_nothing_asks_the_database_a_bounded_number_of_times(place: Place) -> None:
+    async with counter(place, Town()) as c:
+        await c.policy(daily_user="", daily_all="")
+        for number in range(30):
+            await c.request("1", key=f"k{number}")
+        page, asked = c.withdrawals.page, []
+
+        async def counted(**how: Any) -> Any:
+            asked.append(how)
+            return await page(**how)
+
+        c.withdrawals.page = counted  # type: ignore[method-assign]
+        found, before = await listed(c.withdrawals, user=1, asset="BTC", limit=1)
+        assert found == [] and len(asked) <= 20 and before, "and there is more: go on from there"
+        while before:
+            found, before = await listed(c.withdrawals, user=1, asset="USDT", limit=7, before=before)
+            assert before == 0 or len(found) == 7
