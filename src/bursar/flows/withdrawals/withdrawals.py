@@ -72,7 +72,7 @@ from bursar.model.money import Asset
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
 from bursar.model.views import moment
-from bursar.store.records import NEWEST
+from bursar.store.records import NEWEST, Wanted
 from bursar.writer import Operation
 
 RETRY = Retry(first_s=1.0, cap_s=60.0)
@@ -423,12 +423,10 @@ class Withdrawals:
         self, *, user: int | None = None, states: Sequence[str] = (), before: int = NEWEST, limit: int = 50
     ) -> tuple[list[WithdrawalView], int]:
         """Withdrawals, newest first, without the status of their payouts; and the number below which the next page
-        begins, 0: there is none."""
-        owner = "" if user is None else str(user)
-        found = await self.ledger.store.read.records.list(
-            MACHINE.name, owner=owner, states=tuple(states), before=before, limit=limit
-        )
-        return await self._views(found), found[-1].number if len(found) == limit else 0
+        begins, 0: there is none. A page looks at a bounded number of rows: it may be short, and there may be more."""
+        wanted = Wanted(owner="" if user is None else str(user), states=tuple(states))
+        found, below = await self.ledger.store.read.records.page(MACHINE.name, wanted, before=before, limit=limit)
+        return await self._views(found), below
 
     async def _views(self, records: Sequence[Record]) -> list[WithdrawalView]:
         """All at once. A body that can't be read is left out: it must not hide the others."""
