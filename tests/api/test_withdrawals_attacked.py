@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
+import json
 from pathlib import Path
 
 from tests.api.office import ALICE, refusal, token
 from tests.api.test_withdrawals import WITHDRAWALS, Window, at, town
+from tests.commands import Ran, command
 from tests.evm_town import HOT, SHOP, Town
 
 from bursar.flows.withdrawals.importing import COLUMNS, import_running
@@ -68,5 +71,37 @@ def test_user_is_told_neither_names_of_our_wallets_nor_entries_of_lists(url: str
         assert [one["code"] for one in made.json()["waits_for"]] == ["POLICY_UNUSABLE"], "and nothing is paid"
         seen = await w.show(made.json()["id"], by=token("v", "viewer"))
         assert entry in seen["staff"]["details"]["POLICY_UNUSABLE"]
+
+    at(url, tmp_path, town, work)
+
+
+def test_approver_without_the_database_approves_over_http_as_the_how_to_says(
+    url: str, tmp_path: Path, town: Town
+) -> None:
+    """docs/how-to/withdraw.md, section 4: the payment from the API, signed by the command, and back to the API."""
+    phrase, key = tmp_path / "ann.pass", tmp_path / "ann.key"
+    phrase.write_text("correct horse battery staple")
+    phrase.chmod(0o600)
+
+    def run(*words: str) -> Ran:
+        ran = command(*words, "--passphrase-file", str(phrase))
+        assert ran.code == 0, ran.err
+        return ran
+
+    public = json.loads(run("--json", "signer", "approver-key", "--file", str(key), "--name", "carla").out)[
+        "public_key"
+    ]
+
+    async def work(w: Window) -> None:
+        await w.document("withdrawal_approvers/carla", {"public_key": public})
+        id_, by = (await w.ok("20"))["id"], token("carla", "approver")
+        file = tmp_path / "payment.json"
+        file.write_text((await w.here.get(f"{WITHDRAWALS}/{id_}/payment", by=by)).text)
+        ran = await asyncio.to_thread(run, "signer", "approve", "--key", str(key), "--yes", str(file))
+        assert f"pays  20.000000 USDT to {SHOP} on sim" in ran.err, ran.err
+        assert (await w.payment(id_))["digest"] in ran.err
+        made = await w.here.send("POST", f"{WITHDRAWALS}/{id_}/approve", json.loads(ran.out), by=by)
+        assert (made.status_code, made.json()["staff"]["approvals"]) == (200, ["carla"]), made.text
+        assert made.json()["status"] == "queued"
 
     at(url, tmp_path, town, work)
