@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.withdrawing import FUNDS, counter
 
 from bursar.config import read
 from bursar.engine import Operators
+from bursar.flows.withdrawals import WithdrawalRefused
 from bursar.flows.withdrawals.listing import listed, waiting_for_people
 from bursar.flows.withdrawals.policy import AddressBookRule
 from bursar.flows.withdrawals.switches import of_asset
@@ -129,3 +131,20 @@ async def test_page_that_finds_nothing_asks_the_database_a_bounded_number_of_tim
         while before:
             found, before = await listed(c.withdrawals, user=1, asset="USDT", limit=7, before=before)
             assert before == 0 or len(found) == 7
+
+
+@scenario
+async def test_limits_hold_across_processes(place: Place) -> None:
+    """Twelve requests of each of two users, at three processes at once: three of each fit into the user's day, and
+    three of all into the day of all."""
+    town = Town()
+    async with counter(place, town) as a, counter(place, town, worker="b") as b, counter(place, town, worker="c") as c:
+        await a.policy(daily_user="30", daily_all="35")
+        here = itertools.cycle((a, b, c))
+        asked = [next(here).request("10", key=f"k{n}", user=1 + n % 2) for n in range(24)]
+        made = await asyncio.gather(*asked, return_exceptions=True)
+        refusals = [one.reason for one in made if isinstance(one, WithdrawalRefused)]
+        assert refusals == ["DAILY_LIMIT_EXCEEDED"] * 18
+        taken = [await a.record(one.id) for one in made if not isinstance(one, BaseException)]
+        assert sum('"over_all":true' in record.body for record in taken) == 3
+        assert [await a.funds(user) for user in (1, 2)] == [FUNDS - 33_000_000] * 2

@@ -25,7 +25,7 @@ from bursar.engine import Operators
 from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.payouts.machine import CONFIRMED
 from bursar.flows.payouts.machine import FAILED as PAYOUT_FAILED
-from bursar.flows.withdrawals.invariants import CHECKS
+from bursar.flows.withdrawals.invariants import CHECKS, stop_if_unbalanced
 from bursar.flows.withdrawals.policy import APPROVER, Approver
 from bursar.flows.withdrawals.switches import EVERYTHING, of_user
 from bursar.flows.withdrawals.withdrawal import RESULTS
@@ -40,7 +40,7 @@ AMOUNTS = ("5", "9", "20", "49", "60")
 ENDED = (CONFIRMED, PAYOUT_FAILED)
 PUBLIC = {name: key.public_key().public_bytes_raw().hex() for name, key in KEYS.items()}
 SETTLE_ROUNDS = 60
-SEEDS = 15
+SEEDS = 12
 
 
 class Storm:
@@ -68,6 +68,7 @@ class Storm:
             (1, self.enrolment),
             (1, self.outage),
             (1, self.policy),
+            (4, self.watch),
         ]
 
     async def ids(self, flow: str) -> list[str]:
@@ -153,6 +154,11 @@ class Storm:
 
     async def policy(self) -> None:
         await self.c.policy(auto_approve_max=self.dice.choice(("10", "30")), dual_above=self.dice.choice(("50", "30")))
+
+    async def watch(self) -> None:
+        """As it is done every minute: a false alarm would stop all withdrawals."""
+        found = await stop_if_unbalanced(self.c.withdrawals)
+        assert found.ok, found.broken
 
     async def blow(self, moments: int) -> None:
         weights = [weight for weight, _ in self.acts]
