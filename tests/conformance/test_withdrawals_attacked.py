@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from tests.builders import Place, scenario
-from tests.till import Town
+from tests.till import CONTRACT, Town
 from tests.withdrawing import FUNDS, counter
 
 from bursar.config import read
 from bursar.engine import Operators
 from bursar.flows.withdrawals import WithdrawalRefused
 from bursar.flows.withdrawals.listing import listed, waiting_for_people
-from bursar.flows.withdrawals.policy import AddressBookRule
-from bursar.flows.withdrawals.switches import of_asset
+from bursar.flows.withdrawals.policy import ADDRESS_LIST, AddressBookRule, AddressList
+from bursar.flows.withdrawals.switches import of_asset, of_user
 from bursar.model.errors import BursarError, IdempotencyKeyReused
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
@@ -148,3 +148,30 @@ async def test_limits_hold_across_processes(place: Place) -> None:
         taken = [await a.record(one.id) for one in made if not isinstance(one, BaseException)]
         assert sum('"over_all":true' in record.body for record in taken) == 3
         assert [await a.funds(user) for user in (1, 2)] == [FUNDS - 33_000_000] * 2
+
+
+@pytest.mark.parametrize("why", ["attempt that died", "tombstone from before a restore"])
+@scenario
+async def test_switch_and_lists_stop_every_attempt_that_is_not_signed_yet(place: Place, why: str) -> None:
+    """Not the first one alone: while nothing of a payout is alive, what holds now decides (W37)."""
+    town = Town()
+    async with counter(place, town) as c:
+        made = await c.request("5")
+        await c.until(made.id, "queued")
+        payout = (await c.withdrawals.view(made.id)).payout
+        if why == "attempt that died":
+            town.chain.failing.add("@bob")
+            await c.till.until(payout, "confirming")
+            town.chain.mine()
+            await c.till.until(payout, "pending")
+            town.chain.failing.clear()
+        else:
+            await town.signer.cancel(payout, 1)
+        await c.withdrawals.pause(of_user(1), **WHY)
+        waiting = await c.till.step(payout)
+        assert waiting.state == "pending" and "PAUSED" in waiting.error
+        await c.withdrawals.resume(of_user(1), **WHY)
+        await c.till.put(ADDRESS_LIST, "paper", AddressList(deny=("@bob",)))
+        assert (await c.till.step(payout)).state == "failed"
+        await c.until(made.id, "rejected")
+        assert await c.funds() == FUNDS and (CONTRACT, "@bob") not in town.chain.tokens

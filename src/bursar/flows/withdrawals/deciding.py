@@ -1,7 +1,7 @@
 """The actions of a withdrawal: decide, and order its payout. Nothing leaves here.
 
 Both look at everything anew: policy, lists, approvers, address book, switches, the account. `risk` decides, pure. What
-was approved once is asked again right before the payout is ordered, and by `still_approved` before its first attempt is
+was approved once is asked again right before the payout is ordered, and by `still_approved` before each attempt is
 made (W37). A screening that does not answer clears nothing: after a while people decide (W46).
 """
 
@@ -106,7 +106,7 @@ class Deciding:
         return waits(item, "SIGNER_UNCHECKED", UNCHECKED, OUTAGE_S)
 
     async def still_approved(self, id_: str, payout: Payout) -> str:
-        """Why a payout may not be paid any more, asked before its first attempt; "": it may. A switch only waits."""
+        """Why a payout may not be paid any more, asked before each attempt; "": it may. A switch only waits."""
         record = await self._engine.record(MACHINE.name, id_)
         body = msgspec.json.decode(record.body, type=Withdrawal)
         if off := await self._switches(payout.payment, body.user):

@@ -1,7 +1,7 @@
 """What the rules say about one withdrawal: refuse it, ask the screening hook, wait, or approve it. Pure.
 
 `decide` gets everything that is known, as plain values, and is asked again whenever one of them has changed and right
-before the first attempt (W37). What is not known counts against the withdrawal: a screening that did not answer, a
+before each attempt (W37). What is not known counts against the withdrawal: a screening that did not answer, a
 policy that can't be read, and an address without an age all wait.
 
 | what | may people's approval override it? |
