@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 from tests.builders import Place, scenario
-from tests.till import CONTRACT, Town
+from tests.conformance.test_transfers import behind
+from tests.till import CONTRACT, SUSPENSE, Town
 from tests.withdrawing import FUNDS, counter
 
+from bursar.audit import audit
 from bursar.config import read
 from bursar.engine import Operators
+from bursar.engine.forced import ask_due
+from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.withdrawals import WithdrawalRefused
+from bursar.flows.withdrawals.invariants import CHECKS
 from bursar.flows.withdrawals.listing import listed, waiting_for_people
 from bursar.flows.withdrawals.policy import ADDRESS_LIST, AddressBookRule, AddressList
 from bursar.flows.withdrawals.switches import of_asset, of_user
@@ -175,3 +180,32 @@ async def test_switch_and_lists_stop_every_attempt_that_is_not_signed_yet(place:
         assert (await c.till.step(payout)).state == "failed"
         await c.until(made.id, "rejected")
         assert await c.funds() == FUNDS and (CONTRACT, "@bob") not in town.chain.tokens
+
+
+@scenario
+async def test_withdrawal_that_people_declared_unpaid_and_that_arrives_shows_in_suspense_and_stops_payouts(
+    place: Place,
+) -> None:
+    """The hold is settled once, by the word of people; what the chain says later is booked beside it (T34)."""
+    town = Town()
+    async with counter(place, town) as c:
+        town.chain.shy.add("@bob")
+        made = await c.request("5")
+        await c.until(made.id, "queued")
+        payout = (await c.withdrawals.view(made.id)).payout
+        await c.till.until(payout, "confirming")
+        town.chain.mine()
+        await c.till.until(payout, "disputed")
+        for person in (WHY, ALSO):
+            await c.till.payouts.resolve(payout, paid=False, **person)
+        assert ((await c.record(made.id)).state, await c.funds()) == ("failed", FUNDS)
+        town.chain.shy.clear()
+        ago = "now() - interval '1 second'" if place.engine == "postgres" else "0"
+        await behind(place, f"UPDATE {{s}}forced_calls SET due = {ago}")
+        assert await ask_due(c.till.engine) == 1
+        assert ((await c.record(made.id)).state, await c.funds()) == ("failed", FUNDS), "terminal records never move"
+        assert await c.till.minor(SUSPENSE) == -5_000_000
+        assert ("halt flow", "payouts") in {(p.kind, p.name) for p in await c.till.engine.store.read.pauses.list()}
+        store = c.till.engine.store
+        found = [*await audit(store, more=CHECKS), await wallets_cover(store, {"paper": town.chain})]
+        assert [text for finding in found for text in finding.broken] == []
