@@ -34,13 +34,13 @@ from bursar.model.errors import BursarError
 from bursar.rails.chain import Shape
 from bursar.signer.approvals import people_who_approve
 
-pytestmark = pytest.mark.parametrize("mode", ["sqlite"], indirect=True)
+pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 
 AMOUNTS = ("5", "9", "20", "49", "60")
 ENDED = (CONFIRMED, PAYOUT_FAILED)
 PUBLIC = {name: key.public_key().public_bytes_raw().hex() for name, key in KEYS.items()}
 SETTLE_ROUNDS = 60
-SEEDS = 12
+SEEDS = 8
 
 
 class Storm:
@@ -238,6 +238,8 @@ async def test_every_withdrawal_is_paid_once_or_not_at_all(place: Place, seed: i
 @pytest.mark.parametrize("seed", [*range(SEEDS), 23])  # 23: a cancellation is made twice, with the same bytes
 @scenario
 async def test_no_withdrawal_is_paid_and_given_back_after_a_restore(place: Place, seed: int, tmp_path: Path) -> None:
+    if place.engine == "postgres":
+        pytest.skip("the backup is a copy of SQLite's file")
     town = Town()
     async with counter(place, town) as c:
         await c.policy(daily_user="", daily_all="")
