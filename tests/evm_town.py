@@ -26,9 +26,10 @@ from bursar.ports import SystemPorts
 from bursar.rails.evm.codec import EvmCodec
 from bursar.signer.codecs import codec_of
 from bursar.signer.curve import evm_address, public_key, sign_digest
-from bursar.signer.policy import Wallet, parse
+from bursar.signer.policy import parse
 from bursar.signer.server import Server
 from bursar.signer.service import Service
+from bursar.signer.wallets import Wallet
 from bursar.sim.chain_state import Token
 from bursar.sim.evm_nodes import Nodes
 from bursar.sim.evm_world import GWEI, Terms, World

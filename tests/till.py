@@ -14,7 +14,8 @@ from tests.paper_chain import PaperChain, PaperSigner
 from bursar import deposit
 from bursar.documents import Documents
 from bursar.engine import Engine
-from bursar.flows.payouts import KINDS, PayoutRequest, Payouts, PayoutView
+from bursar.flows.catalog import KINDS as CATALOG_KINDS
+from bursar.flows.payouts import PayoutRequest, Payouts, PayoutView
 from bursar.flows.payouts.documents import (
     ASSET,
     CHAIN,
@@ -26,7 +27,6 @@ from bursar.flows.payouts.documents import (
     WalletDocument,
 )
 from bursar.flows.payouts.payout import FEES, GAS, SUSPENSE, wallet_account
-from bursar.flows.withdrawals import KINDS as WITHDRAWAL_KINDS
 from bursar.ledger import Ledger
 from bursar.model.documents import Document, Proposal
 from bursar.model.records import Record
@@ -137,7 +137,7 @@ async def till(
     """A process; the first one furnishes the database. It `reconciles` itself, unless flows are to be added first."""
     async with place.bursar(ports) as bursar:
         ledger = bursar.ledger
-        documents = Documents(bursar.store, (*KINDS, *WITHDRAWAL_KINDS))
+        documents = Documents(bursar.store, CATALOG_KINDS)
         engine = Engine(bursar.store, ledger.writer, (), worker=worker)
         payouts = Payouts(ledger, documents, {town.name: town.chain}, town.signer, engine=engine)
         payouts.out.wallets.fresh_s = -1.0  # no test waits for a look to become old

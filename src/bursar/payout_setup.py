@@ -16,6 +16,7 @@ from bursar.config import SCREENING_SECRET_BYTES_MIN, SIGNER_SECRET_BYTES_MIN, C
 from bursar.documents import DOCUMENTS_S, Documents
 from bursar.engine import Engine
 from bursar.engine.background import AWAY
+from bursar.flows.deposits import ChainDeposits
 from bursar.flows.payouts import Payouts
 from bursar.flows.payouts.documents import CHAIN, WALLET
 from bursar.flows.payouts.link import SignerStoreLink
@@ -107,6 +108,7 @@ class PayingOut:
     payouts: Payouts
     chains: ConfiguredChains
     withdrawals: Withdrawals
+    deposits: ChainDeposits
 
     async def follow_documents(self) -> None:
         """Until cancelled: use chains and wallets that are added, and documents that are changed."""
@@ -116,6 +118,7 @@ class PayingOut:
             try:
                 if await self.chains.refresh():
                     await self.payouts.prepare()
+                await self.deposits.prepare()
             except AWAY as error:
                 log.error("the documents of chains and wallets can't be read now: %s", error)
 
@@ -148,9 +151,11 @@ async def paying_out(
     async with asked_chains(config, ports, documents) as chains, signer_client(config, ports, link) as signer:
         payouts = Payouts(ledger, documents, chains, signer, engine=engine, names=config.chain_nodes)
         await payouts.prepare()
+        deposits = ChainDeposits(payouts, engine=engine)
+        await deposits.prepare()
         async with screening(config, ports) as screener:
             withdrawals = Withdrawals(ledger, documents, payouts, engine=engine, screener=screener)
-            yield PayingOut(payouts, chains, withdrawals)
+            yield PayingOut(payouts, chains, withdrawals, deposits)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from bursar.engine import Engine, Program, Sink, Webhook, Worker, to_log
 from bursar.engine.background import AWAY, Job, finish, usual_jobs
 from bursar.engine.background import running as running_jobs
 from bursar.flows.catalog import KINDS
-from bursar.flows.deposits import Deposits
+from bursar.flows.deposits import ChainDeposits, Deposits
 from bursar.flows.payouts import Payouts
 from bursar.flows.payouts.coverage import watch_wallets
 from bursar.flows.transfers import AccountType, Limits, Transfers
@@ -78,6 +78,11 @@ class Runtime:
     def withdrawals(self) -> Withdrawals | None:
         """Withdrawals, where payouts are."""
         return None if self.paying_out is None else self.paying_out.withdrawals
+
+    @property
+    def arrivals(self) -> ChainDeposits | None:
+        """Deposits from chains, where payouts are."""
+        return None if self.paying_out is None else self.paying_out.deposits
 
 
 def make_secrets(config: Config, ports: Ports) -> None:

@@ -63,6 +63,7 @@ def test_list_counts_each_flow_by_state_and_says_what_is_paused(run: Shell, ids:
     run.ok("flow", "pause", "deposits", *WHO, *WHY)
     found = {one["flow"]: one for one in run.json("flow", "list")}
     of_payouts = ["chains", "payouts", "replacements", "withdrawal_addresses", "withdrawals"]
+    of_payouts += ["arrivals", "deposit_addresses", "deposit_scans", "sweeps"]
     assert sorted(found) == sorted(["deposits", "sequence", "transfers", *of_payouts])
     assert {name: {s: f["records"] for s, f in one["states"].items()} for name, one in found.items()} == {
         **{name: {} for name in of_payouts},
@@ -167,7 +168,7 @@ def test_a_deposit_is_not_confirmed_by_a_signal(run: Shell, ids: dict[str, str])
 
 
 def test_errors_say_what_is_wrong_and_what_there_is(run: Shell, ids: dict[str, str]) -> None:
-    known = "known here: chains, deposits, payouts, replacements, sequence, transfers"
+    flows = "arrivals, chains, deposit_addresses, deposit_scans, deposits, payouts, replacements"
     for words in (
         ("show", "orders", "x"),
         ("retry", "orders", "x", *WHO, *WHY),
@@ -175,9 +176,9 @@ def test_errors_say_what_is_wrong_and_what_there_is(run: Shell, ids: dict[str, s
         ("force", "orders", "x", "SUCCESS", *WHO, *WHY),
     ):
         ran = run("flow", *words)
-        assert (ran.code, "FLOW_NOT_FOUND" in ran.err, known in ran.err) == (1, True, True), ran.err
+        assert (ran.code, "FLOW_NOT_FOUND" in ran.err, f"known here: {flows}" in ran.err) == (1, True, True), ran.err
     ran = run("flow", "pause", "orders", *WHO, *WHY)
-    assert (ran.code, "flows: chains, deposits, payouts, replacements, sequence, transfers" in ran.err) == (1, True)
+    assert (ran.code, f"flows: {flows}" in ran.err) == (1, True)
     ran = run("flow", "show", "deposits", "none")
     assert (ran.code, "deposits has no record none" in ran.err) == (1, True)
     ran = run("flow", "retry", "deposits", "wire-1", *WHO, *WHY)

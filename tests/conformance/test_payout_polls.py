@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,20 +27,23 @@ class Work:
     """What SQLite does meanwhile."""
 
     def __init__(self, store: Any) -> None:
-        self.connections = (store._writer, store._reader)
+        self.store = store
         self.statements = 0
         self.steps = 0  # of its virtual machine: rows that are read cost some, too
 
-    def __enter__(self) -> Work:
-        for connection in self.connections:
-            connection.set_progress_handler(self._stepped, STEPS)
-            connection.set_trace_callback(self._ran)
+    async def __aenter__(self) -> Work:
+        await self._tell(self._stepped, self._ran)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for connection in self.connections:
-            connection.set_progress_handler(None, 0)
-            connection.set_trace_callback(None)
+    async def __aexit__(self, *_: object) -> None:
+        await self._tell(None, None)
+
+    async def _tell(self, stepped: Callable[[], int] | None, ran: Callable[[str], None] | None) -> None:
+        """On the threads that use the connections: another one would wait for a statement, which waits for it."""
+        store = self.store
+        for lane, connection in ((store._write_lane, store._writer), (store._read_lane, store._reader)):
+            await store.run(lane, partial(connection.set_progress_handler, stepped, STEPS))
+            await store.run(lane, partial(connection.set_trace_callback, ran))
 
     def _stepped(self) -> int:
         self.steps += STEPS
@@ -64,7 +69,7 @@ async def let_wait(t: Till, worker: Worker, waiting: int) -> list[int]:
 async def polled(t: Till, worker: Worker, numbers: list[int]) -> tuple[float, float]:
     """All of them are due, and polled once: statements and steps for each."""
     await t.engine.store.single().records.wake_held(numbers, "")
-    with Work(t.engine.store) as work:
+    async with Work(t.engine.store) as work:
         await worker.look()
         await t.engine.finish(PATIENCE_S)
     return work.statements / len(numbers), work.steps / len(numbers)

@@ -218,7 +218,7 @@ PROBLEMS = {
     "more decimals": {"amount": "5.0000001", "tx_hash": "{hash}"},
     "64 hexadecimal digits": {"tx_hash": "beef", "wallet": "hot1"},
     "which is in the future": {"tx_hash": "{hash}", "created_at": "2999-01-01T00:00:00+00:00"},
-    "is our own wallet": {"to": "@hot2", "tx_hash": "{hash}"},
+    "is an address of our own": {"to": "@hot2", "tx_hash": "{hash}"},
     "no nodes of nowhere are configured": {"chain": "nowhere", "tx_hash": "{hash}"},
     "is the transaction of another payout": {"tx_hash": "{ours}"},
     "is a payout for": {"request_id": "test:k9", "tx_hash": "{hash}"},

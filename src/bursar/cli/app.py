@@ -71,6 +71,10 @@ COMMANDS = {
         "bursar.demo.payouts:demo_payouts",
         "Payouts on a chain that misbehaves; simulated, or anvil.",
     ),
+    "demo-withdrawals": (
+        "bursar.demo.withdrawals:demo_withdrawals",
+        "Withdrawals on an EVM chain and a TRON chain, approved by you.",
+    ),
 }
 # Commands of packages that the wheel does not have (docs/decisions/0030-what-the-wheel-ships.md).
 OF_THE_REPOSITORY = ("bench", "chaos")

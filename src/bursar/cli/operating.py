@@ -68,7 +68,7 @@ async def _opened_catalog_with(
 ) -> AsyncIterator[Catalog]:
     if asks_cores(ctx.params):
         async with opened_runtime(ctx) as runtime:
-            yield Catalog.beside(runtime.transfers, runtime.payouts, runtime.withdrawals)
+            yield Catalog.beside(runtime.transfers, runtime.payouts, runtime.withdrawals, runtime.arrivals)
     else:
         async with opened_catalog(ctx) as catalog:
             yield catalog

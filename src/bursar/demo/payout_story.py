@@ -21,11 +21,11 @@ from bursar.audit.finding import Finding
 from bursar.demo.payout_chains import CALM_FEE, FINALITY, GWEI, DemoChain
 from bursar.demo.payout_setting import BLOCK_S, DEPOSIT, MANDATE, PAYERS, POLL_S, SignerProcess, answers, paying_out
 from bursar.engine import Operators, Worker
+from bursar.flows.deposits.invariants import CHECKS
 from bursar.flows.payouts import PayoutRequest, Payouts, PayoutView
 from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.payouts.machine import MACHINE
 from bursar.flows.payouts.payout import wallet_account
-from bursar.flows.withdrawals.invariants import CHECKS
 from bursar.signer.client import SignerClient
 from bursar.testbed import Guard
 

@@ -15,7 +15,8 @@ from bursar.engine import Engine
 from bursar.engine.late import LATE
 from bursar.flows import deposits as deposit_flow
 from bursar.flows import sequence as sequence_flow
-from bursar.flows.deposits import Deposits
+from bursar.flows.deposits import ARRIVALS, ChainDeposits, Deposits
+from bursar.flows.deposits import KINDS as DEPOSIT_KINDS
 from bursar.flows.payouts import KINDS as PAYOUT_KINDS
 from bursar.flows.payouts import MACHINE as PAYOUTS
 from bursar.flows.payouts import Payouts
@@ -38,7 +39,7 @@ from bursar.model.records import Record, Transition
 from bursar.model.views import EnvelopeView
 from bursar.signer.absent import AbsentSigner
 
-KINDS = (*PAYOUT_KINDS, *WITHDRAWAL_KINDS)  # of documents: every process declares all of them
+KINDS = (*PAYOUT_KINDS, *WITHDRAWAL_KINDS, *DEPOSIT_KINDS)  # of documents: every process declares all of them
 FUNDING_OPERATIONS = ("withdraw", "deposit", "refund")
 
 
@@ -51,6 +52,7 @@ class Catalog:
     transfers: Transfers
     payouts: Payouts
     withdrawals: Withdrawals
+    arrivals: ChainDeposits
 
     @classmethod
     def on(cls, ledger: Ledger) -> Catalog:
@@ -63,22 +65,27 @@ class Catalog:
 
     @classmethod
     def beside(
-        cls, transfers: Transfers, payouts: Payouts | None = None, withdrawals: Withdrawals | None = None
+        cls,
+        transfers: Transfers,
+        payouts: Payouts | None = None,
+        withdrawals: Withdrawals | None = None,
+        arrivals: ChainDeposits | None = None,
     ) -> Catalog:
         """On the engine of a process that has transfers and deposits, and their cores. No worker may run on it: it
         would claim sequences whose own steps only another program has."""
         engine, ledger = transfers.engine, transfers.ledger
         Sequences(ledger, engine=engine)
-        if payouts is None or withdrawals is None:
-            payouts, withdrawals = _read_only(ledger, engine)
-        return cls(engine, ledger, transfers, payouts, withdrawals)
+        if payouts is None or withdrawals is None or arrivals is None:
+            payouts, withdrawals, arrivals = _read_only(ledger, engine)
+        return cls(engine, ledger, transfers, payouts, withdrawals, arrivals)
 
 
-def _read_only(ledger: Ledger, engine: Engine) -> tuple[Payouts, Withdrawals]:
-    """Payouts and withdrawals where there are neither nodes nor signer: to look at, and to write signals down."""
+def _read_only(ledger: Ledger, engine: Engine) -> tuple[Payouts, Withdrawals, ChainDeposits]:
+    """What concerns chains where there are neither nodes nor signer: to look at, and to write signals down."""
     documents = Documents(ledger.store, KINDS)
     payouts = Payouts(ledger, documents, {}, AbsentSigner(), engine=engine)
-    return payouts, Withdrawals(ledger, documents, payouts, engine=engine)
+    withdrawals = Withdrawals(ledger, documents, payouts, engine=engine)
+    return payouts, withdrawals, ChainDeposits(payouts, engine=engine)
 
 
 async def entries_of(ledger: Ledger, record: Record, history: Sequence[Transition]) -> list[EnvelopeView]:
@@ -100,7 +107,7 @@ def entry_keys(record: Record, history: Sequence[Transition]) -> list[tuple[str,
         names = [*states, RECONCILED, *(f"{state}:late:{version}" for state in states for version in late)]
         funding = [(FUNDING_SCOPE, f"{record.id}:{op}") for op in FUNDING_OPERATIONS]
         return [*funding, *((TRANSFERS_SCOPE, f"{record.id}:{name}") for name in names)]
-    if record.flow == deposit_flow.MACHINE.name:
+    if record.flow in (deposit_flow.MACHINE.name, ARRIVALS.name):
         return [(DEPOSITS, record.id)]
     if record.flow == PAYOUTS.name:
         late = [row.version - 1 for row in history if row.event.startswith(LATE)]

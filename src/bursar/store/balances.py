@@ -15,6 +15,13 @@ class Balances(Table):
         """asset → (sum, number of postings), from the live table."""
         return {row[0]: (int(row[1]), row[2]) for row in await self._s.rows("balances", account)}
 
+    async def of_many(self, accounts: Sequence[int]) -> dict[int, dict[int, int]]:
+        """account → asset → sum, from the live table; an account without postings is missing."""
+        found: dict[int, dict[int, int]] = {}
+        for account, asset, total in await self._s.rows("balances_of_many", list(accounts)):
+            found.setdefault(account, {})[asset] = int(total)
+        return found
+
     async def cached(self, account: int) -> dict[int, int]:
         """asset → sum, from the cache."""
         return {row[0]: int(row[1]) for row in await self._s.rows("cached_balances", account)}

@@ -13,9 +13,9 @@ import asyncpg
 
 from bursar.audit import Finding, audit
 from bursar.config import Config
+from bursar.flows.deposits.invariants import CHECKS
 from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.transfers.conservation import conservation
-from bursar.flows.withdrawals.invariants import CHECKS
 from bursar.instance import Bursar
 from bursar.model.errors import BursarError
 from bursar.model.outcome import Outcome

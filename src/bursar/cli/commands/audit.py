@@ -18,10 +18,10 @@ from bursar.cli.state import Command, configured, output, state
 from bursar.cli.types import settings_options
 from bursar.documents import Documents
 from bursar.flows.catalog import KINDS
+from bursar.flows.deposits.invariants import CHECKS
 from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.transfers import AccountType, Transfers
 from bursar.flows.transfers.conservation import cores_hold
-from bursar.flows.withdrawals.invariants import CHECKS
 from bursar.instance import Bursar
 from bursar.model.errors import DatabaseUnavailable
 from bursar.payout_setup import asked_chains

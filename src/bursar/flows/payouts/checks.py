@@ -120,7 +120,7 @@ def check_request(
     if raw is None:
         why = f"{request.amount} {asset.code} has more decimals than {request.chain} keeps ({on_chain.decimals})"
         raise PayoutRefused(PayoutCode.PRECISION_OVERFLOW, why)
-    if raw < int(on_chain.minimum):
+    if raw < int(on_chain.minimum) and not request.wallet:  # what moves between our own wallets has no minimum
         raise PayoutRefused(
             PayoutCode.BELOW_MINIMUM, f"{request.amount} {asset.code} is below the minimum on {request.chain}"
         )
@@ -178,7 +178,7 @@ def _check_destination(request: PayoutRequest, to: str, contract: str, own: Mapp
             PayoutCode.NOT_OWN_ADDRESS, f"{request.wallet} is named as payer, so {to} must be a wallet of ours"
         )
     if not request.wallet:
-        raise PayoutRefused(PayoutCode.OWN_ADDRESS, f"{to} is our own wallet {target}")
+        raise PayoutRefused(PayoutCode.OWN_ADDRESS, f"{to} is an address of our own, and not outside")
     if request.wallet == target:
         raise PayoutRefused(PayoutCode.OWN_ADDRESS, f"{target} would pay itself")
     books = wallet_account(request.chain, target)

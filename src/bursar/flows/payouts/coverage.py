@@ -1,4 +1,4 @@
-"""I9: every wallet has on its chain what the ledger says that it has, while payouts go on.
+"""I9: every wallet, users' own among them, has on its chain what the ledger says that it has, while payouts go on.
 
 Minus the balance of `external:wallet:{chain}:{wallet}` is what the ledger says. The chain is asked first, for balances
 at a final block, and the ledger is read after it. So whatever has left a wallet by that block is booked by then, or
@@ -25,6 +25,7 @@ import msgspec
 
 from bursar.audit import UNREADABLE, Finding, said
 from bursar.engine import FlowRecord, set_pause
+from bursar.flows.payouts.derived import ADDRESSES, body_of
 from bursar.flows.payouts.documents import ASSET, CHAIN, AssetDocument, ChainDocument, WalletDocument
 from bursar.flows.payouts.invariants import NUMBERS_MAX, PAGE, read_wallets
 from bursar.flows.payouts.machine import MACHINE, OPEN, REPLACEMENTS
@@ -129,9 +130,10 @@ async def _compared(store: Store, chains: Mapping[str, Chain]) -> _Found:
         assets = await tables.rules.assets()
         codes = {asset.id: code for code, asset in assets.items()}
         heads = await tables.accounts.heads(wallet_account(known.wallets[wallet].chain, wallet) for wallet in there)
+        sums = await tables.balances.of_many([head.id for head in heads.values()])
         for wallet, balances in sorted(there.items()):
             chain = known.wallets[wallet].chain
-            booked = await _booked(tables, heads.get(wallet_account(chain, wallet)), codes)
+            booked = _booked(heads.get(wallet_account(chain, wallet)), sums, codes)
             on_chain = known.assets.get(chain, {})
             for code in sorted((on_chain.keys() | booked.keys()) & assets.keys()):  # of no other is anything booked
                 found.checked += 1
@@ -179,7 +181,7 @@ def _named(away: Mapping[str, str]) -> str:
 
 async def _known(tables: Tables) -> _Known:
     """Wallets, and assets by chain, retired ones too: what they had they still have."""
-    known = _Known(await read_wallets(tables), {})
+    known = _Known(await read_wallets(tables) | await _derived(tables), {})
     for document in await tables.documents.list(CHAIN.name):
         chain = msgspec.json.decode(document.body, type=ChainDocument)
         known.assets[document.name] = {chain.native: OnChain("", chain.decimals)}
@@ -190,6 +192,22 @@ async def _known(tables: Tables) -> _Known:
             asset = msgspec.json.decode(document.body, type=AssetDocument)
             known.assets.setdefault(asset.chain, {})[asset.asset] = OnChain(asset.contract, asset.decimals)
     return known
+
+
+async def _derived(tables: Tables) -> dict[str, WalletDocument]:
+    """Users' wallets, of which the ledger says that they have something: of the others nothing can be missing."""
+    found: dict[str, WalletDocument] = {}
+    before = NEWEST
+    while page := await tables.records.list(ADDRESSES.name, before=before, limit=PAGE):
+        before = page[-1].number
+        wallets = {record.id: body_of(record).document() for record in page}
+        paths = {wallet_account(wallet.chain, name): name for name, wallet in wallets.items()}
+        heads = await tables.accounts.heads(paths)
+        sums = await tables.balances.of_many([head.id for head in heads.values()])
+        found |= {
+            paths[path]: wallets[paths[path]] for path, head in heads.items() if any(sums.get(head.id, {}).values())
+        }
+    return found
 
 
 async def _asked(known: _Known, chains: Mapping[str, Chain]) -> tuple[dict[str, Balances], dict[str, str]]:
@@ -225,10 +243,10 @@ async def _of_chain(chain: Chain, wallets: Mapping[str, str], contracts: Sequenc
     return {name: found[address] for name, address in wallets.items()}
 
 
-async def _booked(tables: Tables, head: Account | None, codes: Mapping[int, str]) -> dict[str, int]:
+def _booked(head: Account | None, sums: Mapping[int, dict[int, int]], codes: Mapping[int, str]) -> dict[str, int]:
     """What the ledger says that a wallet has, by asset code, in the ledger's smallest units."""
-    sums = {} if head is None else await tables.balances.of(head.id)
-    return {codes[asset]: -total for asset, (total, _) in sums.items() if total}
+    found = {} if head is None else sums.get(head.id, {})
+    return {codes[asset]: -total for asset, total in found.items() if total}
 
 
 async def _in_flight(tables: Tables, nonces: Mapping[str, int | None]) -> _Loose:

@@ -268,7 +268,7 @@ class Payouts:
             None if chain is None else chain.body,
             None if on_chain is None else on_chain.body,
             None if rail is None else rail.codec,
-            await self.out.wallets.own_addresses(wanted.chain, None if rail is None else rail.codec),
+            await self.out.wallets.own_addresses(wanted.chain, None if rail is None else rail.codec, wanted.to),
             requester,
         )
         assert chain is not None  # check_request has refused

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from bursar.documents import Documents
+from bursar.flows.payouts.derived import DerivedWallets
 from bursar.flows.payouts.documents import WALLET, Role, WalletDocument, WalletStatus
 from bursar.flows.payouts.machine import MACHINE
 from bursar.flows.payouts.payout import NONCE, RESERVED, UNCONFIRMED
@@ -108,11 +109,13 @@ class Wallets:
     def __init__(self, store: Store, documents: Documents) -> None:
         self._store = store
         self._documents = documents
+        self.derived = DerivedWallets(store)
         self._looks: dict[tuple[str, str], Look] = {}  # by chain and asset
         self.fresh_s = FRESH_S
         self._fresh: dict[tuple[str, str], Together[Asked, Look]] = {}  # apart: a chain may hang
         self._pauses = Together(self._stopped)
         self._ever: dict[str, tuple[int, dict[str, str]]] = {}  # by chain, with the number of the newest document
+        self._merged: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {}  # the same with derived ones
         self._choices: dict[str, Choice] = {}  # of payouts, by their ids
         self._used_us = 0  # when a wallet was chosen here last
 
@@ -121,13 +124,28 @@ class Wallets:
         found = await self._documents.all(WALLET)
         return {name: current.body for name, current in found.items() if current.body.chain == chain}
 
-    async def own_addresses(self, chain: str, codec: Codec | None) -> dict[str, str]:
-        """Address → name."""
+    async def own_addresses(self, chain: str, codec: Codec | None, asked: str = "") -> dict[str, str]:
+        """Address → name, of the wallets that have documents; and of a derived one, if that is what is asked about."""
         found = (await self.of_chain(chain)).items()
-        return {canonical(codec, chain, wallet.address): name for name, wallet in found}
+        own = {canonical(codec, chain, wallet.address): name for name, wallet in found}
+        address = canonical(codec, chain, asked)
+        if asked and (derived := await self.derived.owner(chain, address)) is not None:
+            own[address] = derived.wallet
+        return own
 
     async def ever(self, chain: str, codec: Codec | None) -> dict[str, str]:
-        """Address → name of every wallet that there ever was: a retired one still has its key (W41).
+        """Address → name of every wallet that there ever was: a retired one still has its key (W41)."""
+        documented, derived = await self.documented(chain, codec), await self.derived.of_chain(chain)
+        if not derived:
+            return documented
+        kept = self._merged.get(chain)
+        if kept is None or kept[0] is not documented or kept[1] != len(derived):  # none is ever taken away
+            names = {address: one.wallet for address, one in derived.items()}
+            kept = self._merged[chain] = (documented, len(derived), names | documented)
+        return kept[2]
+
+    async def documented(self, chain: str, codec: Codec | None) -> dict[str, str]:
+        """The same of those that have documents, retired ones too.
 
         Read again when any document has changed: the watchers ask at each look, and there may be thousands.
         """
@@ -178,9 +196,12 @@ class Wallets:
         """
         await self._forget_written()  # before the rows are read: those have it then
         name, at_s = chain.network.name, self._store.ports.monotonic()
+        known = await self.of_chain(name)
+        if requested and requested not in known and (derived := await self.derived.wallet(requested)) is not None:
+            known = {requested: derived.document()} if derived.chain == name else {}
         wallets = {
             wallet: document
-            for wallet, document in sorted((await self.of_chain(name)).items())
+            for wallet, document in sorted(known.items())
             if (wallet == requested if requested else document.role is Role.HOT)
             and document.status is WalletStatus.ACTIVE
             and not misspelt(chain, document.address)

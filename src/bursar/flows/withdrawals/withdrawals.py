@@ -19,7 +19,7 @@ from bursar.documents import Documents
 from bursar.engine import Engine, Flow, FlowRecord, lift_pause, set_pause
 from bursar.engine.pauses import Lift
 from bursar.flows.payouts import PayoutRequest, Payouts
-from bursar.flows.payouts.checks import PRIORITIES, PayoutCode, PayoutRefused
+from bursar.flows.payouts.checks import PRIORITIES
 from bursar.flows.payouts.documents import CHAIN, asset_name
 from bursar.flows.payouts.machine import CANCEL as CANCEL_PAYOUT
 from bursar.flows.payouts.machine import MACHINE as PAYOUTS
@@ -302,13 +302,7 @@ class Withdrawals:
             source=id_,
             expires_us=await self.ledger.store.now_us() + policy.expires_s * 1_000_000,
         )
-        try:
-            return await self.payouts.check(request, payout, who)
-        except PayoutRefused as refused:
-            if refused.reason is PayoutCode.OWN_ADDRESS:  # its words name the wallet, which is no user's business
-                why = f"{wanted.to} is an address of ours: nothing can be withdrawn to it"
-                raise PayoutRefused(PayoutCode.OWN_ADDRESS, why) from None
-            raise
+        return await self.payouts.check(request, payout, who)
 
     # --- its user ----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,11 @@
 -- Live sums per asset of one account, with the number of postings.
 SELECT asset, sum(amount)::text, count(*) FROM bursar.live_postings WHERE account = $1 GROUP BY asset ORDER BY asset
 
+-- name: balances_of_many
+-- Live sums per account and asset of several accounts.
+SELECT l.account, l.asset, sum(l.amount)::text FROM bursar.live_postings l
+WHERE l.account = ANY($1::text::bigint[]) GROUP BY l.account, l.asset
+
 -- name: balances_by_prefix
 -- Live sums per asset of all accounts in a range of paths.
 SELECT l.asset, sum(l.amount)::text, count(*) FROM bursar.live_postings l

@@ -4,6 +4,11 @@
 -- Live sums per asset of one account, with the number of postings.
 SELECT asset, sum_amounts(amount), count(*) FROM live_postings WHERE account = ? GROUP BY asset ORDER BY asset
 
+-- name: balances_of_many
+-- Live sums per account and asset of several accounts.
+SELECT l.account, l.asset, sum_amounts(l.amount) FROM json_each(?1) AS w
+CROSS JOIN live_postings l ON l.account = w.value GROUP BY l.account, l.asset
+
 -- name: balances_by_prefix
 -- Live sums per asset of all accounts in a range of paths.
 SELECT l.asset, sum_amounts(l.amount), count(*) FROM live_postings l
