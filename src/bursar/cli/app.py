@@ -52,6 +52,10 @@ COMMANDS = {
         "bursar.cli.commands.withdrawals:withdrawal",
         "Withdrawals of users: quote, request, list, approve, reject, pause; their rules.",
     ),
+    "deposit": (
+        "bursar.cli.commands.deposits:deposit",
+        "Deposits from chains: address, list, show, confirm, reject; their rules, scans, sweeps.",
+    ),
     "wallet": ("bursar.cli.commands.wallet:wallet", "Our wallets on chains: list, put, approve, pause, resume."),
     "chain": ("bursar.cli.commands.chain:chain", "Chains and the assets on them: list, nodes, put, approve."),
     "flow": ("bursar.cli.commands.flow:flow", "Records of any flow: list, show, pause, resume, retry, force, signal."),
