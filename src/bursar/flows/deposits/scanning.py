@@ -12,6 +12,7 @@ first scan is read after `rescan`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -91,7 +92,7 @@ class Scanning:
         self._cursors[name] = after
         return Answer(outcome=Outcome.PENDING, unchanged=True, decision=True, retry_after_s=wait_s)
 
-    async def _page(self, chain: Chain, cursor: Scan, final: int) -> tuple[Arrivals, dict[str, Owned]]:
+    async def _page(self, chain: Chain, cursor: Scan, final: int) -> tuple[Arrivals, Mapping[str, Owned]]:
         owned = await self.out.wallets.derived.of_chain(cursor.chain)  # after the final block was asked for
         contracts = frozenset(contract for contract in await self._judging.assets(cursor.chain) if contract)
         return await chain.arrivals(owned, contracts, cursor.block, cursor.hash, final), owned
@@ -100,7 +101,7 @@ class Scanning:
         kept = self._cursors.get(body.chain)
         return body if kept is None or kept.block < body.block or not body.hash else kept
 
-    async def _store(self, chain: str, page: Arrivals, owned: dict[str, Owned]) -> None:
+    async def _store(self, chain: str, page: Arrivals, owned: Mapping[str, Owned]) -> None:
         """Write every arrival down, and have it judged; nothing of it may be lost before the cursor moves."""
         for start in range(0, len(page.found), AT_ONCE):
             some = page.found[start : start + AT_ONCE]

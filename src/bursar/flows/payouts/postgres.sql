@@ -26,3 +26,10 @@ told AS (
 SELECT chain, state, count(*), count(*) FILTER (WHERE retried), count(took_us), coalesce(sum(took_us), 0)::bigint, count(gas),
     coalesce(sum(gas), 0)::bigint
 FROM told GROUP BY chain, state ORDER BY chain, state
+
+-- name: addresses_issued
+-- Users' addresses in the order in which they were issued, after one (microseconds, number), so many.
+SELECT (extract(epoch FROM created_at) * 1000000)::bigint, number, id, body::text FROM bursar.records
+WHERE flow = 'deposit_addresses'
+  AND (created_at, number) > (to_timestamp(0) + $1::bigint * interval '1 microsecond', $2::bigint)
+ORDER BY created_at, number LIMIT $3

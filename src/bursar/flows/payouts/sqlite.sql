@@ -24,3 +24,9 @@ told AS (
     FROM latest)
 SELECT chain, state, count(*), sum(retried), count(took_us), coalesce(sum(took_us), 0), count(gas), coalesce(sum(gas), 0)
 FROM told GROUP BY chain, state ORDER BY chain, state
+
+-- name: addresses_issued
+-- Users' addresses in the order in which they were issued, after one (microseconds, number), so many.
+SELECT created_at, number, id, CAST(body AS BLOB) FROM records INDEXED BY records_addresses
+WHERE flow = 'deposit_addresses' AND (created_at, number) > (?1, ?2)
+ORDER BY created_at, number LIMIT ?3
