@@ -102,7 +102,7 @@ def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     def surprised(*_: Any) -> Answer:
         return Answer(outcome=Outcome.EXPLICIT_FAIL)
 
-    monkeypatch.setattr(engine_module, "_surprised", surprised)
+    monkeypatch.setattr(engine_module.staying, "surprised", surprised)
     assert any("the rail said" in error for error in broken())
 
 

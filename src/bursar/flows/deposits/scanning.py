@@ -76,6 +76,8 @@ class Scanning:
             final, final_hash = await chain.final_block()
             if cursor.block < 0:
                 return self._moved(item, Scan(chain=name, block=final, hash=final_hash), 0, poll_s)
+            if (cursor.block, cursor.hash) == (final, final_hash):  # no block has become final since
+                return Answer(outcome=Outcome.PENDING, unchanged=True, decision=True, retry_after_s=poll_s)
             page, owned = await self._page(chain, cursor, final)
         except NodesUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
