@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.arriving import CONTRACT, UNIT, Intake, intake
 from tests.builders import Place, scenario
-from tests.rows import bring
 from tests.till import Town
 
 from bursar.engine import Engine
 from bursar.flows.payouts import derived
-from bursar.flows.payouts.wallets import OwnAddresses
-from bursar.model.accounts import ExternalAccount, NoOverdraft
+from bursar.flows.payouts.derived import OwnAddresses
+from bursar.model.accounts import ExternalAccount, NoOverdraft, Policy
 from bursar.model.errors import InvalidName
+from bursar.store.sql import bring
 
 pytestmark = pytest.mark.parametrize("mode", ["sqlite", "postgres"], indirect=True)
 bring("tests")
@@ -115,7 +115,7 @@ async def test_accounts_are_made_together_and_those_that_are_there_stay_as_they_
     async with intake(place, Town()) as c:
         ledger = c.till.ledger
         there = await ledger.account("user:1:funding")
-        wanted = {"user:1:funding": ExternalAccount(), "b": NoOverdraft(), "a": ExternalAccount()}
+        wanted: dict[str, Policy] = {"user:1:funding": ExternalAccount(), "b": NoOverdraft(), "a": ExternalAccount()}
         await asyncio.gather(*(ledger.require_accounts(wanted) for _ in range(3)))
         assert await ledger.account("user:1:funding") == there
         assert (await ledger.account("a")).policy == ExternalAccount()
