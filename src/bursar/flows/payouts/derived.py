@@ -83,13 +83,16 @@ class OwnAddresses(Mapping[str, str]):
 
 
 class Issued(Table):
-    """Addresses in the order in which they were issued, along an index of their own (migration 0019)."""
+    """Addresses by the time of their issue, along an index of their own (migration 0019)."""
 
-    async def after(self, at_us: int, number: int, limit: int) -> Sequence[tuple[int, int, str, str | bytes]]:
-        """So many that were issued later than this one: when, number, name of the wallet, body."""
-        return [
-            (row[0], row[1], row[2], row[3]) for row in await self._s.rows("addresses_issued", at_us, number, limit)
-        ]
+    async def after(self, at_us: int, number: int, limit: int) -> list[tuple[int, int]]:
+        """When addresses were issued, and their numbers: so many that were issued later than this one."""
+        return [(row[0], row[1]) for row in await self._s.rows("addresses_issued", at_us, number, limit)]
+
+    async def wallets(self, numbers: Sequence[int]) -> dict[int, tuple[str, DepositWallet]]:
+        """Some of them by number: name and body."""
+        rows = await self._s.rows("addresses_by_number", list(numbers))
+        return {row[0]: (row[1], msgspec.json.decode(row[2], type=DepositWallet)) for row in rows}
 
 
 class DerivedWallets:
@@ -99,6 +102,7 @@ class DerivedWallets:
         self._store = store
         self._known: dict[str, dict[str, Owned]] = {}  # by chain and address
         self._whole_us = 0  # all that were issued before this are known
+        self._recent: set[int] = set()  # numbers of others that are known
 
     async def wallet(self, name: str) -> DepositWallet | None:
         """The wallet of a name; None if it was never issued."""
@@ -111,23 +115,24 @@ class DerivedWallets:
         return None if row is None or row.state is not RowState.HELD else msgspec.json.decode(row.body, type=Owned)
 
     async def of_chain(self, chain: str) -> Mapping[str, Owned]:
-        """Every address of a chain. Those of the last moments are read again at each look, and no others.
+        """Every address of a chain. Of those of the last moments the numbers are read again at each look: a few bytes.
 
         By the time of their issue, never by their numbers: a process takes numbers ahead, and may use one much later.
         """
         settled_us = await self._store.now_us() - BEHIND_US  # before the read
-        after = min(self._whole_us, settled_us), 0  # a clock may have been set back
-        while page := await Issued(self._store.read.session).after(*after, PAGE):
-            for _, _, name, body in page:
-                wallet = msgspec.json.decode(body, type=DepositWallet)
-                known = self._known.setdefault(wallet.chain, {})
-                if wallet.address not in known:
-                    known[wallet.address] = Owned(wallet=name, user=wallet.user)
-            after = page[-1][:2]
+        after, recent = (min(self._whole_us, settled_us), 0), set[int]()  # a clock may have been set back
+        issued = Issued(self._store.read.session)
+        while page := await issued.after(*after, PAGE):
+            found = await issued.wallets(new) if (new := [n for _, n in page if n not in self._recent]) else {}
+            for name, wallet in found.values():
+                owned = Owned(wallet=name, user=wallet.user)
+                self._known.setdefault(wallet.chain, {}).setdefault(wallet.address, owned)
+            recent.update(number for at_us, number in page if at_us >= settled_us)
+            after = page[-1]
             self._whole_us = max(self._whole_us, min(after[0], settled_us))
             if len(page) < PAGE:
                 break
-        self._whole_us = max(self._whole_us, settled_us)
+        self._whole_us, self._recent = max(self._whole_us, settled_us), recent
         return self._known.setdefault(chain, {})
 
 
