@@ -24,5 +24,5 @@ def test_the_rows_are_the_promised_ones(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert {case: row["callers"] for case, row in rows.items()} == sizes
     assert all(row["ours_per_s"] > 0 and row["baseline_per_s"] > 0 for row in rows.values())
     assert all(" 0 rows of history" in rows[case]["note"] for case in ("idle-5", "idle-300"))
-    assert rows["deposits-60"]["against"] == "the same with 20"
+    assert rows["deposits-60"]["against"] == "the same with 20, in turn"
     assert (tmp_path / "deposits.md").read_text().startswith("# Benchmark: deposits")

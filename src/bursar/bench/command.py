@@ -85,7 +85,7 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     Payouts are token payments on anvil, from request to confirmed, beside a bare sender that signs, sends and waits for
     the same finality. polling: polls per second of CPU while so many wait, beside the same with 100.
 
-    Deposits come from final blocks of a simulated chain. deposits-N: beside the same when the fewest were there. floor:
+    Deposits come from final blocks of a simulated chain. deposits-N: beside the same with the fewest there. floor:
     beside the same rows by bare statements. idle: polls that find nothing, beside the same with the fewest addresses.
 
     Withdrawals: what a worker's look for work costs while so many wait for approval, beside the same with 100.

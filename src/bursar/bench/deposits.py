@@ -2,22 +2,23 @@
 
 The chain is simulated, and read by the real EVM rail at two nodes (`deposits_town`). The database only grows. At each
 size some windows are measured: so many deposits lie in final blocks; half of them are a user's first, which makes two
-accounts; the scan reads on until it has seen them all, and each is stored, judged and credited. Each window is compared
-with the same window at the smallest size (`deposits-N`), and with the same rows by bare statements, in turn
+accounts; the scan reads on until it has seen them all, and each is stored, judged and credited. Each window is measured
+in turn with one on a database where hardly any are there (`deposits-N`), and with the same rows by bare statements
 (`floor-N`, `deposits_bare`). What the simulated nodes use is left out, of CPU and of time alike.
 
 `idle-N`: polls that find a new block and nothing in it for us, while so many addresses are issued. None may leave a row
-of history. The addresses are an hour old: those of the last two minutes are read again at each poll.
+of history. The addresses are an hour old: numbers of those of the last two minutes are read again at each poll.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 
@@ -72,6 +73,7 @@ class AtSize(msgspec.Struct, frozen=True):
     there: int
     addresses: int
     windows: list[Window]
+    small: list[Window]  # in turn with them, on a database where hardly any were there
 
 
 class Polls(msgspec.Struct, frozen=True):
@@ -97,7 +99,7 @@ async def run(stores: Iterable[str], pace: DepositsPace, say: Say) -> list[Row]:
         with place_of(store) as place:
             sizes = await _grown(place, pace, say)
             polls = await _idle(place, pace, say)
-        rows += [_flat(store, sizes[0], size) for size in sizes]
+        rows += [_flat(store, pace.sizes[0], size) for size in sizes]
         rows += [_floor(store, size) for size in sizes]
         rows += [_polls(store, polls[0], one) for one in polls]
     return rows
@@ -108,25 +110,36 @@ async def run(stores: Iterable[str], pace: DepositsPace, say: Say) -> list[Row]:
 
 async def _grown(place: Place, pace: DepositsPace, say: Say) -> list[AtSize]:
     found = []
-    address, bare = await place.blank("deposits"), await place.blank("bare")
+    bare = await place.blank("bare")
     async with Bursar(bare):
         pass  # makes the schema
-    town = Town()
-    async with Bursar(address) as bursar:
-        desk = Desk(town, await opened(bursar, town.chain()), Copy(await database(address), await database(bare)))
-        await desk.begin()
-        try:
-            for size in pace.sizes:
-                say(f"{place.store}: {size:,} deposits")
-                while desk.there < size:  # of the first ones, both warm up
-                    await desk.window(min(FILL, size - desk.there))
-                there = desk.there
-                windows = [await desk.window(pace.window) for _ in range(pace.windows)]
-                found.append(AtSize(there, len(desk.users), windows))
-        finally:
-            await desk.copy.close()
-        await _require_all(desk)
+    async with _desk(place, "deposits", bare) as grown:
+        for size in pace.sizes:
+            say(f"{place.store}: {size:,} deposits")
+            while grown.there < size:  # the first ones warm up
+                await grown.window(min(FILL, size - grown.there))
+            async with _desk(place, f"small_{size}") as small:
+                await small.window(pace.sizes[0])
+                pairs = [
+                    (await grown.window(pace.window), await small.window(pace.window)) for _ in range(pace.windows)
+                ]
+            found.append(AtSize(size, len(grown.users), [pair[0] for pair in pairs], [pair[1] for pair in pairs]))
+        await _require_all(grown)
     return found
+
+
+@contextlib.asynccontextmanager
+async def _desk(place: Place, name: str, bare: str = "") -> AsyncIterator[Desk]:
+    """A database of its own on a chain of its own; `bare`: where its rows are written once more."""
+    town, address = Town(), await place.blank(name)
+    async with Bursar(address) as bursar, contextlib.AsyncExitStack() as stack:
+        intake, copy = await opened(bursar, town.chain()), None
+        if bare:
+            copy = Copy(await database(address), await database(bare))
+            stack.push_async_callback(copy.close)
+        desk = Desk(town, intake, copy)
+        await desk.begin()
+        yield desk
 
 
 async def _require_all(desk: Desk) -> None:
@@ -139,7 +152,7 @@ async def _require_all(desk: Desk) -> None:
 class Desk:
     """Makes deposits arrive, and waits until they are credited."""
 
-    def __init__(self, town: Town, intake: Intake, copy: Copy) -> None:
+    def __init__(self, town: Town, intake: Intake, copy: Copy | None) -> None:
         self.town = town
         self.intake = intake
         self.copy = copy
@@ -150,7 +163,8 @@ class Desk:
 
     async def begin(self) -> None:
         """What is there now is of no deposit."""
-        await self.copy.begin()
+        if self.copy is not None:
+            await self.copy.begin()
         self._read = await self._rail.final_block()
 
     async def window(self, deposits: int) -> Window:
@@ -169,7 +183,7 @@ class Desk:
         cpu, wall, nodes_s = time.process_time() - cpu, time.perf_counter() - begun, town.nodes_s - nodes_s
         written = self.intake.written - written
         self.there += deposits
-        bare_s = await self.copy.write(max(1, written // 2))
+        bare_s = 0.0 if self.copy is None else await self.copy.write(max(1, written // 2))
         each = 1_000 / deposits
         return Window(
             cpu_ms=(cpu - nodes_s) * each,
@@ -286,19 +300,18 @@ async def _kib(intake: Intake) -> int:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _flat(store: str, fewest: AtSize, size: AtSize) -> Row:
-    """Deposits per second of CPU, beside those at the smallest size: 1 is flat, less is dearer."""
-    pairs = zip(size.windows, fewest.windows, strict=True)
+def _flat(store: str, fewest: int, size: AtSize) -> Row:
+    """Deposits per second of CPU, beside those where hardly any were there: 1 is flat, less is dearer."""
+    pairs = zip(size.windows, size.small, strict=True)
     samples = [(1_000 / one.cpu_ms, 1_000 / other.cpu_ms) for one, other in pairs]
-    row = row_of(f"deposits-{size.there}", store, size.there, samples, against=f"the same with {fewest.there}")
-    row.group = round(_median(size, "group"), 1)
-    cpu = _median(size, "cpu_ms")
-    row.note = f"{cpu:.3f} ms of CPU and {_median(size, 'wall_ms'):.3f} ms of time a deposit, "
+    row = row_of(f"deposits-{size.there}", store, size.there, samples, against=f"the same with {fewest}, in turn")
+    row.group = round(_median(size.windows, "group"), 1)
+    cpu, wall, rail, nodes = (_median(size.windows, what) for what in ("cpu_ms", "wall_ms", "rail_ms", "nodes_ms"))
+    row.note = f"{cpu:.3f} ms of CPU and {wall:.3f} ms of time a deposit, {cpu / _median(size.small, 'cpu_ms'):.2f} "
     row.note += (
-        f"{cpu / _median(fewest, 'cpu_ms'):.2f} times the CPU with {fewest.there}; reading the chain alone takes "
+        f"times the CPU with {fewest}; reading the chain alone takes {rail:.3f} ms of it; the nodes' {nodes:.3f} "
     )
-    row.note += f"{_median(size, 'rail_ms'):.3f} ms of it; the nodes' {_median(size, 'nodes_ms'):.3f} ms are left out; "
-    row.note += f"{size.addresses:,} addresses were issued in the end"
+    row.note += f"ms are left out; {size.addresses:,} addresses were issued in the end"
     return row
 
 
@@ -306,8 +319,9 @@ def _floor(store: str, size: AtSize) -> Row:
     """Deposits per second, beside the same rows by bare statements."""
     samples = [(1_000 / one.wall_ms, 1_000 / one.bare_ms) for one in size.windows]
     row = row_of(f"floor-{size.there}", store, size.there, samples, against="the same rows by bare statements")
-    row.group = round(_median(size, "group"), 1)
-    row.note = f"{_median(size, 'wall_ms'):.3f} ms a deposit, and {_median(size, 'bare_ms'):.3f} ms its rows alone"
+    row.group = round(_median(size.windows, "group"), 1)
+    ours, bare = (_median(size.windows, what) for what in ("wall_ms", "bare_ms"))
+    row.note = f"{ours:.3f} ms a deposit, and {bare:.3f} ms its rows alone"
     return row
 
 
@@ -324,5 +338,5 @@ def _polls(store: str, fewest: Polls, polls: Polls) -> Row:
     return row
 
 
-def _median(size: AtSize, what: str) -> float:
-    return statistics.median(float(getattr(window, what)) for window in size.windows)
+def _median(windows: list[Window], what: str) -> float:
+    return statistics.median(float(getattr(window, what)) for window in windows)
