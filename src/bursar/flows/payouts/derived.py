@@ -96,7 +96,7 @@ class Issued(Table):
 
 
 class DerivedWallets:
-    """All that were issued, as this process knows them: about 300 bytes for each, whatever the chain."""
+    """All that were issued, as this process knows them: about 250 bytes of memory for each."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
