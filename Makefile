@@ -39,8 +39,9 @@ $(STAMP): requirements-dev.lock requirements-postgres.lock pyproject.toml
 	@$(BIN)/pytest --collect-only --quiet >/dev/null 2>&1 || true # compiles the tests once; or each worker would
 	@touch $@
 
-demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: ends by itself after that time)
+demo: setup ## all of it at work, killed with money in flight (DEMO_SECONDS=20: asks nothing, and ends by itself)
 	@$(BIN)/bursar demo-payouts
+	@$(BIN)/bursar demo-withdrawals $(if $(DEMO_SECONDS),--wait 0)
 	@$(BIN)/bursar demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 demo-evm: setup $(ANVIL_STAMP) ## payouts on a real EVM node (anvil), which is fetched with npm

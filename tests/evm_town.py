@@ -12,6 +12,7 @@ an event loop of its own, can reach them, too.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -26,17 +27,21 @@ from bursar.ports import SystemPorts
 from bursar.rails.evm.codec import EvmCodec
 from bursar.signer.codecs import codec_of
 from bursar.signer.curve import evm_address, public_key, sign_digest
-from bursar.signer.policy import Wallet, parse
+from bursar.signer.keystore import derive, extended_key
+from bursar.signer.policy import parse
 from bursar.signer.server import Server
 from bursar.signer.service import Service
+from bursar.signer.wallets import Wallet
 from bursar.sim.chain_state import Token
 from bursar.sim.evm_nodes import Nodes
+from bursar.sim.evm_tx import TRANSFER, Tx
 from bursar.sim.evm_world import GWEI, Terms, World
 
 KEY = bytearray(b"\x33" * 32)
 CODEC = EvmCodec()
 HOT = CODEC.check_address("sim", evm_address(public_key(KEY)))
 SHOP = CODEC.check_address("sim", "0x" + "a5" * 20)
+STRANGER = "0x" + "b7" * 20  # who pays in
 TOKEN = CODEC.check_address("sim", "0x" + "0d" * 20)
 CHAIN_ID = 77
 COIN = 10**18
@@ -66,6 +71,11 @@ POLICY_OF_WITHDRAWALS: dict[str, Any] = {
     "dual_above": "50",
     "address_book": "off",
 }
+WORDS = b"legal winner thank year wave sausage worth useful legal winner thank yellow"
+DEPOSIT_PATH = "m/44'/60'/1'"
+EXTENDED = extended_key(bytearray(WORDS), DEPOSIT_PATH)
+XPUB = EXTENDED.text
+DEPOSIT_RULES: dict[str, Any] = {"wallets": "dep", "xpub": XPUB, "assets": {"USDT": {"minimum": "1"}, "SIM": {}}}
 POLICY = f"""
 name = "hot"
 
@@ -96,6 +106,35 @@ dual_above = "{100 * USDT}"
 hourly_max = "{5_000 * USDT}"
 daily_max = "{9_000 * USDT}"
 
+[deposits.dep]
+chain = "sim"
+key = "words"
+path = "{DEPOSIT_PATH}"
+
+[assets.sim.SIM]
+contract = ""
+decimals = 18
+payment_max = "{COIN}"
+dual_above = "0"
+hourly_max = "{COIN}"
+daily_max = "{COIN}"
+
+[mandates.sweep]
+chain = "sim"
+asset = "USDT"
+payment_max = "{1_000 * USDT}"
+hourly_max = "{1_000 * USDT}"
+daily_max = "{1_000 * USDT}"
+own_wallets = true
+
+[mandates.gas]
+chain = "sim"
+asset = "SIM"
+payment_max = "{COIN}"
+hourly_max = "{COIN}"
+daily_max = "{COIN}"
+own_deposits = true
+
 [mandates.auto]
 chain = "sim"
 asset = "USDT"
@@ -110,13 +149,13 @@ rights = ["preview", "sign", "cancel", "log", "status"]
 
 
 class _Keys:
-    """The wallet's key, in memory."""
+    """The wallet's key, in memory; and the words of users' wallets."""
 
-    def address(self, _wallet: Wallet) -> str:
-        return HOT
+    def address(self, wallet: Wallet) -> str:
+        return evm_address(EXTENDED.of_user(wallet.user).public_key[1:]) if wallet.user else HOT
 
-    async def sign(self, _wallet: Wallet, digest: bytes) -> bytes:
-        return sign_digest(KEY, digest)
+    async def sign(self, wallet: Wallet, digest: bytes) -> bytes:
+        return sign_digest(derive(bytearray(WORDS), wallet.path) if wallet.user else KEY, digest)
 
 
 class Town:
@@ -148,6 +187,32 @@ class Town:
             for _ in range(blocks):
                 self.world.mine()
 
+    def pay_in(self, to: str, amount: int, contract: str = TOKEN, *, sender: str = STRANGER) -> str:
+        """A payment from outside, in the next block; the hash of its transaction."""
+        with self.lock:
+            nonce = self.world.nonce(sender)
+            hash_ = "0x" + hashlib.sha256(f"{sender}{nonce}".encode()).hexdigest()
+            data = TRANSFER + bytes.fromhex(to[2:]).rjust(32, b"\x00") + amount.to_bytes(32) if contract else b""
+            fees: dict[str, Any] = {"tip": GWEI, "max_fee": 400 * GWEI, "gas": 100_000}
+            where: dict[str, Any] = {"to": (contract or to).lower(), "value": 0 if contract else amount, "data": data}
+            self.world.offer(
+                Tx(
+                    hash=hash_,
+                    legacy=False,
+                    chain_id=CHAIN_ID,
+                    nonce=nonce,
+                    sender=sender,
+                    v=0,
+                    r=1,
+                    s=1,
+                    raw=bytes.fromhex(hash_[2:]),
+                    **fees,
+                    **where,
+                )
+            )
+            self.world.mine()
+        return hash_
+
     def has(self, address: str, contract: str = "") -> int:
         with self.lock:
             return self.world.balance(address.lower(), contract.lower())
@@ -160,6 +225,8 @@ def evm_town(folder: Path) -> Iterator[Town]:
     world.deploy(Token(TOKEN))
     world.fund(HOT, 10 * COIN)
     world.fund(HOT, 10_000 * USDT, TOKEN)
+    world.fund(STRANGER, 10 * COIN)
+    world.fund(STRANGER, 10_000 * USDT, TOKEN)
     nodes = Nodes(world, ("one", "two"), seed=1)
     with _served(nodes, lock) as urls, _signing(folder):
         town = Town(folder, urls, world, lock)

@@ -24,9 +24,10 @@ from bursar.rails.chain import (
 from bursar.signer.approvals import Approvable
 from bursar.signer.curve import evm_address, public_key, sign_digest
 from bursar.signer.errors import KeystoreRefused
-from bursar.signer.policy import Policy, Wallet, parse
+from bursar.signer.policy import Policy, parse
 from bursar.signer.protocol import SignRequest
 from bursar.signer.state import State
+from bursar.signer.wallets import Wallet
 
 HOUR_US = 3_600_000_000
 NOW_US = 1_700_000_000_000_000

@@ -13,14 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from tests.api.office import ALICE, Office, office
-from tests.evm_town import ASSETS, CHAIN, POLICY_OF_WITHDRAWALS, WALLET, Town, evm_town
+from tests.api.office import ALICE, Office, office, until
+from tests.evm_town import ASSETS, CHAIN, DEPOSIT_RULES, POLICY_OF_WITHDRAWALS, WALLET, Town, evm_town
 from tests.shared import folder_in_memory
 from tests.signing import public_half
 
 from bursar.cli.http_server import Server
 from bursar.documents import DocumentKind
+from bursar.flows.deposits import DEPOSITS
+from bursar.flows.deposits.scanning import SCANS, Scan
 from bursar.flows.payouts.documents import ASSET as ASSET_KIND
 from bursar.flows.payouts.documents import CHAIN as CHAIN_KIND
 from bursar.flows.payouts.documents import WALLET as WALLET_KIND
@@ -71,12 +74,19 @@ async def _furnish(here: Office) -> None:
         *((ASSET_KIND, name, body) for name, body in ASSETS.items()),
         (WALLET_KIND, "hot", WALLET),
         (POLICY, "usdt:sim", POLICY_OF_WITHDRAWALS),
+        (DEPOSITS, "sim", DEPOSIT_RULES),
         (APPROVER, "approver", {"public_key": public_half("ann")}),
     ]
     documents = here.runtime.documents
     for kind, name, body in wanted:
         made = await documents.put(kind, name, body, base=0, author="ann", reason="test")
         await documents.approve(kind, name, made.hash, actor="ben", reason="test")
+
+    async def scanned() -> bool:  # addresses for deposits are given out from then on
+        scan = await here.runtime.engine.get(SCANS.name, "sim")
+        return scan is not None and msgspec.json.decode(scan.body, type=Scan).block >= 0
+
+    await until(scanned)
 
 
 @contextlib.contextmanager

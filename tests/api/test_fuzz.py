@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from tests.api.office import ALICE, PROBLEM, TRANSFERS, bearer, token
-from tests.evm_town import CHAIN, POLICY_OF_WITHDRAWALS, WALLET
+from tests.evm_town import CHAIN, DEPOSIT_RULES, POLICY_OF_WITHDRAWALS, WALLET
 
 from bursar.api.app import description
 
@@ -61,6 +61,12 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/v1/withdrawal_switches/resume": {"user_id": 7, "reason": "why"},
     "/api/v1/withdrawal_policies/{name}": {"base": 1, "reason": "why", "body": POLICY_OF_WITHDRAWALS},
     "/api/v1/withdrawal_approvers/{name}": {"base": 0, "reason": "why", "body": {"public_key": "0" * 64}},
+    "/api/v1/deposit_addresses": {"chain": "sim"},
+    "/api/v1/chain_deposits/{deposit_id}/confirm": {"reason": "why"},
+    "/api/v1/chain_deposits/{deposit_id}/reject": {"reason": "why"},
+    "/api/v1/deposit_rules/{name}": {"base": 1, "reason": "why", "body": DEPOSIT_RULES},
+    "/api/v1/deposit_rules/{name}/approve": {"hash": "0" * 64, "reason": "why"},
+    "/api/v1/deposit_scans/{name}/rescan": {"block": 1, "reason": "why"},
     "/api/v1/chains/{name}": {"base": 0, "reason": "why", "body": CHAIN},
     "/api/v1/wallets/{name}": {"base": 0, "reason": "why", "body": WALLET},
     "/api/v1/chains/{name}/approve": {"hash": "0" * 64, "reason": "why"},
@@ -118,6 +124,8 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     filled = filled.replace("{withdrawal_id}", draw(st.sampled_from(["wd-1", "wd-" + "9" * 30, "%00", "%ff"])))
     filled = filled.replace("{address_id}", draw(st.sampled_from(["ab-1", "%00", "%F0%9F", "x" * 300])))
     filled = filled.replace("{name}", draw(st.sampled_from(["sim", "%00", "usdt:sim", "A", "x" * 300, "%F0%9F"])))
+    odd_ids = st.sampled_from(["sim:0x1:0", "%00", "%F0%9F", ":", "x" * 300, "a%20b"])
+    filled = filled.replace("{deposit_id}", draw(odd_ids)).replace("{sweep_id}", draw(odd_ids))
     names = st.sampled_from(
         [
             "state",

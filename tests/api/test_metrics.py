@@ -28,6 +28,12 @@ TYPES = {
     "bursar_records": "gauge",
     "bursar_record_oldest_seconds": "gauge",
     "bursar_alerts": "gauge",
+    "bursar_deposits": "gauge",
+    "bursar_deposits_held_seconds": "gauge",
+    "bursar_sweeps": "gauge",
+    "bursar_sweeps_oldest_seconds": "gauge",
+    "bursar_deposits_scan_seconds": "gauge",
+    "bursar_deposits_scan_behind_blocks": "gauge",
     "bursar_payouts": "gauge",
     "bursar_payouts_ended": "gauge",
     "bursar_payouts_retry_ratio": "gauge",
@@ -173,3 +179,34 @@ async def test_withdrawals_have_their_metrics(either: str, tmp_path: Path) -> No
         assert value(found[name], name, chain="bsc") == 0.25
         name = "bursar_withdrawals_approval_seconds"
         assert 30 < value(found[name], name, by="people") < 60 and 0 < value(found[name], name, by="mandate") < 10
+
+
+@scenario
+async def test_deposits_from_chains_have_their_metrics(either: str, tmp_path: Path) -> None:
+    """From the database alone: no chain is scanned by this process. What has ended is not looked at."""
+    async with office(either, tmp_path) as here:
+        empty = parsed((await here.get("/metrics")).text)
+        assert {s.labels["state"]: s.value for s in empty["bursar_deposits"].samples} == {"arrived": 0, "held": 0}
+        assert value(empty["bursar_sweeps"], "bursar_sweeps") == 0
+        assert value(empty["bursar_deposits_held_seconds"], "bursar_deposits_held_seconds") == 0
+        assert empty["bursar_deposits_scan_seconds"].samples == []
+        where = [("arrivals", "arrived", 0), ("arrivals", "held", None), ("arrivals", "credited", None)]
+        where += [("sweeps", "sweeping", 0), ("sweeps", "swept", None)]
+        moves = [
+            Move(
+                flow=flow,
+                id=f"{flow}-{state}",
+                version=0,
+                transitions=(NewTransition("", "CREATED", state),),
+                actor="test",
+                delay_us=due,
+                body="{}",
+            )
+            for flow, state, due in where
+        ]
+        await here.runtime.bursar.ledger.writer.apply(Change(moves=tuple(moves)))
+        found = parsed((await Metrics(here.runtime).text()).decode())  # one that has counted nothing yet
+        assert {s.labels["state"]: s.value for s in found["bursar_deposits"].samples} == {"arrived": 1, "held": 1}
+        assert 0 < value(found["bursar_deposits_held_seconds"], "bursar_deposits_held_seconds") < 60
+        assert value(found["bursar_sweeps"], "bursar_sweeps") == 1
+        assert 0 < value(found["bursar_sweeps_oldest_seconds"], "bursar_sweeps_oldest_seconds") < 60

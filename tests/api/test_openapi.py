@@ -49,6 +49,7 @@ LIKELY: dict[str, list[Any]] = {
     "memo": [""],
     "key": ["mine", "yours"],
     "base": [0, 1],
+    "block": [0, 1, 2**53],
 }
 OPERATIONS = [
     (path, method, mode)

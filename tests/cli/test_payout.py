@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bursar.cli.app import root
 from bursar.config import Config
 from bursar.instance import Bursar
 from bursar.ports import SystemPorts
-from bursar.runtime import running
+from bursar.runtime import Runtime, running
 from bursar.signer import approvals
 from bursar.signer.protocol import SignerUnavailable
 
@@ -70,18 +70,26 @@ class Counter:
     def drive(self, id_: str, status: str, flow: str = "payouts") -> None:
         """Run a worker until a payout, or a withdrawal, has a status."""
 
+        async def there(runtime: Runtime) -> bool:
+            paying = runtime.paying_out
+            assert paying is not None
+            view = paying.payouts.view if flow == "payouts" else paying.withdrawals.view
+            found = await view(id_)
+            return status in (found.status, found.state)
+
+        self.run(there)
+
+    def run(self, there: Callable[[Runtime], Awaitable[bool]]) -> None:
+        """Run a worker, on a chain that goes on, until something is so."""
+
         async def work() -> None:
             async with desk(Path(self.config.data)), running(self.config, SystemPorts(), "test") as runtime:
-                paying = runtime.paying_out
-                assert paying is not None
-                view = paying.payouts.view if flow == "payouts" else paying.withdrawals.view
 
-                async def there() -> bool:
+                async def mined() -> bool:
                     self.town.mine()
-                    found = await view(id_)
-                    return status in (found.status, found.state)
+                    return await there(runtime)
 
-                await until(there, 30)
+                await until(mined, 30)
 
         asyncio.run(work())
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from eth_account import Account
 from tests import signing
 from tests.cli.conftest import Shell
 from tests.signing import FakeKeys, codecs, payment, request
 
 from bursar.model.authorizations import Approval
 from bursar.ports import SystemPorts
+from bursar.rails.derivation import HARDENED, ExtendedKey, deposit_address
 from bursar.signer import approvals, keystore, vault
 from bursar.signer.approvals import people_who_approve
 from bursar.signer.service import Service
@@ -87,6 +89,54 @@ def test_new_words_are_shown_only_if_asked_for(empty: Shell, folder: Path) -> No
     phrase = ("--keystore", f"{folder}/k.json", "--passphrase-file", f"{folder}/phrase")
     assert "Write this down" not in empty("signer", "create", *phrase, "--name", "a").err
     assert "Write this down" in empty("signer", "create", *phrase, "--name", "b", "--show-words").err
+
+
+def test_an_extended_public_key_is_printed_for_a_server(empty: Shell, folder: Path) -> None:
+    """It derives the addresses that another wallet derives from the words, and none of the words' keys is shown."""
+    phrase = ("--keystore", f"{folder}/k.json", "--passphrase-file", f"{folder}/phrase")
+    empty.ok("signer", "import", *phrase, "--name", "main", "--secret-file", f"{folder}/words")
+    found = empty.json("signer", "xpub", "main", "--path", "m/44'/60'/1'", *phrase)
+    key = ExtendedKey.parse(found["xpub"])
+    assert (key.depth, key.number) == (3, HARDENED + 1)
+    assert found["evm"] == deposit_address("evm", key, 1)
+    assert found["tron"] == deposit_address("tron", key, 1)
+    Account.enable_unaudited_hdwallet_features()
+    for user in (1, 1001):
+        other = Account.from_mnemonic(WORDS, account_path=f"m/44'/60'/1'/0/{user}")
+        assert deposit_address("evm", key, user) == other.address
+    shown = empty.ok("signer", "xpub", "main", "--path", "m/44'/60'/1'", *phrase)
+    assert shown.splitlines()[0] == found["xpub"]
+    assert found["evm"] in shown
+    assert found["tron"] in shown
+    assert "abandon" not in shown
+    assert "xprv" not in shown
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("m/44'/60'/1", "must be hardened (write m/44'/60'/1')"),
+        ("m/44'/60'/1'/0", "must be hardened"),
+        ("m", "no derivation path"),
+        ("m/44'/60'/x'", "no derivation path"),
+        ("m/2147483648'", "no derivation path"),
+        ("m" + "/0'" * 9, "more than 8 parts"),
+    ],
+)
+def test_an_extended_key_whose_leak_would_cost_more_is_not_printed(
+    empty: Shell, folder: Path, path: str, said: str
+) -> None:
+    ran = empty("signer", "xpub", "main", "--path", path, "--keystore", f"{folder}/k.json")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in " ".join(ran.err.split())
+
+
+def test_a_private_key_has_no_extended_key(empty: Shell, folder: Path) -> None:
+    phrase = ("--keystore", f"{folder}/k.json", "--passphrase-file", f"{folder}/phrase")
+    empty.ok("signer", "create", *phrase, "--name", "raw", "--kind", "key")
+    for name, said in (("raw", "only a mnemonic"), ("main", "has no key 'main'")):
+        ran = empty("signer", "xpub", name, "--path", "m/44'/60'/1'", *phrase)
+        assert (ran.code, said in ran.err) == (1, True)
 
 
 def test_no_passphrase_comes_from_elsewhere(empty: Shell, folder: Path) -> None:

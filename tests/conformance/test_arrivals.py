@@ -10,7 +10,8 @@ from tests.timed_payouts import behind
 
 from bursar import deposit
 from bursar.audit import audit
-from bursar.engine import Operators
+from bursar.engine import FlowRecord, Operators
+from bursar.flows.deposits import scanning
 from bursar.flows.deposits.from_chains import DepositRefused
 from bursar.flows.deposits.invariants import ArrivalsBooked
 from bursar.flows.deposits.rules import DEPOSITS, DepositAsset
@@ -222,6 +223,83 @@ async def test_a_deep_reorganisation_stops_the_scan_until_it_is_sent_back(place:
         await c.scan()
         assert (await c.judge(hash_)).state == "credited"
         assert await c.funds() == 7 * UNIT
+
+
+@scenario
+async def test_a_scan_that_is_sent_forward_by_mistake_passes_no_block_over(place: Place) -> None:
+    town = Town()
+    async with intake(place, town) as c:
+        await c.address(1)
+        await c.deposits.rescan("paper", 10**9, actor="ann", reason="a digit too many")
+        hash_ = town.chain.give("@dep1", 5 * UNIT, CONTRACT)
+        await c.scan()
+        assert (await c.judge(hash_)).state == "credited"
+
+
+@scenario
+async def test_a_scan_that_is_ahead_of_the_chain_goes_back_to_it(place: Place) -> None:
+    """Sent so far before its first look, when there was nothing to compare with."""
+    scan = scanning.Scan(chain="paper")
+    async with intake(place, Town()) as c:
+        record = await c.till.engine.record("deposit_scans", "paper")
+        ahead = scanning.on_signal(FlowRecord(record, scan), scanning.RESCAN, {"block": 10**9})
+        assert ahead is not None and ahead.block == 10**9 - 1
+        answer = await c.deposits.scanning.scan(FlowRecord(record, ahead))
+        assert isinstance(answer.body, scanning.Scan)
+        assert answer.body.block == c.till.town.chain.height
+
+
+@scenario
+async def test_a_process_without_nodes_of_a_chain_judges_nothing_of_it(place: Place) -> None:
+    """It could not compare addresses: the contract of a token would be unknown, and our own wallet a stranger."""
+    town = Town()
+    async with intake(place, town) as c:
+        hash_ = town.chain.give(await c.address(1), 5 * UNIT, CONTRACT)
+        await c.scan()
+        c.till.payouts.chains.pop("paper")  # type: ignore[attr-defined]
+        record = await c.judge(hash_)
+        assert (record.state, record.error.split(":")[0]) == ("arrived", "CHAIN_NOT_CONFIGURED")
+        c.till.payouts.chains["paper"] = town.chain  # type: ignore[index]
+        assert (await c.judge(hash_)).state == "credited"
+
+
+@scenario
+async def test_a_scan_says_how_far_it_has_come_and_since_when(place: Place) -> None:
+    town = Town()
+    async with intake(place, town) as c:
+
+        def progress() -> scanning.Progress:
+            return c.deposits.scanning.progress["paper"]
+
+        begun = progress()
+        assert (begun.block, begun.behind) == (town.chain.height, 0)
+        await c.scan()
+        assert progress() == begun, "nothing to read"
+        town.chain.mine()
+        await c.scan()
+        moved = progress()
+        assert moved.block == town.chain.height and moved.moved_s > begun.moved_s
+        town.chain.mine()
+        town.chain.away = True
+        await c.scan()
+        assert progress() == moved, "it stands still, and its age grows"
+
+
+@scenario
+async def test_users_read_words_that_tell_nothing_of_our_inside(place: Place) -> None:
+    town = Town()
+    town.chain.liars.add(CONTRACT)
+    async with intake(place, town) as c:
+        record = await c.arrive(5 * UNIT)
+        view = await c.deposits.view(record.id)
+        assert (view.asset, view.amount) == ("USDT", "5.000000"), "what it would be"
+        assert "balance" in view.why and "reviewed by people" in view.words
+        await c.deposits.reject(record.id, actor="ann", reason="a thief's")
+        view = await c.deposits.view(record.id)
+        assert view.words == "it was not credited; ask support"
+        address = (await c.deposits.addresses(1))[0]
+        assert address.assets == {"ETH": "0", "USDT": "1"}
+        assert (address.blocks, address.final_after) == (1, "when the chain itself calls its block final")
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------------

@@ -33,9 +33,10 @@ from bursar.payout_setup import ConfiguredChains
 from bursar.ports import Ports, SystemPorts
 from bursar.signer.codecs import codec_of
 from bursar.signer.curve import sign_digest
-from bursar.signer.policy import Policy, Wallet, parse
+from bursar.signer.policy import Policy, parse
 from bursar.signer.protocol import Never, Preview, Signature, SignerUnavailable, SignRequest
 from bursar.signer.service import Service
+from bursar.signer.wallets import Wallet
 from bursar.signer.witness import Witness
 from bursar.sim.chain_faults import Fault
 from bursar.sim.chain_state import Behaviour

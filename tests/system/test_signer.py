@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from tests import signing
 from tests.signing import KEYS, SECRET, payment, request, unsigned
+from tests.unit.signer import test_deposits as deposits
 
 from bursar.model.authorizations import Authorization
 from bursar.ports import SystemPorts
+from bursar.rails.derivation import ExtendedKey
 from bursar.signer.client import SignerClient
 from bursar.signer.keystore import Keystore
-from bursar.signer.protocol import Never, Signature, SignerUnavailable
+from bursar.signer.protocol import Never, Signature, SignerRefused, SignerUnavailable
 
 ROOT = Path(__file__).parents[2]
 # The command with the small codec of the tests in the place of a chain's.
@@ -36,16 +38,20 @@ OTHER_SECRET = b"another secret of thirty-two bytes or more"
 class Running:
     """A signer in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: str = PROGRAM) -> None:
         self.folder = folder
+        self.program = program
         self.data = folder / "data"
         self.address = f"unix:{folder}/s"
         self.process: subprocess.Popen[str] | None = None
         ports = SystemPorts()
         phrase = bytearray(b"correct horse battery")
         store = Keystore(f"{folder}/keys/keystore.json", {}, {})
-        for name, key in KEYS.items():
-            store.add(name, bytearray(key.hex().encode()), ())
+        if program is PROGRAM:
+            for name, key in KEYS.items():
+                store.add(name, bytearray(key.hex().encode()), ())
+        else:
+            store.add("main", bytearray(deposits.WORDS), ())
         store.save(ports.files(), phrase, ports.token)
         self.write("phrase", phrase)
         self.write("payouts.secret", SECRET)
@@ -62,7 +68,7 @@ class Running:
         path.chmod(0o600)
 
     def words(self, *words: str) -> list[str]:
-        return [sys.executable, "-c", PROGRAM, "--json", "signer", *words]
+        return [sys.executable, "-c", self.program, "--json", "signer", *words]
 
     def start(self, *, new: bool = False) -> None:
         files = ("--keystore", f"{self.folder}/keys/keystore.json", "--passphrase-file", f"{self.folder}/phrase")
@@ -97,6 +103,45 @@ def signer(tmp_path: Path) -> Iterator[Running]:
     running.start(new=True)
     yield running
     if running.process is not None:
+        running.stop(signal.SIGKILL)
+
+
+def test_a_users_wallet_has_one_key_and_one_memory_through_kill_9(tmp_path: Path) -> None:
+    """Given words, the real codecs and the command itself, then the sweep that was signed is the one, after kill -9."""
+    running = Running(tmp_path, "from bursar.cli import main; main()")
+    running.write("policy.toml", deposits.POLICY.encode())
+    running.start(new=True)
+
+    async def before() -> Signature | Never:
+        async with running.client() as client:
+            asked = deposits.sweep(1001, number=3)
+            await client.preview(asked.payment, asked.authorization, asked.wallet)
+            return await client.sign(asked)
+
+    async def after() -> None:
+        async with running.client() as client:
+            assert await client.sign(deposits.sweep(1001, number=3)) == first
+            for thief in (
+                deposits.sweep(1001, payout="p2", number=3),  # the same nonce for another payout
+                deposits.sweep(1001, deposits.THIEF, payout="p3", number=4),
+                deposits.gas(deposits.THIEF, deposits.account(1001)),
+            ):
+                with pytest.raises(SignerRefused) as no:
+                    await client.sign(thief)
+                assert no.value.reason in ("NONCE_TAKEN", "DESTINATION")
+            await client.sign(deposits.gas(deposits.own("bsc", 1001), deposits.account(1001)))
+
+    try:
+        first = asyncio.run(before())
+        assert isinstance(first, Signature)
+        running.stop(signal.SIGKILL)
+        running.start()
+        asyncio.run(after())
+        files = ("--keystore", f"{tmp_path}/keys/keystore.json", "--passphrase-file", f"{tmp_path}/phrase")
+        told = json.loads(running.command("xpub", "main", "--path", deposits.EVM_PATH, *files).stdout)
+        assert ExtendedKey.parse(told["xpub"]) == deposits.EVM_KEY
+        assert told["evm"] == deposits.own("bsc", 1)
+    finally:
         running.stop(signal.SIGKILL)
 
 

@@ -99,9 +99,16 @@ def test_a_command_of_the_repository_says_where_it_runs(installed: Path, name: s
     assert f"make setup && .venv/bin/bursar {name}" in refused.stderr
 
 
-@pytest.mark.parametrize(("words", "said"), [(["--chain", "anvil"], "make demo-evm"), ([], "bursar[evm,signer]")])
-def test_the_demo_of_payouts_says_what_it_lacks(installed: Path, words: list[str], said: str) -> None:
-    refused = run(installed, "-c", MAIN, "demo-payouts", *words)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo-payouts", "--chain", "anvil"], "make demo-evm"),
+        (["demo-payouts"], "bursar[evm,signer]"),
+        (["demo-withdrawals"], "bursar[api,evm,tron,signer]"),
+    ],
+)
+def test_a_demo_says_what_it_lacks(installed: Path, words: list[str], said: str) -> None:
+    refused = run(installed, "-c", MAIN, *words)
     assert refused.returncode == 2
     assert said in refused.stderr
 

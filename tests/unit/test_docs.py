@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.arriving import XPUB
+
 from bursar.api.problems import REFUSED, STATUSES
+from bursar.flows.deposits import ARRIVALS, DEPOSITS, DepositCode
+from bursar.flows.deposits.arrivals import STATUS
+from bursar.flows.deposits.sweep import SWEEPS
 from bursar.flows.payouts import MACHINE as PAYOUTS
 from bursar.flows.transfers import MACHINE, Code
 from bursar.flows.withdrawals import MACHINE as WITHDRAWALS
@@ -60,6 +66,32 @@ def test_the_picture_of_payouts_is_the_machine() -> None:
 def test_the_picture_of_withdrawals_is_the_machine() -> None:
     (picture,) = re.findall(r"```mermaid\n(.*?)```", (DOCS / "concepts" / "withdrawals.md").read_text(), re.DOTALL)
     assert picture.strip() == WITHDRAWALS.mermaid().strip()
+
+
+def test_the_pictures_of_deposits_are_the_machines() -> None:
+    pictures = re.findall(r"```mermaid\n(.*?)```", (DOCS / "concepts" / "deposits.md").read_text(), re.DOTALL)
+    assert [one.strip() for one in pictures] == [machine.mermaid().strip() for machine in (ARRIVALS, SWEEPS)]
+
+
+def test_the_rules_of_deposits_in_the_how_to_are_taken() -> None:
+    text = (DOCS / "how-to" / "deposits.md").read_text()
+    (block,) = re.findall(r"```toml\n(# deposits-bsc.toml\n.*?)```", text, re.DOTALL)
+    rules, _ = DEPOSITS.write("bsc", tomllib.loads(block.replace("xpub…", XPUB)))
+    assert DEPOSITS.check is not None
+    DEPOSITS.check(None, rules)  # raises what is wrong
+    assert (rules.sweep_mandate, rules.gas_mandate) == ("sweep", "gas")
+    mandates = re.findall(r"^\[mandates\.(\w+)\]", text, re.MULTILINE)
+    assert mandates == [rules.sweep_mandate, rules.gas_mandate]
+
+
+def test_every_state_and_refusal_of_deposits_is_explained() -> None:
+    concept = (DOCS / "concepts" / "deposits.md").read_text()
+    for state, status in STATUS.items():
+        told = "nothing" if status == "ignored" else status
+        assert f"| `{state}` | {told} |" in concept
+    reference = (DOCS / "reference" / "api.md").read_text()
+    for code in DepositCode:
+        assert f"| `{code}` |" in reference, code
 
 
 def test_every_code_of_transfers_is_explained_with_its_status() -> None:

@@ -232,7 +232,7 @@ def test_new_address_waits_until_it_is_old_enough_and_people_do_not_shorten_it()
         assert isinstance(decision, Wait)
         assert (decision.needed, decision.until_us) == (0, since_us + HOUR_US)
         assert decision.reasons[0].words == (
-            "the address was added at 2026-03-01 11:02 UTC; it can be used from 2026-03-01 12:02 UTC"
+            "the address was added at 2026-03-01 11:01 UTC; it can be used from 2026-03-01 12:02 UTC"
         )
     assert decided(book_since_us=since_us, now_us=since_us + HOUR_US - 1) != Approve("small")
     assert decided(book_since_us=since_us, now_us=since_us + HOUR_US) == Approve("small")

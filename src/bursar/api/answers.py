@@ -28,6 +28,7 @@ from bursar.api.problems import (
     Problem,
     ProblemDetails,
 )
+from bursar.flows.deposits import DepositRefused
 from bursar.flows.payouts import PayoutRefused
 from bursar.flows.transfers import Code, CommitUnknown, TransferRefused
 from bursar.flows.withdrawals import WithdrawalCode, WithdrawalRefused
@@ -121,7 +122,7 @@ def problem_of(error: Exception, ports: Ports) -> Problem:
             span_s = HOUR_S if error.reason is WithdrawalCode.HOURLY_LIMIT_EXCEEDED else DAY_S
             left_s = span_s - ports.now_us() // 1_000_000 % span_s
             return Problem(error.reason, f"used up: {error.why}", Retry_After=str(left_s))
-        case PayoutRefused() | WithdrawalRefused() | AddressRefused():
+        case PayoutRefused() | WithdrawalRefused() | AddressRefused() | DepositRefused():
             return Problem(error.reason, error.why)
         case Refusal() | FeeTooHigh():
             return Problem(error.code, str(error))

@@ -27,7 +27,19 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, License, SecurityScheme
 from litestar.routes import HTTPRoute
 
-from bursar.api import addresses, approvals, chains, health, money, payouts, transfers, withdrawal_rules, withdrawals
+from bursar.api import (
+    addresses,
+    approvals,
+    chain_deposits,
+    chains,
+    deposit_rules,
+    health,
+    money,
+    payouts,
+    transfers,
+    withdrawal_rules,
+    withdrawals,
+)
 from bursar.api.answers import answer
 from bursar.api.gate import ALWAYS_OPEN, TAKES_BODY, Bound, Gate, check_role
 from bursar.api.metrics import Metrics
@@ -85,6 +97,20 @@ ROUTES = (
     withdrawal_rules.show_approver,
     withdrawal_rules.put_approver,
     withdrawal_rules.approve_approver,
+    chain_deposits.create_deposit_address,
+    chain_deposits.list_deposit_addresses,
+    chain_deposits.list_chain_deposits,
+    chain_deposits.show_chain_deposit,
+    chain_deposits.confirm_chain_deposit,
+    chain_deposits.reject_chain_deposit,
+    deposit_rules.list_deposit_rules,
+    deposit_rules.show_deposit_rules,
+    deposit_rules.put_deposit_rules,
+    deposit_rules.approve_deposit_rules,
+    deposit_rules.list_deposit_scans,
+    deposit_rules.rescan_chain,
+    deposit_rules.list_sweeps,
+    deposit_rules.show_sweep,
     chains.list_wallets,
     chains.list_chains,
     chains.show_chain,

@@ -22,6 +22,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from bursar.flows.deposits.measures import WAITING
+from bursar.flows.deposits.measures import measured as measured_deposits
 from bursar.flows.payouts.measures import Measures as PayoutMeasures
 from bursar.flows.payouts.measures import measured as measured_payouts
 from bursar.flows.withdrawals.measures import Measures as WithdrawalMeasures
@@ -115,6 +117,21 @@ class Here(Collector):
             up.add_metric([kind.value], int(client.is_connected))
         yield floors
         yield up
+        arrivals = self._runtime.arrivals
+        progress = {} if arrivals is None else arrivals.scanning.progress
+        moved = GaugeMetricFamily(
+            "bursar_deposits_scan_seconds",
+            "Since this process has read on in a chain; another one may have: take the least.",
+            labels=["chain"],
+        )
+        behind = GaugeMetricFamily(
+            "bursar_deposits_scan_behind_blocks", "Final, and not read at this process's last look.", labels=["chain"]
+        )
+        for chain, seen in sorted(progress.items()):
+            moved.add_metric([chain], self._runtime.ports.monotonic() - seen.moved_s)
+            behind.add_metric([chain], seen.behind)
+        yield moved
+        yield behind
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +182,7 @@ class Database(Collector):
         yield records
         yield oldest
         yield alerts
+        yield from _deposits(self._shown.counts, now_us)
         yield from _payouts(self._shown.payouts)
         yield from _withdrawals(self._shown.withdrawals)
 
@@ -193,7 +211,25 @@ class Database(Collector):
     def _waiting(self) -> list[tuple[str, str]]:
         """States in which a record waits for a signal, so that no worker drives it. Few."""
         machines = [flow.machine for flow in self._runtime.engine.flows.values()]
-        return [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
+        found = [(m.name, state.name) for m in machines for state in m.states if state.kind is Kind.WAIT]
+        return list(dict.fromkeys((*found, *WAITING)))  # also where this process knows no payouts
+
+
+def _deposits(counts: dict[tuple[str, str], tuple[int, int]], now_us: int) -> Iterable[Metric]:
+    """Deposits from chains, and what is swept of them."""
+    measures = measured_deposits(counts)
+
+    def age_s(since_us: int | None) -> float:
+        return 0.0 if since_us is None else max(0, now_us - since_us) / 1e6
+
+    open_ = GaugeMetricFamily("bursar_deposits", "Deposits from chains that have not ended.", labels=["state"])
+    for state, count in sorted(measures.open.items()):
+        open_.add_metric([state], count)
+    yield open_
+    held_s, sweeping_s = age_s(measures.held_since_us), age_s(measures.sweeping_since_us)
+    yield GaugeMetricFamily("bursar_deposits_held_seconds", "How long the oldest one is held; 0: none is.", held_s)
+    yield GaugeMetricFamily("bursar_sweeps", "Sweeps that have not ended.", measures.sweeps)
+    yield GaugeMetricFamily("bursar_sweeps_oldest_seconds", "Since when the oldest is open; 0: none is.", sweeping_s)
 
 
 def _payouts(measures: PayoutMeasures) -> Iterable[Metric]:

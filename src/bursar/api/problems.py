@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from bursar.flows.deposits import DepositCode
 from bursar.flows.transfers import Code
 from bursar.flows.withdrawals import WithdrawalCode
 from bursar.flows.withdrawals.addresses import AddressCode
@@ -58,6 +59,8 @@ STATUSES: dict[str, int] = {
     WithdrawalCode.FEE_CHANGED: 409,
     WithdrawalCode.TOO_LATE: 409,
     AddressCode.ADDRESS_EXISTS: 409,
+    DepositCode.NOT_HELD: 409,
+    DepositCode.SAME_PERSON: 409,
     "DOCUMENT_MOVED": 409,
     "PROPOSAL_OPEN": 409,
     "SECOND_PERSON_NEEDED": 409,
@@ -75,6 +78,7 @@ STATUSES: dict[str, int] = {
     CORE_UNAVAILABLE: 503,
     NODES_UNAVAILABLE: 503,
     PAYOUTS_NOT_CONFIGURED: 503,
+    DepositCode.NOT_READY: 503,
     COMMIT_UNKNOWN: 503,
 }
 REFUSED = 422

@@ -52,6 +52,10 @@ COMMANDS = {
         "bursar.cli.commands.withdrawals:withdrawal",
         "Withdrawals of users: quote, request, list, approve, reject, pause; their rules.",
     ),
+    "deposit": (
+        "bursar.cli.commands.deposits:deposit",
+        "Deposits from chains: address, list, show, confirm, reject; their rules, scans, sweeps.",
+    ),
     "wallet": ("bursar.cli.commands.wallet:wallet", "Our wallets on chains: list, put, approve, pause, resume."),
     "chain": ("bursar.cli.commands.chain:chain", "Chains and the assets on them: list, nodes, put, approve."),
     "flow": ("bursar.cli.commands.flow:flow", "Records of any flow: list, show, pause, resume, retry, force, signal."),
@@ -70,6 +74,10 @@ COMMANDS = {
     "demo-payouts": (
         "bursar.demo.payouts:demo_payouts",
         "Payouts on a chain that misbehaves; simulated, or anvil.",
+    ),
+    "demo-withdrawals": (
+        "bursar.demo.withdrawals:demo_withdrawals",
+        "Withdrawals on an EVM chain and a TRON chain, approved by you.",
     ),
 }
 # Commands of packages that the wheel does not have (docs/decisions/0030-what-the-wheel-ships.md).

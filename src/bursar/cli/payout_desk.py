@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from bursar.cli.state import opening
 if TYPE_CHECKING:
     from bursar.config import Config
     from bursar.documents import Document, DocumentKind, Documents, Proposal
+    from bursar.flows.deposits import ChainDeposits
     from bursar.flows.payouts import Payouts
     from bursar.flows.payouts.overview import Overview
     from bursar.flows.withdrawals import Withdrawals
@@ -38,6 +39,7 @@ class PayoutDesk:
 
     payouts: Payouts
     withdrawals: Withdrawals
+    deposits: ChainDeposits
     overview: Overview
     is_configured: bool
 
@@ -74,18 +76,29 @@ async def opened_desk(ctx: click.Context) -> AsyncIterator[PayoutDesk]:
             engine, documents = Engine(b.store, b.ledger.writer, ()), Documents(b.store, KINDS)
             opened = paying_out(config, SystemPorts(), b.ledger, documents, engine)
             paying = await stack.enter_async_context(opened)
-            payouts, withdrawals = paying.payouts, paying.withdrawals
+            payouts, withdrawals, deposits = paying.payouts, paying.withdrawals, paying.deposits
         else:
             catalog = Catalog.on(b.ledger)
-            payouts, withdrawals = catalog.payouts, catalog.withdrawals
+            payouts, withdrawals, deposits = catalog.payouts, catalog.withdrawals, catalog.arrivals
         overview = Overview(b.store, payouts.documents, payouts.chains, within_s=WITHIN_S)
         try:
-            yield PayoutDesk(payouts, withdrawals, overview, config.pays_out)
+            yield PayoutDesk(payouts, withdrawals, deposits, overview, config.pays_out)
         except (NodesUnavailable, SignerUnavailable) as error:
             raise Unusable(f"{error}; nothing was written, try again") from None
 
 
 on_desk = opening(opened_desk)
+
+Also = Callable[[dict[str, Any]], Awaitable[dict[str, str]]]  # more to show of the body of a document, by name
+
+
+async def nothing_more(_body: dict[str, Any]) -> dict[str, str]:
+    """A document is shown as it is."""
+    return {}
+
+
+def _lines(more: dict[str, str]) -> list[str]:
+    return [f"{name.replace('_', ' ')}: {value}" for name, value in more.items()]
 
 
 # --- documents -------------------------------------------------------------------------------------------------------
@@ -152,6 +165,7 @@ async def put_document(
     run: str,
     actor: str,
     reason: str,
+    also: Also = nothing_more,
 ) -> None:
     """Propose a version after the one in use; `run` is the command that approves it."""
     from bursar.documents import Proposal
@@ -164,9 +178,11 @@ async def put_document(
         hash_ = made.hash.hex()
         words = f"{kind.name} {name}: version {base + 1} is proposed. Another person must run: {run} {hash_} "
         facts = {"kind": kind.name, "name": name, "base": made.base, "hash": hash_, "proposed": True}
-        out.show(facts | {"body": json.loads(made.body)}, lambda: f"{words}--actor OTHER --reason WHY")
+        more = await also(json.loads(made.body))
+        lines = "\n".join([f"{words}--actor OTHER --reason WHY", *_lines(more)])
+        out.show(facts | {"body": json.loads(made.body)} | more, lambda: lines)
     else:
-        _show_version(out, made)
+        _show_version(out, made, await also(json.loads(made.body)))
 
 
 async def _newest(documents: Documents, kind: DocumentKind[Any], name: str) -> int:
@@ -180,7 +196,15 @@ async def _newest(documents: Documents, kind: DocumentKind[Any], name: str) -> i
 
 
 async def approve_document(
-    payouts: Payouts, out: Output, kind: DocumentKind[Any], name: str, hash_: str, *, actor: str, reason: str
+    payouts: Payouts,
+    out: Output,
+    kind: DocumentKind[Any],
+    name: str,
+    hash_: str,
+    *,
+    actor: str,
+    reason: str,
+    also: Also = nothing_more,
 ) -> None:
     """Approve what another person has proposed; a wallet's account is made with it."""
     try:
@@ -189,10 +213,12 @@ async def approve_document(
         raise click.UsageError(f"{hash_!r} is not the hash of a proposal", click.get_current_context()) from None
     made = await payouts.documents.approve(kind, name, raw, actor=actor, reason=reason)
     await payouts.prepare()
-    _show_version(out, made)
+    _show_version(out, made, await also(json.loads(made.body)))
 
 
-async def show_document(documents: Documents, out: Output, kind: DocumentKind[Any], name: str) -> None:
+async def show_document(
+    documents: Documents, out: Output, kind: DocumentKind[Any], name: str, *, also: Also = nothing_more
+) -> None:
     """The newest version, and what is proposed."""
     waiting = [one for one in await documents.proposals(kind) if one.name == name]
     if waiting and not await _newest(documents, kind, name):
@@ -200,15 +226,17 @@ async def show_document(documents: Documents, out: Output, kind: DocumentKind[An
     else:
         made = await documents.get(kind, name)
     document = _facts(made)
-    facts = {"document": document, "proposals": [_facts(one) for one in waiting]}
+    more, proposed = await also(document["body"]), [await also(json.loads(one.body)) for one in waiting]
+    proposals = [_facts(one) | more for one, more in zip(waiting, proposed, strict=True)]
+    facts = {"document": document, "proposals": proposals} | more
 
     def draw() -> Any:
         from rich.console import Group
 
         rows = [(key, value) for key, value in flat(document) if value not in ("", None)]
-        parts: list[Any] = [table("field", "value", rows=rows, whole=("field",))]
-        for one in waiting:
-            parts += ["", f"proposed by {one.author} ({one.reason}): {one.hash.hex()}"]
+        parts: list[Any] = [table("field", "value", rows=rows, whole=("field",)), *_lines(more)]
+        for one, its in zip(waiting, proposed, strict=True):
+            parts += ["", f"proposed by {one.author} ({one.reason}): {one.hash.hex()}", *_lines(its)]
         return Group(*parts)
 
     out.show(facts, draw)
@@ -230,7 +258,7 @@ def flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _show_version(out: Output, made: Document) -> None:
+def _show_version(out: Output, made: Document, more: dict[str, str]) -> None:
     who = f", approved by {made.approved_by}" if made.approved_by else ""
     words = f"{made.kind} {made.name} is at version {made.version}, by {made.author}{who}"
-    out.show(_facts(made), lambda: words)
+    out.show(_facts(made) | more, lambda: "\n".join([words, *_lines(more)]))

@@ -64,8 +64,8 @@ class SignerProcess:
         self.address = f"unix:{folder}/signer.sock"
         self._folder = folder
         self._guard = guard
-        self.secret = _private(folder / "payouts.secret", _token())
-        self._phrase = _private(folder / "passphrase", _token())
+        self.secret = private_file(folder / "payouts.secret", random_text())
+        self._phrase = private_file(folder / "passphrase", random_text())
         words = ["signer", "create", "--keystore", f"{folder}/keystore.json", "--name", "main"]
         words += [word for path in WALLETS.values() for word in ("--path", path)]
         words += ["--passphrase-file", str(self._phrase)]
@@ -98,11 +98,13 @@ class SignerProcess:
             self._program.kill()
 
 
-def _token() -> str:
+def random_text() -> str:
+    """A secret, or a passphrase."""
     return SystemPorts().token() + SystemPorts().token()
 
 
-def _private(path: Path, content: str) -> Path:
+def private_file(path: Path, content: str) -> Path:
+    """A file for its owner alone."""
     path.touch(mode=0o600)
     path.write_text(content)
     return path
@@ -179,14 +181,15 @@ async def _documents(bursar: Bursar, documents: Documents, chain: DemoChain, wal
     token = AssetDocument(
         asset="USDT", chain=chain.name, contract=chain.token, decimals=6, one_node_limit=str(chain.one_node_limit)
     )
-    await _put(documents, CHAIN, chain.name, network)
-    await _put(documents, ASSET, asset_name("USDT", chain.name), token)
+    await put_document(documents, CHAIN, chain.name, network)
+    await put_document(documents, ASSET, asset_name("USDT", chain.name), token)
     for name, address in wallets.items():
-        await _put(documents, WALLET, name, WalletDocument(chain=chain.name, address=address))
+        await put_document(documents, WALLET, name, WalletDocument(chain=chain.name, address=address))
     return network
 
 
-async def _put(documents: Documents, kind: DocumentKind[Any], name: str, body: msgspec.Struct) -> None:
+async def put_document(documents: Documents, kind: DocumentKind[Any], name: str, body: msgspec.Struct) -> None:
+    """A document as it comes into use: one person proposes it, and where it takes two, another one approves it."""
     done = await documents.put(kind, name, body, base=0, author="ann", reason="the demo")
     if isinstance(done, Proposal):
         await documents.approve(kind, name, done.hash, actor="ben", reason="the demo")

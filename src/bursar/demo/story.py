@@ -173,7 +173,7 @@ class Story:
         that clients find it again after a crash."""
         why = ""
         for listen in [self._listen] if self._listen else [LISTEN, *ANYWHERE]:
-            server = Program("serve", ["serve", "--listen", _with_port(listen)], settings, log, guard)
+            server = Program("serve", ["serve", "--listen", with_port(listen)], settings, log, guard)
             server.start()
             if server.ready.wait(WAIT_S) and server.fact:
                 return server
@@ -341,7 +341,7 @@ def _signal(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def _with_port(listen: str) -> str:
+def with_port(listen: str) -> str:
     """The address with a port that is free, where it names none."""
     _, host, port = split_address(f"tcp:{listen}")
     if port:

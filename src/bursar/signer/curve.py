@@ -21,6 +21,11 @@ def public_key(private_key: bytearray) -> bytes:
     return PrivateKey(bytes(private_key)).public_key.format(compressed=False)[1:]
 
 
+def compressed_key(private_key: bytearray) -> bytes:
+    """The public key, 33 bytes: as BIP-32 counts with it."""
+    return PrivateKey(bytes(private_key)).public_key.format()
+
+
 def evm_address(public: bytes) -> str:
     """The address of a public key on EVM chains, with the checksum of EIP-55."""
     return str(to_checksum_address(keccak(public)[-20:]))

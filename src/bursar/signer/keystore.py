@@ -9,17 +9,20 @@ Not here: encryption (`vault`), what a key may sign (`rules`).
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
 from typing import Any, Final
 
 import msgspec
 from eth_account.hdaccount import key_from_seed
+from eth_account.hdaccount.deterministic import Node, derive_child_key
 from eth_account.hdaccount.mnemonic import Mnemonic
 
 from bursar.ports import Files
+from bursar.rails.derivation import ExtendedKey, fingerprint
 from bursar.signer import vault
-from bursar.signer.curve import evm_address, public_key, tron_address
+from bursar.signer.curve import compressed_key, evm_address, public_key, tron_address
 from bursar.signer.errors import KeystoreRefused
 
 PURPOSE: Final = "bursar keystore"
@@ -53,12 +56,20 @@ class Keystore:
 
     def private_key(self, name: str, path: str) -> bytearray:
         """The private key of a secret at a derivation path; the caller wipes it."""
+        secret = self._secret(name, path)
+        return derive(secret, path) if path else bytearray.fromhex(secret.decode())
+
+    def extended_key(self, name: str, path: str) -> ExtendedKey:
+        """The extended public key of a mnemonic at a derivation path."""
+        return extended_key(self._secret(name, path), path)
+
+    def _secret(self, name: str, path: str) -> bytearray:
         if name not in self._secrets:
             raise KeystoreRefused(self.file, f"it has no key {name!r}")
         kind = self.listed[name].kind
         if (kind == "key") != (path == ""):
             raise KeystoreRefused(self.file, f"{name!r} is a {kind}: only a mnemonic has derivation paths")
-        return derive(self._secrets[name], path) if path else bytearray.fromhex(self._secrets[name].decode())
+        return self._secrets[name]
 
     def wipe(self) -> None:
         """Overwrite all secrets."""
@@ -163,10 +174,26 @@ def is_mnemonic(text: str) -> bool:
 
 def derive(mnemonic: bytearray, path: str) -> bytearray:
     """The private key of a mnemonic (without a BIP-39 passphrase) at a BIP-32 path."""
+    _check_path(path)
+    return bytearray(key_from_seed(Mnemonic.to_seed(mnemonic.decode(), ""), path))
+
+
+def extended_key(mnemonic: bytearray, path: str) -> ExtendedKey:
+    """The extended public key of a mnemonic at a BIP-32 path: its private key, and the one above, are made for that."""
+    _check_path(path)
+    made = hmac.digest(b"Bitcoin seed", Mnemonic.to_seed(mnemonic.decode(), ""), "sha512")
+    key, chain_code, above, number, parts = made[:32], made[32:], b"", 0, path.split("/")[1:]
+    for node in map(Node.decode, parts):
+        above, number = key, int.from_bytes(node.serialize(), "big")
+        key, chain_code = derive_child_key(key, chain_code, node)
+    parent, point = (compressed_key(bytearray(each)) for each in (above, key))
+    return ExtendedKey(len(parts), fingerprint(parent), number, chain_code, point)
+
+
+def _check_path(path: str) -> None:
     indexes = [int(part.rstrip("'")) for part in path.split("/")[1:]] if PATH.fullmatch(path) else [INDEX_MAX + 1]
     if max(indexes) > INDEX_MAX:
         raise KeystoreRefused(path, f"that is no derivation path; write {DEFAULT_PATH}")
-    return bytearray(key_from_seed(Mnemonic.to_seed(mnemonic.decode(), ""), path))
 
 
 def _listed(file: str, header: dict[str, Any]) -> list[Listed]:

@@ -26,6 +26,11 @@ problem named.
     key = "main"                      # of the keystore
     path = "m/44'/60'/0'/0/0"         # of a mnemonic; leave it out for a private key
 
+    [deposits.dep-bsc]                # each user's own address; what arrives is swept to the wallets above alone
+    chain = "bsc"
+    key = "main"                      # of the keystore, a mnemonic
+    path = "m/44'/60'/1'"             # the key of user 1001, wallet dep-bsc-1001, is at PATH/0/1001
+
     [approvers.ann]
     public_key = "…"                  # of `bursar signer approver-key`
 
@@ -45,8 +50,9 @@ problem named.
     payment_max = "…"
     hourly_max = "…"
     daily_max = "…"
-    own_wallets = true                # to the signer's own wallets of that chain
-    allow = []                        # and to these; with neither: to any
+    own_wallets = true                # to the wallets of that chain that are named above
+    own_deposits = false              # to users' addresses for deposits: what a sweep costs
+    allow = []                        # and to these; with none of the three: to any
 
     [callers.payouts]
     secret_file = "/etc/bursar/payouts.secret"
@@ -60,7 +66,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -72,6 +78,14 @@ from bursar.signer.approvals import is_public_key
 from bursar.signer.codecs import WITHOUT_CHAIN, Codecs
 from bursar.signer.errors import PolicyRefused
 from bursar.signer.keystore import NAME, PATH
+from bursar.signer.wallets import (
+    SECTION_CHARACTERS_MAX,
+    Deposits,
+    Wallet,
+    check_section_path,
+    contradictions,
+    deposit_wallet,
+)
 
 T = TypeVar("T")
 
@@ -112,17 +126,6 @@ class ChainPolicy(msgspec.Struct, frozen=True, kw_only=True):
     genesis: str
 
 
-class Wallet(msgspec.Struct, frozen=True, kw_only=True):
-    """A key, by name: where it pays, and where it is kept."""
-
-    name: str
-    chain: str
-    address: str
-    key: str
-    path: str
-    kind: str = ""  # of the chain
-
-
 class AssetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What may be paid of an asset on a chain."""
 
@@ -148,7 +151,13 @@ class Mandate(msgspec.Struct, frozen=True, kw_only=True):
     hourly_max: int
     daily_max: int
     own_wallets: bool
+    own_deposits: bool
     allow: frozenset[str]
+
+    @property
+    def is_for_some(self) -> bool:
+        """Whether it is for some destinations alone."""
+        return self.own_wallets or self.own_deposits or bool(self.allow)
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +175,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     digest: str  # SHA-256 of the file
     chains: dict[str, ChainPolicy]
     wallets: dict[str, Wallet]
+    deposits: dict[str, Deposits]
     approvers: dict[str, str]  # name → public key
     assets: dict[tuple[str, str], AssetPolicy]  # by (chain, code)
     mandates: dict[str, Mandate]
@@ -173,8 +183,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     nodes_file: str  # "": no nodes of its own
     unhalt_people: tuple[str, ...]  # empty: by approvals
 
+    def wallet(self, name: str) -> Wallet | None:
+        """The wallet of this name: one of `wallets`, or that of a user's deposits, whose address its key says."""
+        return self.wallets.get(name) or deposit_wallet(self.deposits, name)
+
     def own_addresses(self, chain: str) -> frozenset[str]:
-        """The addresses of the signer's own wallets on a chain."""
+        """The addresses of the wallets of a chain that the policy names."""
         return frozenset(wallet.address for wallet in self.wallets.values() if wallet.chain == chain)
 
 
@@ -191,6 +205,17 @@ def parse(file: str, contents: bytes, codecs: Codecs) -> Policy:
     return policy
 
 
+def _impossible(mandate: Mandate, policy: Policy) -> Iterator[str]:
+    """What a mandate says that can never be."""
+    asset = policy.assets.get((mandate.chain, mandate.asset))
+    if asset is None:
+        yield f"there is no asset {mandate.asset} on {mandate.chain}"
+    elif mandate.own_deposits and asset.allow:
+        yield f"own_deposits: assets.{mandate.chain}.{mandate.asset}.allow lets nothing go to users' addresses"
+    if mandate.own_deposits and all(section.chain != mandate.chain for section in policy.deposits.values()):
+        yield f"own_deposits: there are no deposits on {mandate.chain}"
+
+
 class _Reader:
     """Reads tables, and collects what is wrong with them."""
 
@@ -200,8 +225,8 @@ class _Reader:
         self._chains: dict[str, ChainPolicy] = {}
 
     def policy(self, found: dict[str, Any], digest: str) -> Policy:
-        known = {"name", "nodes_file", "unhalt", "chains", "wallets", "approvers", "assets", "mandates", "callers"}
-        self._unknown("", found, known)
+        sections = {"chains", "wallets", "deposits", "approvers", "assets", "mandates", "callers"}
+        self._unknown("", found, {"name", "nodes_file", "unhalt", *sections})
         # Chains first: addresses are read with their codecs.
         self._chains = self._section(found, "chains", self._chain)
         assets: dict[tuple[str, str], AssetPolicy] = {}
@@ -216,6 +241,7 @@ class _Reader:
             digest=digest,
             chains=self._chains,
             wallets=self._section(found, "wallets", self._wallet),
+            deposits=self._section(found, "deposits", self._deposits),
             approvers=self._section(found, "approvers", self._approver),
             assets=assets,
             mandates=self._section(found, "mandates", self._mandate),
@@ -265,6 +291,20 @@ class _Reader:
         key = self._text(where, table, "key")
         return Wallet(name=name, chain=chain, address=address, key=key, path=path, kind=kind)
 
+    def _deposits(self, name: str, table: dict[str, Any]) -> Deposits:
+        where = f"deposits.{name}"
+        self._unknown(where, table, {"chain", "key", "path"})
+        self._name(name, where)
+        if len(name) > SECTION_CHARACTERS_MAX:
+            self.problems.append(f"{where}: a name of at most {SECTION_CHARACTERS_MAX} characters is expected")
+        chain, path = self._chain_name(where, table), self._text(where, table, "path")
+        try:
+            check_section_path(path)
+        except ValueError as error:
+            self.problems.append(f"{where}.path: {error}")
+        kind = self._chains[chain].kind if chain in self._chains else ""
+        return Deposits(name=name, chain=chain, key=self._text(where, table, "key"), path=path, kind=kind)
+
     def _approver(self, name: str, table: dict[str, Any]) -> str:
         where = f"approvers.{name}"
         self._unknown(where, table, {"public_key"})
@@ -294,7 +334,7 @@ class _Reader:
     def _mandate(self, name: str, table: dict[str, Any]) -> Mandate:
         where = f"mandates.{name}"
         amounts = ("payment_max", "hourly_max", "daily_max")
-        self._unknown(where, table, {"chain", "asset", "own_wallets", "allow", *amounts})
+        self._unknown(where, table, {"chain", "asset", "own_wallets", "own_deposits", "allow", *amounts})
         self._name(name, where)
         chain = self._chain_name(where, table)
         return Mandate(
@@ -302,6 +342,7 @@ class _Reader:
             chain=chain,
             asset=self._text(where, table, "asset"),
             own_wallets=self._yes_or_no(where, table, "own_wallets", default=False),
+            own_deposits=self._yes_or_no(where, table, "own_deposits", default=False),
             allow=self._addresses(where, table, "allow", chain),
             **{amount: self._number(where, table, amount) for amount in amounts},
         )
@@ -344,9 +385,9 @@ class _Reader:
         self._once("wallets", "address on chains of one kind", [w.address for w in wallets if w.kind in WITHOUT_CHAIN])
         for chain in policy.chains:
             self._once(f"assets.{chain}", "contract", [a.contract for a in policy.assets.values() if a.chain == chain])
+        self.problems += contradictions(policy.wallets, policy.deposits)
         for mandate in policy.mandates.values():
-            if (mandate.chain, mandate.asset) not in policy.assets:
-                self.problems.append(f"mandates.{mandate.name}: there is no asset {mandate.asset} on {mandate.chain}")
+            self.problems += [f"mandates.{mandate.name}: {why}" for why in _impossible(mandate, policy)]
         self._once("callers", "secret_file", [caller.secret_file for caller in policy.callers.values()])
         if not policy.unhalt_people and len(policy.approvers) < 2:
             self.problems.append("unhalt: approvals of two approvers lift a halt, and there are fewer")

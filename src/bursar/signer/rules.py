@@ -6,6 +6,7 @@ with its own policy and its own memory. What a caller claims counts for nothing 
 1. An attempt that is on record is answered as it was: the same bytes, or never (W30).
 2. A halt refuses the rest (W21).
 3. Wallet, chain and asset are the policy's; the payment is the payout's, and the same at each attempt (W20).
+   What users' addresses for deposits have goes to wallets that the policy names, whatever a caller or an approver says.
 4. The bytes do what the payment says, or they cancel: a transfer of nothing from the wallet to itself.
 5. One slot (nonce) has one payout for ever; one payout has one slot that can pay, until its attempts are dead (W31).
 6. For payments: approvals of enough distinct people, or a mandate; limits and caps by the signer's own log.
@@ -14,6 +15,7 @@ with its own policy and its own memory. What a caller claims counts for nothing 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -26,9 +28,10 @@ from bursar.signer import protocol
 from bursar.signer.approvals import people_who_approve
 from bursar.signer.codecs import Codecs
 from bursar.signer.entries import Counted
-from bursar.signer.policy import AssetPolicy, ChainPolicy, Policy, Wallet
+from bursar.signer.policy import AssetPolicy, ChainPolicy, Mandate, Policy
 from bursar.signer.protocol import SignRequest
 from bursar.signer.state import DAY_US, HOUR_US, TOMBSTONES, Attempt, State, asked_for, payment_digest
+from bursar.signer.wallets import Wallet
 
 ID_CHARACTERS_MAX: Final = 128
 UNSIGNED_BYTES_MAX: Final = 4_096
@@ -103,6 +106,7 @@ class Sign:
 
 
 Decision = Sign | Again | NeedsDeath | Refuse
+Wallets = Callable[[str], Wallet | None]  # by name, with their addresses; a BursarError if a key can't be asked now
 
 
 class _No(Exception):
@@ -113,7 +117,9 @@ class _No(Exception):
         self.refuse = Refuse(reason, why, denied)
 
 
-def decide(state: State, policy: Policy, codecs: Codecs, request: SignRequest, now_us: int) -> Decision:
+def decide(
+    state: State, policy: Policy, codecs: Codecs, wallets: Wallets, request: SignRequest, now_us: int
+) -> Decision:
     """Whether to sign."""
     known = state.attempt(request.payout, request.attempt)
     if known is not None and known.raw and known.asked != asked_for(request):
@@ -121,7 +127,7 @@ def decide(state: State, policy: Policy, codecs: Codecs, request: SignRequest, n
     if known is not None:
         return Again(known)
     try:
-        return _Case(state, policy, codecs, now_us).sign(request)
+        return _Case(state, policy, codecs, wallets, now_us).sign(request)
     except _No as no:
         return no.refuse
 
@@ -130,6 +136,7 @@ def preview(
     state: State,
     policy: Policy,
     codecs: Codecs,
+    wallets: Wallets,
     payment: Payment,
     authorization: Authorization,
     wallet: str,
@@ -137,7 +144,7 @@ def preview(
 ) -> Refuse | int:
     """Whether it would sign this payment now; the wallet's nonce floor if so."""
     try:
-        return _Case(state, policy, codecs, now_us).preview(payment, authorization, wallet)
+        return _Case(state, policy, codecs, wallets, now_us).preview(payment, authorization, wallet)
     except _No as no:
         return no.refuse
 
@@ -178,10 +185,11 @@ def check_release(state: State, release: Release, people: list[str]) -> Refuse |
 class _Case:
     """One question, with all that it is judged by. A check that fails raises `_No`."""
 
-    def __init__(self, state: State, policy: Policy, codecs: Codecs, now_us: int) -> None:
+    def __init__(self, state: State, policy: Policy, codecs: Codecs, wallets: Wallets, now_us: int) -> None:
         self.state = state
         self.policy = policy
         self.codecs = codecs
+        self.wallets = wallets
         self.now_us = now_us
 
     def sign(self, request: SignRequest) -> Sign | NeedsDeath:
@@ -235,12 +243,20 @@ class _Case:
         wrong = check_attempt(payment.payout, 0)
         if wrong is not None:
             raise _No(wrong.reason, wrong.why)
-        chain, wallet = self.policy.chains.get(payment.chain), self.policy.wallets.get(name)
+        chain = self.policy.chains.get(payment.chain)
         if chain is None:
             raise _No(Reason.UNKNOWN_CHAIN, f"the policy has no chain {payment.chain!r}")
-        if wallet is None or wallet.chain != chain.name:
+        wallet = self._found(name, chain.name)
+        if wallet is None:
             raise _No(Reason.UNKNOWN_WALLET, f"the policy has no wallet {name!r} on {chain.name}")
         return chain, wallet
+
+    def _found(self, name: str, chain: str) -> Wallet | None:
+        try:
+            wallet = self.wallets(name)
+        except BursarError as error:  # the address of a user's wallet comes from its key
+            raise _No(Reason.KEY_UNAVAILABLE, str(error)) from None
+        return wallet if wallet is not None and wallet.chain == chain else None
 
     def _asset(self, payment: Payment, chain: ChainPolicy) -> AssetPolicy:
         """The asset, as the policy has it; and the payment is the one that was signed before, if any was."""
@@ -332,6 +348,10 @@ class _Case:
         amount = amount_of(payment.amount_raw)
         if payment.expires_us and self.now_us > payment.expires_us:
             raise _No(Reason.EXPIRED, "the payment has expired: it has to be approved anew", denied=True)
+        # Before why it may be paid: no approval and no mandate takes users' deposits anywhere else.
+        if wallet.user and to not in self.policy.own_addresses(wallet.chain):
+            why = f"{wallet.name} is for deposits, and pays to the wallets that the policy names alone"
+            raise _No(Reason.DESTINATION, why, denied=True)
         if to in asset.deny or (asset.allow and to not in asset.allow):
             raise _No(Reason.DESTINATION, f"{to} is not a destination that the policy allows", denied=True)
         if amount > asset.payment_max:
@@ -364,13 +384,23 @@ class _Case:
         mandate = self.policy.mandates.get(name)
         if mandate is None or (mandate.chain, mandate.asset) != (payment.chain, payment.asset):
             raise _No(Reason.UNKNOWN_MANDATE, f"no mandate {name!r} for {payment.asset} on {payment.chain}")
-        allowed = mandate.allow | (self.policy.own_addresses(mandate.chain) if mandate.own_wallets else frozenset())
-        if (mandate.own_wallets or mandate.allow) and to not in allowed:
+        if mandate.is_for_some and not self._is_for(mandate, payment, to):
             raise _No(Reason.DESTINATION, f"{to} is not a destination of the mandate {name}", denied=True)
         if amount > mandate.payment_max:
             why = f"a payment of {amount} is above the mandate's limit, {mandate.payment_max}"
             raise _No(Reason.OVER_LIMIT, why, denied=True)
         return self._within(payment, f"mandate:{name}", amount, mandate.hourly_max, mandate.daily_max)
+
+    def _is_for(self, mandate: Mandate, payment: Payment, to: str) -> bool:
+        """Whether this is one of the mandate's destinations."""
+        if to in mandate.allow or (mandate.own_wallets and to in self.policy.own_addresses(mandate.chain)):
+            return True
+        # Of a user's address the payment must say the name, and the key must have the address: nothing is searched.
+        account = wallet_account(mandate.chain, "")
+        if not mandate.own_deposits or not payment.account.startswith(account):
+            return False
+        wallet = self._found(payment.account.removeprefix(account), mandate.chain)
+        return wallet is not None and wallet.user > 0 and wallet.address == to
 
     def _within(self, payment: Payment, scope: str, amount: int, hourly: int, daily: int) -> Counted | None:
         """Within the caps of a scope. A payout counts once in each, however often its fee is raised."""
@@ -382,6 +412,11 @@ class _Case:
             if used + amount > most:
                 raise _No(Reason.OVER_LIMIT, f"{used} of {most} was signed within the {name}; {amount} is too much now")
         return Counted(scope=scope, amount=str(amount))
+
+
+def wallet_account(chain: str, wallet: str) -> str:
+    """The account of a wallet in the ledger of callers: whose money it is that goes to a user's address."""
+    return f"external:wallet:{chain}:{wallet}"
 
 
 def amount_of(text: str) -> int:

@@ -19,7 +19,6 @@ import msgspec
 
 from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.authorizations import Approval, Authorization, DeadAttempt, Payment, Release, Unhalt
-from bursar.model.errors import BursarError
 from bursar.ports import Ports, SerialExecutor
 from bursar.rails.chain import Order, Question, Try, Undecodable
 from bursar.signer import entries, rules
@@ -43,6 +42,7 @@ from bursar.signer.protocol import (
 )
 from bursar.signer.rules import Again, NeedsDeath, Reason, Refuse, Sign
 from bursar.signer.state import Attempt, State
+from bursar.signer.wallets import Wallet, wrong_keys
 from bursar.signer.witness import Proof, Witness
 
 LOG_ENTRIES_MAX: Final = 1_000
@@ -112,19 +112,22 @@ class Service:
         problems = []
         if policy.name != self.state.name:
             problems.append(f"name: this log is of the signer {self.state.name!r}, not of {policy.name!r}")
-        for wallet in policy.wallets.values():
-            try:
-                codec = self._codecs(policy.chains[wallet.chain].kind)
-                found = codec.check_address(wallet.chain, self._keys.address(wallet))
-            except BursarError as error:
-                problems.append(f"wallets.{wallet.name}: {error}")
-                continue
-            if found != wallet.address:
-                problems.append(f"wallets.{wallet.name}: its key has the address {found}, not {wallet.address}")
+        problems += wrong_keys(policy.wallets, policy.deposits, self._address)
         if problems:
             raise PolicyRefused("file", "; ".join(problems))
         self.policy = policy
         self._append("", entries.Started(policy=policy.digest))
+
+    def _address(self, wallet: Wallet) -> str:
+        """The address that a wallet's key has, as its chain writes it."""
+        return self._codecs(wallet.kind).check_address(wallet.chain, self._keys.address(wallet))
+
+    def _wallet(self, name: str) -> Wallet | None:
+        """A wallet of the policy, with its address: that of a user's deposits is not written there."""
+        wallet = self._policy.wallet(name)
+        if wallet is None or not wallet.user:
+            return wallet
+        return msgspec.structs.replace(wallet, address=self._address(wallet))
 
     # --- questions
 
@@ -144,8 +147,8 @@ class Service:
         return Preview(nonce_floor=found, sequence=self.durable)
 
     def _previewed(self, payment: Payment, authorization: Authorization, wallet: str) -> Refuse | int:
-        now_us = self._ports.now_us()
-        return rules.preview(self.state, self._policy, self._codecs, payment, authorization, wallet, now_us)
+        by, now_us = (self.state, self._policy, self._codecs, self._wallet), self._ports.now_us()
+        return rules.preview(*by, payment, authorization, wallet, now_us)
 
     def _live(self, payout: str) -> tuple[Attempt, ...]:
         """Attempts that may still pay, as far as the signer knows: none, before a caller takes another slot (W31)."""
@@ -309,7 +312,8 @@ class Service:
 
     async def _decide(self, caller: str, request: SignRequest) -> Attempt | Refuse | NeedsDeath:
         """Decide, and if it is yes, sign and append. Under the lock: the state does not change meanwhile."""
-        decision = rules.decide(self.state, self._policy, self._codecs, request, self._ports.now_us())
+        by = (self.state, self._policy, self._codecs, self._wallet)
+        decision = rules.decide(*by, request, self._ports.now_us())
         match decision:
             case Again(attempt=attempt):
                 return attempt

@@ -39,9 +39,10 @@ from bursar.rails.evm.rpc import Endpoint
 from bursar.signer.client import SignerClient
 from bursar.signer.curve import evm_address, public_key, sign_digest
 from bursar.signer.errors import SignerStopped
-from bursar.signer.policy import Policy, Wallet, parse
+from bursar.signer.policy import Policy, parse
 from bursar.signer.server import Server
 from bursar.signer.service import Service
+from bursar.signer.wallets import Wallet
 from bursar.signer.witness import Witness
 from bursar.sim import evm_nodes, evm_world, expiry_chain, expiry_world
 from bursar.sim.chain_state import Behaviour, Effect, Token

@@ -77,10 +77,10 @@ async def test_trx_and_tokens_that_came_to_our_addresses_are_found_once() -> Non
         (hash_,) = await paid(town, trx(number) if number % 2 else usdt(number))
         block = town.mine_one()
         part, contract = ("coin", "") if number % 2 else ("0", TOKEN)
-        expected.append((hash_, part, HOT, SHOP, contract, number, block.number, block.id))
+        expected.append((hash_, part, HOT, SHOP, contract, number, block.number, block.id, "", bool(contract)))
     (hash_,) = await paid(town, trx(TRX, to=NEW))
     block = town.mine_one()
-    expected.append((hash_, "coin", HOT, NEW, "", TRX, block.number, block.id))
+    expected.append((hash_, "coin", HOT, NEW, "", TRX, block.number, block.id, "", False))
     town.mine(20)
     found = await cursor.rest()
     assert [tuple(getattr(one, name) for name in Arrival.__struct_fields__) for one in found] == expected

@@ -19,7 +19,7 @@ from bursar.signer.curve import evm_address, public_key, sign_digest
 from bursar.signer.errors import KeystoreRefused
 from bursar.signer.keys import KeystoreKeys
 from bursar.signer.keystore import Keystore, derive, list_keys, new_mnemonic, open_keystore, rotate
-from bursar.signer.policy import Wallet
+from bursar.signer.wallets import Wallet
 
 WEAK = 2  # scrypt in no time: these tests are not about its cost
 PASSPHRASE, OTHER = bytearray(b"correct horse battery"), bytearray(b"another passphrase")
@@ -256,6 +256,45 @@ def test_the_vectors_of_bip39(entropy: str, words: str, seed: str) -> None:
 def test_the_first_vector_of_bip32(path: str, key: str) -> None:
     seed = bytes.fromhex("000102030405060708090a0b0c0d0e0f")
     assert key_from_seed(seed, path).hex() == key
+
+
+SEED_2 = (
+    "fffcf9f6f3f0edeae7e4e1dedbd8d5d2cfccc9c6c3c0bdbab7b4b1aeaba8a5a29f9c999693908d8a8784817e7b7875726f6c696663605d5a575451"
+    "4e4b484542"
+)
+
+
+@pytest.mark.parametrize(
+    ("seed", "path", "public"),
+    [
+        (
+            "000102030405060708090a0b0c0d0e0f",
+            "m/0'",
+            "xpub68Gmy5EdvgibQVfPdqkBBCHxA5htiqg55crXYuXoQRKfDBFA1WEjWgP6LHhwBZeNK1VTsfTFUHCdrfp1bgwQ9xv5ski8PX9rL2dZXvgGDnw",
+        ),
+        (
+            "000102030405060708090a0b0c0d0e0f",
+            "m/0'/1/2'",
+            "xpub6D4BDPcP2GT577Vvch3R8wDkScZWzQzMMUm3PWbmWvVJrZwQY4VUNgqFJPMM3No2dFDFGTsxxpG5uJh7n7epu4trkrX7x7DogT5Uv6fcLW5",
+        ),
+        (
+            SEED_2,
+            "m/0/2147483647'",
+            "xpub6ASAVgeehLbnwdqV6UKMHVzgqAG8Gr6riv3Fxxpj8ksbH9ebxaEyBLZ85ySDhKiLDBrQSARLq1uNRts8RuJiHjaDMBU4Zn9h8LZNnBC5y4a",
+        ),
+        (
+            SEED_2,
+            "m/0/2147483647'/1/2147483646'",
+            "xpub6ERApfZwUNrhLCkDtcHTcxd75RbzS1ed54G1LkBUHQVHQKqhMkhgbmJbZRkrgZw4koxb5JaHWkY4ALHY2grBGRjaDMzQLcgJvLJuZZvRcEL",
+        ),
+    ],
+)
+def test_extended_public_keys_are_those_of_bip32(
+    monkeypatch: pytest.MonkeyPatch, seed: str, path: str, public: str
+) -> None:
+    """With depth, place and the parent's fingerprint: two programs must write one key in one way."""
+    monkeypatch.setattr(Mnemonic, "to_seed", lambda *_: bytes.fromhex(seed))
+    assert keystore.extended_key(bytearray(WORDS), path).text == public
 
 
 def test_bip44_addresses_are_those_of_other_wallets() -> None:

@@ -50,7 +50,7 @@ class Signer:
         self.now_us = NOW_US
 
     def decide(self, asked: SignRequest) -> Decision:
-        decision = rules.decide(self.state, self.policy, codecs, asked, self.now_us)
+        decision = rules.decide(self.state, self.policy, codecs, self.policy.wallet, asked, self.now_us)
         if isinstance(decision, Sign):
             raw = hashlib.sha256(asked.unsigned).digest()
             self._append(
@@ -488,7 +488,14 @@ def test_attempts_have_an_end(signer: Signer) -> None:
 def signer_preview(signer: Signer, **changes: Any) -> Refuse | int:
     asked = request(**changes)
     return rules.preview(
-        signer.state, signer.policy, codecs, asked.payment, asked.authorization, asked.wallet, signer.now_us
+        signer.state,
+        signer.policy,
+        codecs,
+        signer.policy.wallet,
+        asked.payment,
+        asked.authorization,
+        asked.wallet,
+        signer.now_us,
     )
 
 

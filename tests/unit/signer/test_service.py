@@ -19,10 +19,11 @@ from bursar.ports import SystemPorts
 from bursar.rails.chain import Chain, Dead, Fate, Fee, Pending, Question, Shape
 from bursar.signer import rules
 from bursar.signer.errors import KeyUnavailable, PolicyRefused
-from bursar.signer.policy import Policy, Wallet
+from bursar.signer.policy import Policy
 from bursar.signer.protocol import Never, Preview, Signature, SignerRefused, SignerUnavailable
 from bursar.signer.rules import WITNESSED_MAX
 from bursar.signer.service import Service
+from bursar.signer.wallets import Wallet
 from bursar.signer.witness import Witness
 
 Story = Callable[[Service], Awaitable[None]]

@@ -18,9 +18,10 @@ from bursar.signer.codecs import codec_of
 from bursar.signer.errors import PolicyRefused
 from bursar.signer.keys import KeystoreKeys
 from bursar.signer.keystore import Keystore
-from bursar.signer.policy import Wallet, parse
+from bursar.signer.policy import parse
 from bursar.signer.protocol import Never, Signature, SignerRefused, SignRequest
 from bursar.signer.service import Service
+from bursar.signer.wallets import Wallet
 
 CHAIN_ID = 728_126_428
 NETWORK = Network(name="tron", kind="tron", chain_id=CHAIN_ID)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from bursar.cli.commands.signer_keys import approval_files, approve, approver_key, create, import_, list_, rotate
+from bursar.cli.commands.signer_keys import approval_files, approve, approver_key, create, import_, list_, rotate, xpub
 from bursar.cli.commands.signer_run import LOCAL_SECRET, LOCAL_SOCKET, data_option, run
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, table
@@ -46,7 +46,7 @@ def signer() -> None:
     """
 
 
-for command in (create, import_, list_, rotate, approver_key, approve, run):
+for command in (create, import_, list_, rotate, xpub, approver_key, approve, run):
     signer.add_command(command)
 
 

@@ -200,6 +200,52 @@ def rotate(ctx: click.Context, keystore: str, passphrase_file: str | None, new_p
     return 0
 
 
+@click.command(
+    cls=Command,
+    examples="""
+    bursar signer xpub main --path "m/44'/60'/1'" --keystore /var/lib/bursar-signer/keystore.json
+    bursar signer xpub main --path "m/44'/195'/1'" --keystore K --passphrase-file phrase --json
+    """,
+)
+@click.argument("name", metavar="NAME")
+@click.option("--path", metavar="PATH", required=True, help="As in [deposits.…] of the policy; its last part has a '.")
+@keystore_option
+@passphrase_option
+@click.pass_context
+def xpub(ctx: click.Context, name: str, path: str, keystore: str, passphrase_file: str | None) -> int:
+    """Print the extended public key of a path, from which a server derives users' addresses for deposits.
+
+    Of the mnemonic NAME. It makes addresses and no signatures. It is no secret, but who has it can find out whose
+    addresses they are. The first address is printed, too: the server must show the same one for user 1.
+    """
+    from bursar.ports import SystemPorts
+    from bursar.rails.derivation import user_path
+    from bursar.signer import vault
+    from bursar.signer.curve import evm_address, tron_address
+    from bursar.signer.keystore import open_keystore
+    from bursar.signer.wallets import check_section_path
+
+    try:
+        check_section_path(path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    phrase = passphrase(passphrase_file, "Passphrase of the keystore")
+    try:
+        store = open_keystore(SystemPorts().files(), keystore, phrase)
+    finally:
+        vault.wipe(phrase)
+    try:
+        key = store.extended_key(name, path)
+    finally:
+        store.wipe()
+    first = key.of_user(1).public_key[1:]
+    found = {"key": name, "path": path, "xpub": key.text, "evm": evm_address(first), "tron": tron_address(first)}
+    where = f"{path}/{user_path(1)}"
+    lines = (key.text, f"user 1, on EVM chains:  {found['evm']}  ({where})", f"user 1, on TRON:        {found['tron']}")
+    _out(ctx).show(found, lambda: "\n".join(lines))
+    return 0
+
+
 # --- approvers
 
 

@@ -3,8 +3,20 @@ users' own addresses."""
 
 from bursar.flows.deposits.arrivals import ARRIVALS
 from bursar.flows.deposits.deposits import MACHINE, Deposits, DepositView
-from bursar.flows.deposits.from_chains import ChainDeposits
-from bursar.flows.deposits.rules import KINDS
+from bursar.flows.deposits.from_chains import ChainDeposits, DepositCode, DepositRefused
+from bursar.flows.deposits.rules import DEPOSITS, KINDS, DepositRules
 from bursar.flows.transfers.incoming import Deposit
 
-__all__ = ["ARRIVALS", "KINDS", "MACHINE", "ChainDeposits", "Deposit", "DepositView", "Deposits"]
+__all__ = [
+    "ARRIVALS",
+    "DEPOSITS",
+    "KINDS",
+    "MACHINE",
+    "ChainDeposits",
+    "Deposit",
+    "DepositCode",
+    "DepositRefused",
+    "DepositRules",
+    "DepositView",
+    "Deposits",
+]

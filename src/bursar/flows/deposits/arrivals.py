@@ -54,7 +54,7 @@ STATUS: Final = {
     ARRIVED: "pending",
     HELD: "pending",
     CREDITED: "credited",
-    SUSPENSE: "under review",
+    SUSPENSE: "under_review",
     OWN: "ignored",
     REJECTED: "rejected",
 }

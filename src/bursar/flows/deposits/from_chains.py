@@ -18,11 +18,12 @@ import msgspec
 from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord
 from bursar.flows.deposits import arrivals, scanning, sweep
 from bursar.flows.deposits.arrivals import ARRIVALS, CONFIRM, HELD, REJECT, STATUS, Arrived
-from bursar.flows.deposits.judging import Judging
+from bursar.flows.deposits.judging import Judging, ledger_units
 from bursar.flows.deposits.rules import DEPOSITS, DepositRules, Derive, derive, wallet_name
 from bursar.flows.deposits.scanning import RESCAN, SCANS, Scan, Scanning
 from bursar.flows.deposits.sweep import MORE, SWEEPS, Sweep
 from bursar.flows.deposits.sweeping import Sweeping
+from bursar.flows.deposits.words import final_after, words_for_user
 from bursar.flows.payouts import Payouts
 from bursar.flows.payouts.derived import ADDRESS, ADDRESSES, DepositWallet, Owned, address_key
 from bursar.flows.payouts.documents import CHAIN
@@ -33,6 +34,7 @@ from bursar.model.accounts import AccountStatus
 from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.errors import AlreadyExists, Conflict, InvalidName, RecordMoved, Refusal, UnknownRecord
 from bursar.model.flow_rows import Claim, RowTaken
+from bursar.model.money import MINOR_MAX
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Alarm
@@ -71,7 +73,9 @@ class AddressView(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     user: int
     wallet: str
-    assets: tuple[str, ...]  # that are accepted there now
+    assets: dict[str, str]  # that are accepted there now: code → the least that is credited
+    blocks: int  # on top of a transfer's block before it counts
+    final_after: str  # the same, and what else it waits for, in words
     created_us: int
 
 
@@ -83,16 +87,18 @@ class ArrivalView(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     user: int
     chain: str
-    asset: str  # "": not known yet
-    amount: str  # in units of the asset; "": not known yet
+    asset: str  # "": no document names it
+    amount: str  # in units of the asset; "": less than the smallest one, or no asset
     raw: str  # in the chain's smallest units
     contract: str
     hash: str
     sender: str
     to: str
+    wallet: str
     block: int
     account: str  # where it is booked; "": nowhere
     why: str  # for operators
+    words: str  # for its user: why it is not credited, or not yet
     confirmed_by: tuple[str, ...]
     created_us: int
     updated_us: int
@@ -110,7 +116,8 @@ class ChainDeposits:
         self._derive = derive
         judging = self._judging = Judging(self.out, payouts.ledger, engine)
         engine.register(self._addresses()).register(self._arrivals(judging)).register(self._sweeps(judging))
-        engine.register(scanning.flow(Scanning(self.out, judging, engine), payouts.rails))
+        self.scanning = Scanning(self.out, judging, engine)
+        engine.register(scanning.flow(self.scanning, payouts.rails))
 
     def _addresses(self) -> Flow[DepositWallet]:
         return Flow(
@@ -154,7 +161,10 @@ class ChainDeposits:
     async def prepare(self) -> None:
         """Begin to scan the chains that have rules. Twice is once."""
         for name in await self.documents.all(DEPOSITS, fresh=True):
-            if name in self.payouts.chains and await self.engine.get(SCANS.name, name) is None:
+            if name not in self.payouts.chains:
+                continue
+            self.scanning.expect(name)
+            if await self.engine.get(SCANS.name, name) is None:
                 with contextlib.suppress(RecordMoved, Conflict, AlreadyExists):  # another process has just now
                     started = await self.engine.start(SCANS.name, Scan(chain=name), id=name)
                     await self.engine.hand_over(started.record)
@@ -229,12 +239,16 @@ class ChainDeposits:
     async def _address(self, record: Record) -> AddressView:
         body = msgspec.json.decode(record.body, type=DepositWallet)
         rules = await self.documents.current(DEPOSITS, body.chain)
+        accepted = {} if rules is None else rules.body.assets
+        chain = CHAIN.read(await self.documents.get(CHAIN, body.chain))
         return AddressView(
             chain=body.chain,
             address=body.address,
             user=body.user,
             wallet=record.id,
-            assets=() if rules is None else tuple(sorted(rules.body.assets)),
+            assets={code: accepted[code].minimum for code in sorted(accepted)},
+            blocks=chain.depth,
+            final_after=final_after(chain),
             created_us=record.created_us,
         )
 
@@ -294,23 +308,32 @@ class ChainDeposits:
 
     async def _view(self, record: Record) -> ArrivalView:
         body = msgspec.json.decode(record.body, type=Arrived)
-        asset = (await self.payouts.ledger.known_assets(body.asset)).get(body.asset) if body.asset else None
+        code, minor = body.asset, int(body.minor)
+        on_chain = None if code else (await self._judging.assets(body.chain)).get(body.contract)
+        if on_chain is not None:  # not booked: what it would be
+            code = on_chain.asset
+        asset = (await self.payouts.ledger.known_assets(code)).get(code) if code else None
+        if on_chain is not None and asset is not None:
+            minor, _ = ledger_units(int(body.raw), on_chain.decimals, asset.precision)
+        why = body.why or record.error
         return ArrivalView(
             id=record.id,
             status=STATUS[record.state],
             state=record.state,
             user=body.user,
             chain=body.chain,
-            asset=body.asset,
-            amount="" if asset is None else str(asset.of_minor(int(body.minor))),
+            asset="" if asset is None else code,
+            amount="" if asset is None or not 0 < minor <= MINOR_MAX else str(asset.of_minor(minor)),
             raw=body.raw,
             contract=body.contract,
             hash=body.hash,
             sender=body.sender,
             to=body.to,
+            wallet=body.wallet,
             block=body.block,
             account=body.account,
-            why=body.why or record.error,
+            why=why,
+            words=words_for_user(record.state, why),
             confirmed_by=body.confirmed_by,
             created_us=record.created_us,
             updated_us=record.updated_us,

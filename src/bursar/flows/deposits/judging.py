@@ -20,7 +20,7 @@ from bursar.flows.deposits.sweep import OPEN, SWEEPS, open_key
 from bursar.flows.payouts.derived import ADDRESS, ADDRESSES, Owned, address_key
 from bursar.flows.payouts.documents import ASSET, CHAIN, AssetDocument
 from bursar.flows.payouts.machine import MACHINE, REPLACEMENTS
-from bursar.flows.payouts.outside import Outside, fails
+from bursar.flows.payouts.outside import OUTAGE_S, Outside, fails, waits
 from bursar.flows.payouts.payout import HASH, WALLETS, Payout, wallet_account
 from bursar.flows.payouts.wallets import canonical
 from bursar.flows.transfers.request import SUSPENSE_DEPOSITS, funding_account
@@ -55,7 +55,7 @@ class Credit(msgspec.Struct, frozen=True):
 
 
 class Park(msgspec.Struct, frozen=True):
-    """It is there, and is booked in suspense."""
+    """It is there, and is booked in suspense. Its user reads why, too."""
 
     minor: int
     why: str
@@ -152,6 +152,8 @@ class Judging:
     async def judge(self, item: FlowRecord[Arrived]) -> Answer:
         """Look at everything, decide, and say where it is booked."""
         body = item.body
+        if body.chain not in self.out.chains:  # nothing could be compared: our own would look like a stranger's
+            return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.chain} are configured here", OUTAGE_S)
         found = await self._looks.setdefault(body.chain, Together(self._look)).ask(body)
         assert found is not None  # one for each that was asked for
         facts = Facts(

@@ -55,6 +55,14 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hash: str = ""
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far this process has read a chain."""
+
+    moved_s: float  # on its monotonic clock: when it came further, or began
+    block: int  # -1: it has not looked yet
+    behind: int  # blocks that are final and not read
+
+
 class Scanning:
     """The action of `scanning`."""
 
@@ -63,6 +71,7 @@ class Scanning:
         self._judging = judging
         self._engine = engine
         self._cursors: dict[str, Scan] = {}  # newer than those in the records
+        self.progress: dict[str, Progress] = {}  # by chain, of this process
 
     async def scan(self, item: FlowRecord[Scan]) -> Answer:
         """Read on. What can't be read now is read later; the cursor never passes it."""
@@ -74,18 +83,22 @@ class Scanning:
         cursor = self._cursor(item.body)
         try:
             final, final_hash = await chain.final_block()
-            if cursor.block < 0:
+            if cursor.block < 0 or (cursor.block > final and not cursor.hash):  # no block is passed over
+                self._look(name, final, final)
                 return self._moved(item, Scan(chain=name, block=final, hash=final_hash), 0, poll_s)
             if (cursor.block, cursor.hash) == (final, final_hash):  # no block has become final since
+                self._look(name, final, final)
                 return Answer(outcome=Outcome.PENDING, unchanged=True, decision=True, retry_after_s=poll_s)
             page, owned = await self._page(chain, cursor, final)
         except NodesUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
         except DeepReorganisation as deep:
-            why = f"{deep}; when it is clear what became of deposits of the last blocks: bursar deposit rescan {name}"
+            run = f"bursar deposit rescan {name} BLOCK"
+            why = f"{deep}; when it is clear what became of deposits of the last blocks: {run}"
             await self.out.alert(item.record, f"deposits of {name} stand still", "critical", why)
             return waits(item, deep.code, why, 60.0)
         await self._store(name, page, owned)
+        self._look(name, page.up_to, final)
         after = Scan(chain=name, block=page.up_to, hash=page.up_to_hash)
         wait_s = poll_s if page.up_to >= final else 0.0
         # Without a hash operators have sent it back: written down at once, or it would begin there at each look.
@@ -93,6 +106,17 @@ class Scanning:
             return self._moved(item, after, len(page.found), wait_s)
         self._cursors[name] = after
         return Answer(outcome=Outcome.PENDING, unchanged=True, decision=True, retry_after_s=wait_s)
+
+    def expect(self, chain: str) -> None:
+        """This process should scan a chain from now on, or see another one do it."""
+        self.progress.setdefault(chain, Progress(moved_s=self._engine.ports.monotonic(), block=-1, behind=0))
+
+    def _look(self, chain: str, block: int, final: int) -> None:
+        """A look at the chain has come so far."""
+        before = self.progress.get(chain)
+        stays = before is not None and before.block == block
+        moved_s = before.moved_s if stays and before is not None else self._engine.ports.monotonic()
+        self.progress[chain] = Progress(moved_s=moved_s, block=block, behind=max(0, final - block))
 
     async def _page(self, chain: Chain, cursor: Scan, final: int) -> tuple[Arrivals, Mapping[str, Owned]]:
         owned = await self.out.wallets.derived.of_chain(cursor.chain)  # after the final block was asked for
@@ -132,10 +156,11 @@ class Scanning:
 
 
 def on_signal(item: FlowRecord[Scan], event: str, evidence: dict[str, object]) -> Scan | None:
-    """Operators send it back to a block, whatever its hash is now. Pure."""
+    """Operators send it back to a block, whatever its hash is now. Never forward: blocks would be passed over. Pure."""
     if event != RESCAN:
         return None
-    return Scan(chain=item.body.chain, block=max(0, int(str(evidence["block"])) - 1), hash="")
+    block = max(0, int(str(evidence["block"])) - 1)
+    return Scan(chain=item.body.chain, block=block if item.body.block < 0 else min(block, item.body.block), hash="")
 
 
 def flow(scanning: Scanning, rails: frozenset[str]) -> Flow[Scan]:

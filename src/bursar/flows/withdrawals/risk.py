@@ -248,7 +248,7 @@ def _holds(facts: Facts, policy: WithdrawalPolicy, cooled_us: int) -> tuple[Reas
     if facts.frozen:
         found.append(Reason(Code.ACCOUNT_FROZEN, "the account is frozen"))
     if policy.address_book is AddressBookRule.REQUIRED and cooled_us > facts.now_us:
-        words = f"the address was added at {_time(facts.book_since_us)}; it can be used from {_time(cooled_us)}"
+        words = f"the address was added at {_time(facts.book_since_us)}; it can be used from {_from(cooled_us)}"
         found.append(Reason(Code.ADDRESS_COOLING, words))
     return tuple(found)
 
@@ -266,7 +266,7 @@ def _causes(facts: Facts, policy: WithdrawalPolicy, bounds: _Bounds, cooled_us: 
         if facts.book_since_us is None:
             found.append(Reason(Code.ADDRESS_UNKNOWN, "the address is not in the address book"))
         elif cooled_us > facts.now_us:
-            words = f"the address was added at {_time(facts.book_since_us)}; until {_time(cooled_us)} it needs approval"
+            words = f"the address was added at {_time(facts.book_since_us)}; until {_from(cooled_us)} it needs approval"
             found.append(Reason(Code.ADDRESS_COOLING, words))
     if facts.returned:
         found.append(Reason(Code.RETURNED, "it could not be carried out and is being looked at", facts.returned))
@@ -292,8 +292,13 @@ def _approval_words(people: int, given: int) -> str:
 
 
 def _time(us: int | None) -> str:
+    """The minute in which it was."""
+    return "" if us is None else f"{moment(us):%Y-%m-%d %H:%M} UTC"
+
+
+def _from(us: int) -> str:
     """The minute that begins next: nothing is promised before its time."""
-    return "" if us is None else f"{moment(-(-us // MINUTE_US) * MINUTE_US):%Y-%m-%d %H:%M} UTC"
+    return _time(-(-us // MINUTE_US) * MINUTE_US)
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------

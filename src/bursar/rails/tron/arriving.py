@@ -5,6 +5,8 @@ transactions and the list of outcomes must be complete and agree with each other
 would otherwise look like a block in which nothing was paid. One that says otherwise is `Malformed`, so that the cursor
 stays where it is.
 
+No node of TRON says what a balance was at a block, so that tokens are believed by their events alone.
+
 Not here: TRX that a contract passes on (an internal transaction). No list of a block shows it for sure.
 """
 
@@ -56,6 +58,7 @@ def arrivals(
                         amount=moved,
                         block=number,
                         block_hash=whole.header.id,
+                        by_event_alone=bool(contract),
                     )
                 )
 

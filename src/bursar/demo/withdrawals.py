@@ -1,0 +1,153 @@
+"""`bursar demo-withdrawals`: users withdraw on two chains, and people approve with lines that can be copied.
+
+The programs are real: `bursar serve` and `bursar signer`. The chains are the simulator's, EVM and TRON, behind nodes
+that speak HTTP. Not here: the story itself (withdrawal_story).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bursar.cli.commands.audit import draw_findings, finding_json
+from bursar.cli.errors import Unusable
+from bursar.cli.output import Output, table
+from bursar.cli.state import Command, State
+from bursar.demo.command import ended_by_signals
+from bursar.demo.payouts import HASH_SHOWN, LIBRARIES
+
+if TYPE_CHECKING:
+    from bursar.demo.withdrawal_story import Report, Watch
+
+PEOPLE_S = 60.0
+API_LIBRARIES = ("httptools", "jwt", "litestar", "uvicorn")  # of the extra [api]
+
+
+@click.command(
+    "demo-withdrawals",
+    cls=Command,
+    examples="""
+    bursar demo-withdrawals
+    bursar demo-withdrawals --wait 0
+    """,
+)
+@click.option(
+    "--wait",
+    "people_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help=f"How long approvers have to run the lines that it prints; then it runs them. In a terminal: {PEOPLE_S:g}.",
+)
+@click.pass_obj
+def demo_withdrawals(state: State, people_s: float | None) -> int:
+    """Users withdraw on a simulated EVM chain and a simulated TRON chain; people approve; the server is killed.
+
+    Small amounts are paid without a person, larger ones wait for one approver or two. It prints the lines that approve
+    them, to be run in another terminal, and runs them itself if no person does. Exit code 0 only if each recipient was
+    paid once, the money of every user adds up, and the audit is clean.
+    """
+    out = Output(as_json=state.json)
+    if missing := [name for name in (*LIBRARIES, *API_LIBRARIES) if find_spec(name) is None]:
+        raise click.UsageError(f"{missing[0]} is missing: pip install 'bursar[api,evm,tron,signer]'")
+    from bursar.demo.withdrawal_setting import Setting
+    from bursar.demo.withdrawal_story import Story
+    from bursar.testbed import Guard
+
+    if people_s is None:
+        people_s = PEOPLE_S if not out.as_json and sys.stdin.isatty() and sys.stdout.isatty() else 0.0
+    out.say("Users withdraw on two chains; people approve; and the server is killed.\n")
+    folder = tempfile.mkdtemp(prefix="bursar-demo-")
+    guard = Guard(folder)
+    try:
+        with ended_by_signals(), _watched(out) as watch:
+            watch("making keys and documents, starting bursar signer and bursar serve")
+            setting = Setting(Path(folder), guard)
+            with _started(setting):
+                report = Story(setting, people_s, lambda *lines: out.say("\n".join(lines) + "\n"), watch).play()
+    finally:
+        guard.close()
+    if out.as_json:
+        out.show(_json(report), str)
+    else:
+        _draw(out, report)
+    return 0 if report.ok else 1
+
+
+@contextlib.contextmanager
+def _started(setting: Any) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(setting.running())
+        except RuntimeError as error:
+            raise Unusable(str(error)) from None
+        yield
+
+
+@contextlib.contextmanager
+def _watched(out: Output) -> Iterator[Watch]:
+    """What is awaited, in a terminal; elsewhere the story itself is enough."""
+    if out.as_json or not out.console.is_terminal:
+        yield lambda _what: None
+        return
+    from rich.text import Text
+
+    with out.console.status("") as status:
+        yield lambda what: status.update(Text(what))
+
+
+def _draw(out: Output, report: Report) -> None:
+    rows = [
+        (
+            view["id"],
+            view["user_id"],
+            f"{Decimal(view['amount']):,.2f}",
+            view["chain"],
+            view["status"],
+            view["tx_hash"][:HASH_SHOWN] or "-",
+            _approved_by(view),
+        )
+        for view in report.withdrawals
+    ]
+    heads = ("withdrawal", "user", "USDT", "chain", "status", "transaction", "approved by")
+    out.console.print(table(*heads, rows=rows, right=("user", "USDT"), whole=("withdrawal", "transaction")), "")
+    right = ("before", "= available", "+ held", "+ paid", "+ fees")
+    money = [(f"user {one.user}", one.before, one.available, one.held, one.paid, one.fees) for one in report.money]
+    out.console.print(
+        table("USDT", *right, rows=[(who, *(f"{minor:,.2f}" for minor in rest)) for who, *rest in money], right=right),
+        "",
+    )
+    out.console.print(draw_findings(report.findings), "")
+    for text in report.wrong:
+        out.console.print(f"WRONG: {text}", style="red", markup=False)
+    if report.ok:
+        paid = sum(view["status"] == "completed" for view in report.withdrawals)
+        words = f"All is well: {paid} of {len(report.withdrawals)} withdrawals are paid, each once; the others gave"
+        out.console.print(f"{words} the money back.", style="bold green")
+    else:
+        out.console.print("NOT well: see above.", style="bold red")
+
+
+def _approved_by(view: dict[str, Any]) -> str:
+    return ", ".join(view["staff"]["approvals"]) or ("policy" if view["status"] == "completed" else "-")
+
+
+def _json(report: Report) -> dict[str, Any]:
+    return {
+        "ok": report.ok,
+        "withdrawals": report.withdrawals,
+        "money": [
+            {"user": one.user}
+            | {name: str(getattr(one, name)) for name in ("before", "available", "held", "paid", "fees")}
+            for one in report.money
+        ],
+        "wrong": report.wrong,
+        "audit": [finding_json(f) for f in report.findings],
+    }
