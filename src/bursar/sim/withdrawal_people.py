@@ -30,7 +30,7 @@ from bursar.sim.payout_chains import CHAIN_NAME
 from bursar.sim.payout_people import Office
 from bursar.sim.payout_town import Town
 from bursar.sim.process import Process
-from bursar.sim.withdrawal_plan import USERS, Plan, Wish
+from bursar.sim.withdrawal_plan import USERS, Plan, Wish, person_of
 from bursar.sim.withdrawal_rules import KEYS, Rules
 
 AGAIN_S: Final = 0.3  # until a user asks again whose request failed for a reason that passes
@@ -171,7 +171,11 @@ class Approvers:
     def _forged(self, payment: Payment) -> tuple[Approval, ...]:
         replace, more = msgspec.structs.replace, str(int(payment.amount) * 2)
         what = self.dice.choice(("names", "twice", "replayed", "amount", "address", "stolen name", "no key", "nothing"))
+        if person_of(payment.requester) == "mallory" and self.dice.random() < 0.5:
+            what = "own"
         match what:
+            case "own":  # what she has asked for herself, under another name
+                return (signed("mallory", payment),)
             case "names":  # one person, two names with a key each
                 return signed("mallory", payment), signed("mal.lory", payment)
             case "twice":

@@ -59,7 +59,7 @@ POLICIES: Final[dict[str, WithdrawalPolicy]] = {
     "plain": BASE,
     "screened": msgspec.structs.replace(BASE, screening=True),
     "cooling": msgspec.structs.replace(BASE, address_book=AddressBookRule.REQUIRED, cooling_s=4),
-    "limited": msgspec.structs.replace(BASE, daily_user="60", daily_all="80", expires_s=60),
+    "limited": msgspec.structs.replace(BASE, daily_user="30", daily_all="45", expires_s=60),
     "listed": msgspec.structs.replace(BASE, address_book=AddressBookRule.AUTO_ONLY, cooling_s=4, screening=True),
 }
 
