@@ -23,7 +23,8 @@ from bursar.audit import audit
 from bursar.config import Config
 from bursar.documents import Documents
 from bursar.engine import Engine
-from bursar.flows.payouts import KINDS, PayoutRequest, Payouts
+from bursar.flows.catalog import KINDS
+from bursar.flows.payouts import PayoutRequest, Payouts
 from bursar.flows.payouts.coverage import wallets_cover
 from bursar.flows.payouts.documents import ASSET, CHAIN, WALLET, AssetDocument, ChainDocument, Ranked, WalletDocument
 from bursar.flows.payouts.invariants import CHECKS
@@ -33,6 +34,7 @@ from bursar.payout_setup import ConfiguredChains
 from bursar.ports import Ports, SystemPorts
 from bursar.signer.codecs import codec_of
 from bursar.signer.curve import sign_digest
+from bursar.signer.keys import Keys
 from bursar.signer.policy import Policy, parse
 from bursar.signer.protocol import Never, Preview, Signature, SignerUnavailable, SignRequest
 from bursar.signer.service import Service
@@ -150,14 +152,18 @@ class Town(TronTown):
             block_ms=3_000,
         )
 
+    def rules(self) -> tuple[Policy, Keys]:
+        """What the signer has."""
+        return policy_of(self.world.chain_id), OpenKeys()
+
     @contextlib.asynccontextmanager
     async def signing(self, folder: Path) -> AsyncIterator[None]:
         """The signer at work."""
         (folder / "signer").mkdir(mode=0o700)
         witness = Witness({NAME: self.rail(("mine", "too"))})
-        policy = policy_of(self.world.chain_id)
+        policy, keys = self.rules()
         service = await Service.open(
-            SystemPorts(), str(folder / "signer"), policy, OpenKeys(), codec_of, witness=witness, new=True
+            SystemPorts(), str(folder / "signer"), policy, keys, codec_of, witness=witness, new=True
         )
         running = asyncio.create_task(service.run())
         self.signer = InProcess(service)

@@ -55,9 +55,9 @@ def policy_of(address: str, *chains: dict[str, Any]) -> str:
 
 
 class Signer:
-    """A signer with one key, in a folder of its own."""
+    """A signer with one secret, in a folder of its own: a key, or words with some paths."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, kind: str = "key", paths: tuple[str, ...] = ()) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700)
         self.phrase = secret_file(folder / "passphrase", "correct horse battery staple")
@@ -65,10 +65,11 @@ class Signer:
         self.policy = folder / "policy.toml"
         self.keystore = folder / "keystore.json"
         self.log = folder / "stderr.log"
-        words = ["signer", "create", "--keystore", str(self.keystore), "--name", "main", "--kind", "key"]
+        words = ["signer", "create", "--keystore", str(self.keystore), "--name", "main", "--kind", kind]
+        words += [word for path in paths for word in ("--path", path)]
         said = self.run(*words, "--passphrase-file", str(self.phrase))
-        (address,) = json.loads(said)["addresses"].values()
-        self.address = EvmCodec().check_address("", address)
+        self.addresses: dict[str, str] = json.loads(said)["addresses"]  # by path
+        self.address = EvmCodec().check_address("", next(iter(self.addresses.values())))
 
     def run(self, *words: str) -> str:
         ran = command("--json", *words)
@@ -77,7 +78,8 @@ class Signer:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
-        words = [*COMMAND, "--json", "signer", "run", "--data", str(self.folder / "data"), "--new-log"]
+        words = [*COMMAND, "--json", "signer", "run", "--data", str(self.folder / "data")]
+        words += [] if (self.folder / "data").exists() else ["--new-log"]
         words += ["--keystore", str(self.keystore), "--passphrase-file", str(self.phrase)]
         words += ["--policy", str(self.policy), "--listen", f"unix:{self.folder}/signer.sock"]
         with self.log.open("a") as log:
@@ -106,7 +108,8 @@ def furnish(serve: Serve, address: str, one: dict[str, Any]) -> None:
     name, coin = one["chain"], one["coin"]
     fees = f'fee_ceilings={{"high": {500 * GWEI}, "normal": {500 * GWEI}, "low": {500 * GWEI}}}'
     tips = f'tips={{"high": {2 * GWEI}, "normal": {2 * GWEI}, "low": {GWEI}}}'
-    chain = ["kind=evm", f"chain_id={one['id']}", f"native={coin}", "block_ms=50", "bump_after_s=0", fees, tips]
+    chain = ["kind=evm", f"chain_id={one['id']}", f"native={coin}", "bump_after_s=0", fees, tips]
+    chain.append(f"block_ms={one.get('block_ms', 50)}")
     asset = [f"asset={coin}", f"chain={name}", "decimals=18"]
     for group, put, approve, document, fields in (
         ("chain", "put", "approve", name, chain),

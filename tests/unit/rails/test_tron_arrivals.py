@@ -137,6 +137,17 @@ async def test_transfer_of_nothing_is_no_arrival() -> None:
     assert await cursor.rest() == []
 
 
+@on_virtual_chain
+async def test_what_an_address_sends_to_itself_is_no_arrival() -> None:
+    town = TronTown()
+    cursor = Cursor(town, ours=Ours(HOT))
+    (hash_,) = await paid(town, usdt(7, to=HOT))
+    town.mine(21)
+    found = town.world.find(hash_)
+    assert found is not None and found[1].result == "SUCCESS"
+    assert await cursor.rest() == []
+
+
 def _with_amount(info: dict[str, Any], amount: int) -> dict[str, Any]:
     return info | {"log": [log | {"data": f"{amount:064x}"} for log in info.get("log", [])]}
 

@@ -3,7 +3,8 @@
 The record's id is `chain:hash:part`, and the entry that credits it has that as its key, in the scope of all deposits.
 So it is credited once, however often it is seen, and also if an operator books it by hand under the same reference.
 What can't be believed yet is `held`, and nothing of it is booked: one node alone has seen it, a token's events
-contradict its balances, or a wallet of ours has sent it. What is real and no user's is booked in suspense.
+contradict its balances, or a wallet of ours has sent it. What is real and no user's is booked in suspense. Nothing is
+judged while this flow, or the rail of the chain's deposits, is paused; it is still seen and written down.
 
 Not here: what a transfer is judged by (`judging`), where it was seen (`scanning`), what becomes of it (`sweeping`).
 """
@@ -33,7 +34,7 @@ ARRIVALS: Final = Machine(
     initial=ARRIVED,
     events=(HOLD, PARK, OURS, CONFIRM, REJECT),
     states=(
-        State(ARRIVED, Kind.CALL, action="judge", effect=Effect.CONFIRM, poll_s=15.0),
+        State(ARRIVED, Kind.CALL, action="judge", effect=Effect.PREPARE, poll_s=15.0),
         State(HELD, Kind.WAIT, awaits="operators"),
         State(CREDITED, Kind.TERMINAL),
         State(SUSPENSE, Kind.TERMINAL),
@@ -84,6 +85,11 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     confirmed_by: tuple[str, ...] = ()
     sweeps: bool = False  # booking it starts a sweep
     open_sweep: str = ""  # one that is open, and is told of it
+
+
+def rail(chain: str) -> str:
+    """The name under which crediting what arrives on a chain is paused, as a rail."""
+    return f"deposits {chain}"
 
 
 def arrival_id(chain: str, arrival: Arrival) -> str:

@@ -19,7 +19,7 @@ from bursar.engine import Answer, Booking, Engine, Flow, FlowRecord
 from bursar.flows.deposits import arrivals, scanning, sweep
 from bursar.flows.deposits.arrivals import ARRIVALS, CONFIRM, HELD, REJECT, STATUS, Arrived
 from bursar.flows.deposits.judging import Judging, ledger_units
-from bursar.flows.deposits.rules import DEPOSITS, DepositRules, Derive, derive, wallet_name
+from bursar.flows.deposits.rules import DEPOSITS, USER_MAX, DepositRules, Derive, derive, wallet_name
 from bursar.flows.deposits.scanning import RESCAN, SCANS, Scan, Scanning
 from bursar.flows.deposits.sweep import MORE, SWEEPS, Sweep
 from bursar.flows.deposits.sweeping import Sweeping
@@ -28,7 +28,6 @@ from bursar.flows.payouts import Payouts
 from bursar.flows.payouts.derived import ADDRESS, ADDRESSES, DepositWallet, Owned, address_key
 from bursar.flows.payouts.documents import CHAIN
 from bursar.flows.payouts.outside import OUTAGE_S, waits
-from bursar.flows.transfers.checks import USER_MAX
 from bursar.flows.transfers.request import funding_account
 from bursar.model.accounts import AccountStatus
 from bursar.model.actors import check_actor, check_reason, same_person
@@ -38,10 +37,12 @@ from bursar.model.money import MINOR_MAX
 from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.model.retry import Alarm
-from bursar.rails.chain import NodesUnavailable
+from bursar.rails.chain import Codec, NodesUnavailable
+from bursar.store.documents import VERSION_MAX
 from bursar.store.records import NEWEST, Wanted
 
 HELD_S: Final = 3_600.0  # before an alert is raised about an arrival that waits for people
+ANOTHER_KEY: Final = "has had another key: the rules need another name of wallets with another xpub"
 BY_PEOPLE: Final = "it is confirmed or rejected by `bursar deposit confirm` and `bursar deposit reject`"
 
 
@@ -138,6 +139,8 @@ class ChainDeposits:
             actions={"judge": judging.judge},
             book=arrivals.book,
             next_body=arrivals.next_body,
+            rails={"judge": lambda item: arrivals.rail(item.body.chain)},
+            rail_names=self.payouts.rails | {arrivals.rail(name) for name in self.payouts.names},
             reserved_events=dict.fromkeys((CONFIRM, REJECT), BY_PEOPLE),
             alarms=(Alarm(reason="held", state=HELD, seconds=HELD_S), Alarm(reason="stuck", tries=10)),
         )
@@ -181,11 +184,14 @@ class ChainDeposits:
         if rules is None or network is None or rail is None or not (rules.body.active and network.body.active):
             raise DepositRefused(DepositCode.NO_DEPOSITS, f"there are no deposits from {chain!r} at the moment")
         name = wallet_name(rules.body, user)
-        if (record := await self.engine.get(ADDRESSES.name, name)) is not None:
-            return await self._address(record)
-        await self._require_open(user)
         address = rail.codec.check_address(chain, self._derive(network.body.kind, rules.body.xpub, user))
         body = DepositWallet(chain=chain, user=user, address=address)
+        if (record := await self.engine.get(ADDRESSES.name, name)) is not None:
+            if msgspec.json.decode(record.body, type=DepositWallet) != body:
+                raise DepositRefused(DepositCode.ADDRESS_TAKEN, f"{name} {ANOTHER_KEY}")
+            return await self._address(record)
+        await self._require_open(user)
+        await self._require_free(chain, rail.codec, rules.body, name, address)
         await self._require_scanned(chain)
         try:
             started = await self.engine.start(ADDRESSES.name, body, id=name, owner=str(user), actor=actor)
@@ -205,6 +211,22 @@ class ChainDeposits:
         if record is None or msgspec.json.decode(record.body, type=Scan).block < 0:
             why = f"deposits from {chain} are being set up, and no node has said yet where the chain is: ask again"
             raise DepositRefused(DepositCode.NOT_READY, why)
+
+    async def _require_free(self, chain: str, codec: Codec, rules: DepositRules, name: str, address: str) -> None:
+        """No wallet of ours has the name or the address, and the first key of wallets so called is theirs for ever."""
+        ours = (await self.out.wallets.documented(chain, codec)).get(address, "")
+        if not ours and name in await self.out.wallets.of_chain(chain):
+            ours = name
+        if ours:
+            why = f"{address}, of {name}, has the address or the name of {ours}, which is a wallet of ours"
+            raise DepositRefused(DepositCode.ADDRESS_TAKEN, why)
+        first, before = rules.xpub, VERSION_MAX
+        while page := await self.documents.history(DEPOSITS, chain, before=before):
+            before = page[-1].version
+            for earlier in map(DEPOSITS.read, page):
+                first = earlier.xpub if earlier.wallets == rules.wallets else first
+        if first != rules.xpub:
+            raise DepositRefused(DepositCode.ADDRESS_TAKEN, f"{rules.wallets} {ANOTHER_KEY}")
 
     async def _require_open(self, user: int) -> None:
         path = funding_account(user)

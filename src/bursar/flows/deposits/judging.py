@@ -32,6 +32,7 @@ from bursar.model.money import MINOR_MAX, Asset
 from bursar.model.outcome import Outcome
 from bursar.together import Together
 
+RESTORED: Final = "If the database was restored, let payouts go on first, and look again"
 CLOSED: Final = "account closed"  # the reason of the alert
 
 
@@ -88,7 +89,9 @@ def judge(body: Arrived, facts: Facts) -> Verdict:
     if body.disputed and people < 2:
         return Hold(f"{body.disputed}; two people confirm it, if it is there")
     if facts.from_wallet and people < 2:
-        return Hold(f"{facts.from_wallet} has sent it, and no payout of ours explains that; two people confirm it")
+        return Hold(
+            f"{facts.from_wallet} has sent it, and no payout of ours explains that. {RESTORED}; two people confirm it"
+        )
     asset = facts.asset
     if asset is None:
         return Worthless("no document names its asset, so it can't be booked")

@@ -15,6 +15,7 @@ from bursar.flows.deposits.scanning import SCANS, Scan
 from bursar.flows.deposits.sweep import SWEEPS, Sweep
 from bursar.flows.payouts.documents import CHAIN
 from bursar.model.errors import UnknownRecord
+from bursar.model.outcome import Outcome
 from bursar.model.records import Record
 from bursar.store import Store
 from bursar.store.records import NEWEST, Wanted
@@ -99,7 +100,7 @@ def _sweep(record: Record) -> SweepView:
         payout=body.payout or (body.payouts[-1] if body.payouts else ""),
         payouts=body.payouts,
         failed=body.failed,
-        error=record.error,
+        error=_error(record),
         created_us=record.created_us,
         updated_us=record.updated_us,
     )
@@ -108,5 +109,10 @@ def _sweep(record: Record) -> SweepView:
 def _scan(record: Record) -> ScanView:
     body = msgspec.json.decode(record.body, type=Scan)
     return ScanView(
-        chain=body.chain, state=record.state, block=body.block, error=record.error, updated_us=record.updated_us
+        chain=body.chain, state=record.state, block=body.block, error=_error(record), updated_us=record.updated_us
     )
+
+
+def _error(record: Record) -> str:
+    """What is wrong; nothing is where a record is only not at its end."""
+    return "" if record.error == Outcome.PENDING else record.error

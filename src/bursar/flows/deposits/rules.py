@@ -10,16 +10,17 @@ Not here: which transfers the scan sees (rails), when one is credited (`judging`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from bursar.flows.payouts.documents import PART_LENGTH_MAX
 from bursar.model.accounts import check_name
-from bursar.model.document_kinds import DocumentKind
+from bursar.model.document_kinds import DocumentKind, Other
 
 ASSETS_MAX = 200
+USER_MAX: Final = 2**62 - 1  # that an address can be derived for (`rails.derivation`)
 USER_DIGITS_MAX = 19
 _AMOUNT = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?", re.ASCII)
 AMOUNT_LENGTH_MAX = 60
@@ -32,6 +33,7 @@ class DepositAsset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     minimum: str = "0"  # less is booked in suspense
     sweep_at: str = ""  # swept once an address has so much of it; "": never
+    sweep_mandate: str = ""  # in the signer's policy, where a mandate is for one asset; "": that of the rules
 
 
 class DepositRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +44,7 @@ class DepositRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     assets: dict[str, DepositAsset]  # by code
     active: bool = True  # whether new addresses are issued; what arrives at others is credited all the same
     sweep_to: str = ""  # the wallet that receives sweeps; "": nothing is swept
-    sweep_mandate: str = ""  # in the signer's policy
+    sweep_mandate: str = ""  # of the asset that has none of its own
     gas_from: str = ""  # the wallet that pays for the gas of sweeps of tokens; "": those wait for coin
     gas_mandate: str = ""
 
@@ -50,6 +52,12 @@ class DepositRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def wallet_name(rules: DepositRules, user: int) -> str:
     """The name of a user's wallet, as the signer knows it."""
     return f"{rules.wallets}-{user}"
+
+
+def mandate_of(rules: DepositRules, code: str) -> str:
+    """What the signer signs sweeps of an asset under."""
+    accepted = rules.assets.get(code)
+    return (accepted.sweep_mandate if accepted is not None else "") or rules.sweep_mandate
 
 
 def derive(kind: str, xpub: str, user: int) -> str:
@@ -73,11 +81,32 @@ def _check(old: DepositRules | None, new: DepositRules) -> None:
         for name, text in (("minimum", asset.minimum), ("sweep_at", asset.sweep_at or "0")):
             if len(text) > AMOUNT_LENGTH_MAX or not _AMOUNT.fullmatch(text):
                 raise ValueError(f"{name} of {code} is {text!r}, which is no amount")
-    if any(asset.sweep_at for asset in new.assets.values()) and not (new.sweep_to and new.sweep_mandate):
+    swept = [code for code, asset in sorted(new.assets.items()) if asset.sweep_at]
+    if swept and not (new.sweep_to and all(mandate_of(new, code) for code in swept)):
         raise ValueError("sweep_at needs sweep_to and sweep_mandate: where to, and what the signer signs it under")
+    for mandate in {mandate_of(new, code) for code in swept}:
+        if len(alike := [code for code in swept if mandate_of(new, code) == mandate]) > 1:
+            raise ValueError(f"{', '.join(alike)} have one sweep_mandate: the signer has one for each asset")
     if bool(new.gas_from) != bool(new.gas_mandate):
         raise ValueError("gas_from and gas_mandate go together")
 
 
-DEPOSITS: Final = DocumentKind(name="deposits", body=DepositRules, two_people=True, check=_check)
+def _wallets(rules: DepositRules) -> str:
+    return rules.wallets
+
+
+def _check_same_wallets(new: DepositRules, others: Iterable[Other[DepositRules]]) -> None:
+    """A user has one wallet of a name, on one chain: on another its address would be shown, and nothing seen there."""
+    for one in others:
+        raise ValueError(f"the rules of {one.name} have wallets of that name ({new.wallets}): choose another")
+
+
+DEPOSITS: Final = DocumentKind(
+    name="deposits",
+    body=DepositRules,
+    two_people=True,
+    check=_check,
+    likeness=_wallets,
+    check_alike=_check_same_wallets,
+)
 KINDS: Final = (DEPOSITS,)

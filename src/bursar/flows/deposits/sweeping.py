@@ -13,15 +13,16 @@ import msgspec
 
 from bursar.engine import Answer, Engine, FlowRecord
 from bursar.flows.deposits.judging import Judging, ledger_units, sweep_at
-from bursar.flows.deposits.rules import DEPOSITS, DepositRules
+from bursar.flows.deposits.rules import DEPOSITS, DepositRules, mandate_of
 from bursar.flows.deposits.sweep import Sweep
 from bursar.flows.payouts.checks import PayoutRequest, to_chain_units
 from bursar.flows.payouts.documents import AssetDocument
 from bursar.flows.payouts.machine import CONFIRMED, MACHINE, OPEN
 from bursar.flows.payouts.outside import OUTAGE_S, Outside, fails, waits
-from bursar.flows.payouts.payout import wallet_account
+from bursar.flows.payouts.payout import SOURCE, wallet_account
 from bursar.flows.payouts.payouts import Payouts
 from bursar.model.errors import Refusal
+from bursar.model.flow_rows import RowState
 from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.model.records import Priority
@@ -120,7 +121,7 @@ class Sweeping:
             amount=str(asset.of_minor(minor)),
             priority="low",
             source=_key(item),
-            mandate=rules.sweep_mandate,
+            mandate=mandate_of(rules, body.asset),
             wallet=body.wallet,
         )
         return await self._order(item, wanted)
@@ -174,14 +175,23 @@ class Sweeping:
 
     async def _order(self, item: FlowRecord[Sweep], wanted: PayoutRequest) -> Answer:
         """Ask for it, once per count: after a crash the same one is found, whatever has changed since."""
-        asked = await self.out.store.read.operations.get("payouts", wanted.source, "create")
-        if asked is not None:
-            payout = str(msgspec.json.decode(asked.detail)["record"])
-        else:
+        payout = await self._ordered(wanted.source)
+        if not payout:
             payout = (await self._payouts.request(wanted, key=wanted.source, actor=ACTOR)).id
         body = item.body
         after = msgspec.structs.replace(body, payout=payout, payouts=(*body.payouts, payout), asked=body.asked + 1)
         return Answer(outcome=Outcome.PENDING, body=after, evidence={"payout": payout}, decision=True)
+
+    async def _ordered(self, source: str) -> str:
+        """The payout of this count, if there is one; "": there is none.
+
+        One that was put back from the signer's log is known by its source alone (W33): the request was forgotten.
+        """
+        asked = await self.out.store.read.operations.get("payouts", source, "create")
+        if asked is not None:
+            return str(msgspec.json.decode(asked.detail)["record"])
+        row = await self.out.store.read.flow_rows.get(MACHINE.name, SOURCE.name, source)
+        return "" if row is None or row.state is not RowState.HELD else str(msgspec.json.decode(row.body)["payout"])
 
 
 def _key(item: FlowRecord[Sweep]) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from bursar.engine import Answer, FlowRecord
+from bursar.flows.payouts.derived import user_of
 from bursar.flows.payouts.documents import ASSET, CHAIN, AssetDocument, ChainDocument, asset_name
 from bursar.flows.payouts.machine import ADOPTED
 from bursar.flows.payouts.outside import (
@@ -252,10 +253,20 @@ class Assigning:
         sender = next(one.sender for one in reversed(new) if one.raw)
         wallet = (await self.out.wallets.ever(payment.chain, None if chain is None else chain.codec)).get(sender)
         if chain is None or wallet is None:
-            raise NotNow("SIGNED_BEFORE", f"it was signed for {sender}, which is no wallet known here", OUTAGE_S)
+            why = f"it was signed for {sender}, which is no wallet known here"
+            raise NotNow("SIGNED_BEFORE", why + _ask_again(payment.chain, item.body.requested_wallet), OUTAGE_S)
         body, rows = adopted(chain, item.id, item.body, wallet, new, self.out.ports.now_us())
         log.critical("%s was signed before this database was restored; it is watched now", item.id)
         return Answer(outcome=Outcome.SUCCESS, event=ADOPTED, body=body, rows=rows, decision=True)
+
+
+def _ask_again(chain: str, wallet: str) -> str:
+    """What to do about a wallet that is forgotten, if by its name it may be one that receives for a user. Pure."""
+    user = user_of(wallet)
+    if not user:
+        return ""
+    run = f"bursar deposit address {chain} --user {user}"
+    return f". It is {wallet}: if that is a user's for deposits, it is the same address that is issued again by: {run}"
 
 
 def _not_signed(item: FlowRecord[Payout], refused: SignerRefused) -> NotNow:

@@ -54,6 +54,12 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
     user: int
 
 
+def user_of(wallet: str) -> int:
+    """Whose wallet this is, if it is one that receives for a user; 0: by its name it is none. Pure."""
+    _, _, digits = wallet.rpartition("-")
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
 def address_key(chain: str, address: str) -> str:
     """The key of the row that makes an address one wallet's."""
     return f"{chain}/{address}"

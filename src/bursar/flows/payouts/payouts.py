@@ -146,10 +146,11 @@ class Payouts:
         self.documents = documents
         self.chains = chains
         self.engine = engine
-        self.rails = frozenset({"signer", *(f"chain {name}" for name in (*chains, *names))})
+        self.names = frozenset((*chains, *names))
+        self.rails = frozenset({"signer", *(f"chain {name}" for name in self.names)})
         self.out = Outside(ledger.store, documents, chains, signer, engine.alert)
         self.twins = Twins(self.out, engine)
-        self.reconciling = Reconciling(self.out, self.twins, engine)
+        self.reconciling = Reconciling(self.out, self.twins, engine, ledger)
         watching = Watching(self.out)
         engine.register(self._flow()).register(self._replacements()).register(watching.flow(self.rails))
 

@@ -22,6 +22,7 @@ from bursar.flows.payouts.payout import (
     ATTEMPT,
     NONCE,
     SUSPENSE,
+    WALLETS,
     Attempt,
     Payout,
     Replacement,
@@ -30,7 +31,9 @@ from bursar.flows.payouts.payout import (
 )
 from bursar.flows.payouts.twins import Twins
 from bursar.flows.payouts.wallets import nonce_key
-from bursar.model.errors import Conflict, RecordMoved, Refusal
+from bursar.ledger import Ledger
+from bursar.model.accounts import ExternalAccount
+from bursar.model.errors import AlreadyExists, Conflict, RecordMoved, Refusal
 from bursar.model.flow_rows import RowTaken, numbered
 from bursar.model.machine import Kind
 from bursar.model.marks import Restored, restored
@@ -50,8 +53,9 @@ log = logging.getLogger("bursar.payouts")
 class Reconciling:
     """Compares the signer's log with the attempts here."""
 
-    def __init__(self, out: Outside, twins: Twins, engine: Engine) -> None:
+    def __init__(self, out: Outside, twins: Twins, engine: Engine, ledger: Ledger) -> None:
         self.out = out
+        self.ledger = ledger
         self.engine = engine
         self.twins = twins
         self._checked = -1  # up to which sequence all is known here
@@ -129,13 +133,18 @@ class Reconciling:
         """Its money is what its parent holds, if that is there; else its hold is taken anew; from suspense, if its
         account has less than that by now."""
         parent = await self._parent(request.payment.source)
+        is_between_wallets = request.payment.account.startswith(WALLETS)
         body = Payout(
             payment=request.payment,
             authorization=request.authorization,
             native=self.out.chains[request.chain].network.native,
             parent=parent,
             adopted=bool(parent),
+            requested_wallet=request.wallet if is_between_wallets else "",  # no other one may pay a sweep or a refill
         )
+        if is_between_wallets:  # a user's wallet may be forgotten with its account, and is what this is booked from
+            with contextlib.suppress(AlreadyExists):
+                await self.ledger.create_account(request.payment.account, policy=ExternalAccount())
         for _ in range(4):
             try:
                 owner = request.payment.account

@@ -85,6 +85,10 @@ class _Page(msgspec.Struct, frozen=True):
     up_to: int
     up_to_hash: str
 
+    def __repr__(self) -> str:
+        """Where nodes disagree people read this, cut off: what arrived is its beginning."""
+        return "; ".join(f"{one.amount} in {one.hash} to {one.to}" for one in self.found) or "nothing"
+
 
 _Balances = tuple[int | None, int | None]  # before and after; of each None: the contract gives none
 

@@ -47,7 +47,7 @@ def arrivals(
             continue
 
         def arrive(part: str, sender: bytes, to: bytes, contract: str, moved: int, hash_: str = hash_) -> None:
-            if moved and (receiver := text_of(to)) in addresses:
+            if moved and sender != to and (receiver := text_of(to)) in addresses:
                 found.append(
                     Arrival(
                         hash=hash_,
