@@ -100,6 +100,12 @@ class PayoutRun(TwoProcessRun[T]):
             await self.noticed()
         self.lied_by_then = self.town.liar.shortened
         await self.rest()
+        while (
+            not self.can_look() or self.oracle.db.execute(self.open).fetchall()
+        ):  # put back from the signer's log, after a restore
+            if not await self.over_by(self.kernel.loop.now + self.healed_s):
+                raise Violation(f"not ended in time: {self.oracle.db.execute(self.open).fetchall()}")
+            await self.rest()
         await self.last_look()
         return self.judge()
 
