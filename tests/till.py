@@ -131,8 +131,10 @@ class Till:
 
 
 @contextlib.asynccontextmanager
-async def till(place: Place, town: Town, *, ports: Ports | None = None, worker: str = "local") -> AsyncIterator[Till]:
-    """A process; the first one furnishes the database."""
+async def till(
+    place: Place, town: Town, *, ports: Ports | None = None, worker: str = "local", reconciles: bool = True
+) -> AsyncIterator[Till]:
+    """A process; the first one furnishes the database. It `reconciles` itself, unless flows are to be added first."""
     async with place.bursar(ports) as bursar:
         ledger = bursar.ledger
         documents = Documents(bursar.store, CATALOG_KINDS)
@@ -155,7 +157,8 @@ async def till(place: Place, town: Town, *, ports: Ports | None = None, worker: 
                 books = wallet_account(town.name, name)
                 await ledger.commit(deposit(books, "bob", "USDT", "10000", key=f"open {name}"))
             await ledger.commit(deposit(wallet_account(town.name, "hot1"), "alice", "USDT", "100", key="alice"))
-        await payouts.reconciling.look()
+        if reconciles:
+            await payouts.reconciling.look()
         try:
             yield found
         finally:

@@ -112,14 +112,22 @@ def not_driven(_record: Record) -> asyncio.Future[Record]:
 
 @contextlib.asynccontextmanager
 async def counter(
-    place: Place, town: Town, *, ports: Ports | None = None, worker: str = "local", screener: Screener | None = None
+    place: Place,
+    town: Town,
+    *,
+    ports: Ports | None = None,
+    worker: str = "local",
+    screener: Screener | None = None,
+    reconciles: bool = True,
 ) -> AsyncIterator[Counter]:
     """A process; the first one furnishes the database."""
-    async with till(place, town, ports=ports, worker=worker) as t:
+    async with till(place, town, ports=ports, worker=worker, reconciles=False) as t:
         withdrawals = Withdrawals(t.ledger, t.documents, t.payouts, engine=t.engine, screener=screener)
         # Records that others start or signal are driven at once; here a test steps each of them when it wants to.
         t.engine.drive = not_driven  # type: ignore[method-assign,assignment]
         found = Counter(t, withdrawals)
+        if reconciles:
+            await t.payouts.reconciling.look()
         if await t.documents.current(POLICY, f"usdt:{town.name}", fresh=True) is None:
             await found.policy()
             for name in ("ann", "ben", "eve"):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
 from tests.builders import Place, check_sound, outcome, scenario, seed
-from tests.toy import Order, Program, World, book, program, waits
+from tests.toy import HAPPY, Order, Program, World, book, program, waits
 
+from bursar import pay
 from bursar.engine import Answer, Booking, FlowRecord, FlowRefused
-from bursar.model.errors import InvalidState
+from bursar.model.errors import InsufficientFunds, InvalidState, Refusal
 from bursar.model.outcome import Outcome
 from bursar.model.retry import Retry
 
@@ -113,6 +115,52 @@ async def test_a_success_that_was_not_booked_contradicts_nobody(place: Place) ->
         go.set()
         await first
         assert await p.reasons() == []
+
+
+def refuses_after(p: Program, meanwhile: Callable[[], Awaitable[object]]) -> None:
+    """The writer has read where the record is; then another process moves it; then it reads the balance, which is not
+    enough any more. So it refuses the change for what that one has booked, and can't tell that the record has moved."""
+    real = p.engine.writer.apply
+
+    async def apply(change: Any) -> Any:
+        if not change.intents:
+            return await real(change)
+        p.engine.writer.apply = real  # type: ignore[method-assign]
+        await meanwhile()
+        with pytest.raises(Refusal):
+            await real(change)
+        raise InsufficientFunds("alice", "USDT", "1.000000", "0.000000")
+
+    p.engine.writer.apply = apply  # type: ignore[method-assign]
+
+
+@scenario
+async def test_what_is_refused_because_another_worker_has_booked_it_is_no_mistake(place: Place) -> None:
+    async with program(place, World()) as p, program(place, World(), worker="other") as other:
+        await seed(p.ledger, "alice", "1")
+        record = await p.order(minor=MILLION)
+        refuses_after(p, lambda: other.now(record))
+        assert (await p.now(record)).state == "DONE"
+        assert await p.reasons() == [] and await p.balances() == [0, 0, MILLION]
+        assert await p.path(record) == HAPPY
+
+
+@scenario
+async def test_what_was_heard_too_late_and_can_not_be_booked_is_a_contradiction_and_no_mistake(place: Place) -> None:
+    """People have decided that the card was not charged, it was, and alice has spent the money meanwhile."""
+    async with program(place, World()) as p, program(place, World(), worker="other") as other:
+        await seed(p.ledger, "alice", "1")
+        record = await p.order(minor=MILLION)
+
+        async def decided() -> None:
+            for who in (WHY, ALSO):
+                await other.people.force("orders", record.id, "EXPLICIT_FAIL", **who)
+            await other.ledger.commit(pay("alice", "bob", "USDT", "1", key="spent"))
+
+        refuses_after(p, decided)
+        assert (await p.now(record)).state == "FAILED"
+        assert await p.reasons() == [("critical", "contradiction")]
+        assert (await p.path(record))[-1] == "FAILED-LATE SUCCESS>FAILED"
 
 
 def renamed(item: FlowRecord[Order], event: str, _answer: Answer) -> Order | None:

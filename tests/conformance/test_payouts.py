@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import msgspec
 import pytest
 from tests.builders import Place, scenario
 from tests.conformance.test_transfers import behind
 from tests.till import CONTRACT, DOCUMENT, FEES, GAS, Till, Town, till, wallet_account
 
-from bursar.engine import Operators
+from bursar.engine import Operators, Started
 from bursar.engine.forced import ask_due
 from bursar.flows.payouts import PayoutRefused
 from bursar.flows.payouts.coverage import wallets_cover
@@ -16,6 +19,7 @@ from bursar.flows.payouts.documents import CHAIN, WALLET
 from bursar.flows.payouts.outside import order_of, sign_request
 from bursar.flows.payouts.payout import REFUSALS_MAX, Attempt, Payout
 from bursar.model.errors import IdempotencyKeyReused, InsufficientFunds
+from bursar.model.flow_rows import RowTaken
 from bursar.model.records import Record
 from bursar.rails.chain import Decoded, Fee, InvalidAddress, NodesUnavailable, Shape, Slot
 from bursar.signer.protocol import Signature, SignerRefused
@@ -551,6 +555,34 @@ async def test_pause_of_the_chain_stops_first_sends_and_never_confirmation(place
 
 
 # --- the watcher and the signer's log --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("same", [True, False])
+@scenario
+async def test_request_whose_source_is_taken_meanwhile_gets_its_own_payout_or_a_refusal(
+    place: Place, same: bool
+) -> None:
+    """Another process has written a payout for the same source since this one has looked: for this very request, or
+    for another one."""
+    town = Town()
+    async with till(place, town) as t, till(place, town, worker="other") as other:
+        start, made = t.engine.start, []
+
+        async def overtaken(*args: Any, **more: Any) -> Started:
+            made.append(await other.request(key="k1" if same else "k2", source="order 17"))
+            number = (await t.record(made[0].id)).number
+            with contextlib.suppress(RowTaken):
+                await start(*args, **more)
+            raise RowTaken("payouts", "source", "order 17", number)
+
+        t.engine.start = overtaken  # type: ignore[method-assign]
+        if same:
+            assert (await t.request(source="order 17")).id == made[0].id
+        else:
+            with pytest.raises(PayoutRefused) as error:
+                await t.request(source="order 17")
+            assert error.value.reason == "PAYOUT_EXISTS"
+        assert len(await t.payouts.list()) == 1 and await t.minor("alice") == 95_000_000
 
 
 async def watch(t: Till) -> None:

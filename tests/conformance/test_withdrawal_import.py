@@ -43,6 +43,9 @@ ROW = {
 }
 
 
+BEEF = "beef" * 16
+
+
 def file_of(*rows: dict[str, str]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -143,7 +146,7 @@ async def test_what_may_have_been_sent_without_a_known_transaction_waits_for_two
     async with counter(place, town) as c:
         rows = (
             {"status": "processing", "wallet": "hot1"},
-            {"request_id": "old-2", "tx_hash": "beef", "wallet": "hot2"},
+            {"request_id": "old-2", "tx_hash": BEEF, "wallet": "hot2"},
         )
         report = await imported(c, *rows)
         assert [line.becomes for line in report.lines] == ["two people", "two people"], report.problems
@@ -159,7 +162,7 @@ async def test_what_may_have_been_sent_without_a_known_transaction_waits_for_two
             await c.till.payouts.resolve(payout, paid=is_paid, **ALSO)
             view = await c.withdrawals.view(id_)
             assert view.status == ("completed" if is_paid else "failed")
-        assert (await c.withdrawals.view("old-2")).tx_hash == ("beef" if is_paid else "")
+        assert (await c.withdrawals.view("old-2")).tx_hash == (BEEF if is_paid else "")
         assert await c.funds() == (FUNDS - 12_000_000 if is_paid else FUNDS) and town.chain.sends == []
         found = await audit(c.till.engine.store, more=CHECKS)
         assert [text for finding in found for text in finding.broken] == []
@@ -207,12 +210,14 @@ PROBLEMS = {
     "created_at is '2026-01-31T12:00:00'": {"created_at": "2026-01-31T12:00:00"},
     "is no wallet of ours": {"tx_hash": "{foreign}"},
     "was sent by the wallet hot1, and not by hot2": {"tx_hash": "{hash}", "wallet": "hot2"},
-    "is at no node, so the row must name the wallet": {"tx_hash": "beef"},
+    "is at no node, so the row must name the wallet": {"tx_hash": BEEF},
     "there is no transaction, so the row must name the wallet": {"status": "queued"},
     "there is no account user:77:funding": {"user": "77", "tx_hash": "{hash}"},
     "and its rows up to here need more": {"amount": "100", "tx_hash": "{hash}"},
     "there is no policy that could decide it": {"asset": "ETH", "status": "pending"},
     "more decimals": {"amount": "5.0000001", "tx_hash": "{hash}"},
+    "64 hexadecimal digits": {"tx_hash": "beef", "wallet": "hot1"},
+    "which is in the future": {"tx_hash": "{hash}", "created_at": "2999-01-01T00:00:00+00:00"},
     "is an address of our own": {"to": "@hot2", "tx_hash": "{hash}"},
     "no nodes of nowhere are configured": {"chain": "nowhere", "tx_hash": "{hash}"},
     "is the transaction of another payout": {"tx_hash": "{ours}"},
@@ -381,3 +386,16 @@ async def test_watcher_knows_imported_transactions(place: Place) -> None:
         assert await c.till.engine.store.read.pauses.list() == []
         await Operators(c.till.engine).retry_now("payouts", await payout_of(c, "old-1"), actor="ann", reason="now")
         await sound(c)
+
+
+@scenario
+async def test_spelling_of_a_hash_makes_no_second_transaction_of_it(place: Place) -> None:
+    async with counter(place, Town()) as c:
+        rows = [
+            {"request_id": f"old-{n}", "tx_hash": text, "wallet": "hot1"} for n, text in enumerate((BEEF, BEEF.upper()))
+        ]
+        (problem,) = (await imported(c, *rows)).problems
+        assert problem.line == 3 and "is in line 2 already" in problem.why
+        assert (await imported(c, rows[0])).written == 1
+        (problem,) = (await imported(c, rows[1] | {"tx_hash": "0x" + BEEF.upper()})).problems
+        assert "is the transaction of another payout" in problem.why

@@ -9,6 +9,7 @@ from bursar.documents import InvalidDocument
 from bursar.flows.payouts.checks import PayoutRefused, PayoutRequest, check_request
 from bursar.flows.payouts.documents import ASSET, WALLET, AssetDocument, ChainDocument, Ranked, WalletDocument
 from bursar.flows.payouts.documents import CHAIN as CHAIN_KIND
+from bursar.flows.payouts.words import on_chain
 from bursar.model.authorizations import Payment
 from bursar.model.document_kinds import Other
 from bursar.model.money import Asset
@@ -114,3 +115,17 @@ def test_a_token_has_one_asset_in_use() -> None:
         ASSET.judge_alike("usdx:eth", lower, [Other("usdt:eth", USDT, False)])
     with pytest.raises(InvalidDocument, match="eth:eth is the chain's own coin already"):
         ASSET.judge_alike("weth:eth", msgspec.structs.replace(ETH, asset="WETH"), [Other("eth:eth", ETH, False)])
+
+
+def test_what_the_chain_is_told_to_move_is_shown_exactly_or_not_at_all() -> None:
+    """An approver's own machine knows the payment, and nothing of the ledger's assets."""
+
+    def told(raw: str, decimals: int) -> str:
+        return on_chain(msgspec.structs.replace(checked(USDT, "USDT"), amount_raw=raw, decimals=decimals))
+
+    assert told("20000000", 6) == "20.000000" and told("1", 18) == "0.000000000000000001" and told("7", 0) == "7"
+    most = str(2**256 - 1)
+    assert told(most, 18) == f"{most[:-18]}.{most[-18:]}"
+    for raw, decimals in (("", 6), ("-1", 6), ("1e9", 6), ("²", 6), ("1", -1), ("1", 10**9)):
+        with pytest.raises(ValueError, match="is no amount"):
+            told(raw, decimals)

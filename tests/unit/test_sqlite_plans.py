@@ -43,6 +43,12 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> sqlite3.Connection:
     return opened
 
 
+def test_open_holds_are_read_without_those_that_have_ended(connection: sqlite3.Connection) -> None:
+    """Every minute, and there is one for every withdrawal that ever was."""
+    plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {SQL['owned_holds']}", (0, 1_000))]
+    assert plan[0] == "SCAN holds USING INDEX holds_open", plan
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_key_is_looked_up_whole(connection: sqlite3.Connection, name: str) -> None:
     table, by = PLANS[name]

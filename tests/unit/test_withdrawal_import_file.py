@@ -50,14 +50,17 @@ def test_every_wrong_row_is_named_and_the_others_are_read() -> None:
         GOOD.removesuffix(",yes"),
         GOOD.replace(",1,USDT", ",0,USDT"),
         GOOD.replace(",1,USDT", ",²,USDT"),
+        GOOD.replace(",1,USDT", f",{'9' * 5_000},USDT"),
+        GOOD.replace(",1,USDT", f",{2**63},USDT"),
+        GOOD.replace("2026-01-31T12:00:00Z", "0001-01-01T00:00:00+14:00"),
         GOOD.replace("confirming", "failed"),
         GOOD.replace("confirming", "approved"),
         GOOD.replace("yes", "Yes"),
         GOOD.replace("12:00:00Z", "12:00:00"),
     ]
     rows, problems = read_rows("\n".join((HEADER, GOOD, *bad, GOOD)))
-    assert [row.line for row in rows] == [2, 11]
-    assert [problem.line for problem in problems] == list(range(3, 11))
+    assert [row.line for row in rows] == [2, 14]
+    assert [problem.line for problem in problems] == list(range(3, 14))
 
 
 def test_what_is_no_csv_and_what_is_empty_is_said() -> None:

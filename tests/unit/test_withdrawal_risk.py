@@ -15,6 +15,7 @@ from bursar.flows.withdrawals.risk import (
     HOUR_US,
     SECOND_US,
     Approve,
+    Code,
     Decision,
     Facts,
     Refuse,
@@ -52,6 +53,7 @@ CALM = Facts(
     requester="user-42",
     policy=POLICY,
     lists=Lists(),
+    unreadable="",
     to="@bob",
     book_since_us=NOW_US - DAY_US,
     screening=CLEAR,
@@ -111,6 +113,12 @@ def test_refusal_is_overridden_by_no_approval(facts: dict[str, Any], code: str, 
 
 def test_lists_that_have_the_address_allow_it() -> None:
     assert decided(lists=Lists(allow=(frozenset({"@bob"}), frozenset({"@bob", "@carol"})))) == Approve("small")
+
+
+def test_list_that_can_not_be_read_stops_what_people_have_approved() -> None:
+    waits = decided(unreadable="it has '0x12'", approvers=("ann", "ben"))
+    assert isinstance(waits, Wait) and [reason.code for reason in waits.reasons] == [Code.POLICY_UNUSABLE]
+    assert waits.needed == 0 and "0x12" not in waits.reasons[0].words and "0x12" in waits.reasons[0].detail
 
 
 def test_user_is_not_told_what_is_suspected() -> None:

@@ -34,7 +34,7 @@ from bursar.engine import Lift
 from bursar.flows.payouts.documents import CHAIN
 from bursar.flows.payouts.words import covered
 from bursar.flows.transfers import Code
-from bursar.flows.withdrawals.machine import WAITING
+from bursar.flows.withdrawals.listing import waiting_for_people
 from bursar.flows.withdrawals.switches import EVERYTHING, Switch, is_switch, of_asset, of_chain, of_user
 from bursar.model.actors import check_actor
 from bursar.model.authorizations import Approval, Payment
@@ -97,8 +97,7 @@ class PausedSwitch(Out, frozen=True):
 )
 async def list_waiting(request: Asked) -> list[WithdrawalAnswer]:
     """Newest first, at most 200; those that only time or a switch holds up are left out."""
-    views, _ = await withdrawals_of(request).page(states=(WAITING,), limit=PAGE_MAX)
-    return [answer_of(request, view) for view in views if view.approvals_missing]
+    return [answer_of(request, view) for view in await waiting_for_people(withdrawals_of(request), PAGE_MAX)]
 
 
 @get(

@@ -187,7 +187,8 @@ async def list_payouts(
     cursor: Annotated[str | None, QueryParameter(description="`next_cursor` of the page before.")] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
 ) -> PayoutPage:
-    """Without their attempts."""
+    """Without their attempts. A page may be shorter than `limit`, even empty, and still have a `next_cursor`: go on
+    until there is none."""
     found, below = await payouts_of(request).page(
         owner=check_path(account) if account else "",
         states=states_of(status),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Coroutine
 from datetime import datetime
 from functools import partial
@@ -53,6 +52,8 @@ from bursar.flows.withdrawals.machine import QUEUED
 from bursar.flows.withdrawals.risk import Reason as WhyItWaits
 from bursar.flows.withdrawals.words import code_for_user
 from bursar.model.actors import check_actor
+from bursar.model.entries import check_key
+from bursar.model.errors import InvalidName
 from bursar.model.views import moment
 
 TAGS = ["withdrawals"]
@@ -63,7 +64,6 @@ KEY = HeaderParameter(
 User = Annotated[
     int, Meta(ge=1, le=USER_MAX, description="Whose. A user's own number, or FORBIDDEN; an operator names a user.")
 ]
-_ID = re.compile(r"wd-[0-9]{1,19}", re.ASCII)
 _log = logging.getLogger("bursar.api")
 _T = TypeVar("_T")
 
@@ -293,10 +293,11 @@ def withdrawals_of(request: Asked) -> Withdrawals:
 
 
 def checked_id(text: str) -> str:
-    """An id of a withdrawal; what can be none is not looked up."""
-    if not _ID.fullmatch(text):
-        raise WithdrawalRefused(WithdrawalCode.NOT_FOUND, "a withdrawal's id looks like wd-1734912345678901234")
-    return text
+    """An id of a withdrawal; what can be none is not looked up. One that was imported has the id of its old system."""
+    try:
+        return check_key(text)
+    except InvalidName:
+        raise WithdrawalRefused(WithdrawalCode.NOT_FOUND, "there is no such withdrawal") from None
 
 
 def user_and_actor(request: Asked, claimed: int | None) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from bursar.cli.output import Output, table
+from bursar.cli.output import Output, shown, table
 from bursar.cli.state import Command, State
 from bursar.model.authorizations import Approval, Payment, Release, Unhalt
 
@@ -45,11 +45,14 @@ def _secret(file: str, option: str) -> bytearray:
         raise click.UsageError(error.problems) from None
 
 
-def read_struct(file: str, kind: type[T]) -> T:
-    """A payment, a release, the end of a halt or an approval from a JSON file; `-`: standard input."""
+def read_struct(file: str, kind: type[T], *, part: str = "") -> T:
+    """A payment, a release, the end of a halt or an approval from a JSON file; `-`: standard input. `part`: what may
+    also be a part of that name, as in an answer of the API."""
     data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     try:
-        return msgspec.json.decode(data, type=kind)
+        read = msgspec.json.decode(data)
+        inside = read.get(part) if part and isinstance(read, dict) else None
+        return msgspec.convert(read if inside is None else inside, kind)
     except msgspec.MsgspecError as error:
         raise click.UsageError(f"{file} is not a {kind.__name__}: {error}") from None
 
@@ -289,16 +292,25 @@ def approver_key(ctx: click.Context, file: str, name: str, passphrase_file: str 
 @passphrase_option
 @click.pass_context
 def approve(ctx: click.Context, key: str, kind: str, yes: bool, file: str, passphrase_file: str | None) -> int:
-    """Show a payment in every detail, ask, and sign it. Prints the approval as JSON, for the payout.
+    """Show a payment in every detail, ask, and sign it. Prints the approval as JSON, for the payout or withdrawal.
 
+    FILE is what `bursar withdrawal payment` or `GET /api/v1/withdrawals/{id}/payment` says.
     Also for the release of a payout whose attempts are dead, and for the end of a halt.
     """
+    from bursar.flows.payouts.words import on_chain
     from bursar.ports import SystemPorts
     from bursar.signer.approvals import approve as sign
 
     kinds: dict[str, type[Payment] | type[Release] | type[Unhalt]]
     kinds = {"payment": Payment, "release": Release, "unhalt": Unhalt}
-    what = read_struct(file, kinds[kind])
+    what = read_struct(file, kinds[kind], part=kind)
+    if isinstance(what, Payment):
+        try:
+            click.echo(
+                f"{'pays':>12}  {shown(f'{on_chain(what)} {what.asset} to {what.to} on {what.chain}')}", err=True
+            )
+        except ValueError as error:
+            raise click.UsageError(f"{file} is no payment: {error}") from None
     for name, value in msgspec.to_builtins(what).items():
         click.echo(f"{name:>12}  {value!r}", err=True)
     if isinstance(what, Payment):

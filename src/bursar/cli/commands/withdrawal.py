@@ -100,11 +100,18 @@ async def request(desk: PayoutDesk, out: Output, /, key: str, actor: str, **want
 async def list_(catalog: Catalog, out: Output, /, status: str, **wanted: Any) -> None:
     """Withdrawals, newest first."""
     from bursar.flows.withdrawals.listing import STATUSES, listed, states_of
+    from bursar.store.records import NEWEST
 
     states = states_of(status)
     if states is None:
         raise click.UsageError(f"--status: one of {', '.join(STATUSES)}", click.get_current_context())
-    views, _ = await listed(catalog.withdrawals, states=states, **wanted)
+    views: list[WithdrawalView] = []
+    before, most = NEWEST, wanted.pop("limit")
+    while before and len(views) < most:  # however many records of other flows are between them
+        more, before = await listed(
+            catalog.withdrawals, states=states, before=before, limit=most - len(views), **wanted
+        )
+        views += more
     show_list(out, views, "no withdrawals")
 
 

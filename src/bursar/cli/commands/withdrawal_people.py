@@ -30,10 +30,9 @@ switch_options = together(
 @on_catalog
 async def waiting(catalog: Catalog, out: Output) -> None:
     """What waits for people, newest first. What only time or a switch holds up is left out."""
-    from bursar.flows.withdrawals.machine import WAITING
+    from bursar.flows.withdrawals.listing import waiting_for_people
 
-    views, _ = await catalog.withdrawals.page(states=(WAITING,), limit=WAITING_MAX)
-    show_list(out, [view for view in views if view.approvals_missing], "nothing waits for people")
+    show_list(out, await waiting_for_people(catalog.withdrawals, WAITING_MAX), "nothing waits for people")
 
 
 @withdrawal.command(

@@ -134,7 +134,7 @@ class Assigning:
             guard = self.out.guards.get(flow)
             if guard is None:
                 raise NotNow("PARENT_UNKNOWN", f"this process does not know {flow}, which has ordered it", BACK_OFF_S)
-            return await guard(parent, item.body) if not item.body.attempts else ""
+            return await guard(parent, item.body)
         path = item.body.payment.account
         account = (await self.out.store.read.accounts.heads([path])).get(path)
         if account is not None and account.status is AccountStatus.FROZEN:

@@ -74,7 +74,7 @@ class Outside:
         self.chains = chains
         self.signer = signer
         self.alert = alert
-        self.guards: dict[str, Guard] = {}  # by the flow that orders payouts: asked before the first attempt (W37)
+        self.guards: dict[str, Guard] = {}  # by the flow that orders payouts: asked before each attempt (W37)
         self.wallets = Wallets(store, documents)
         self._attempts = Together(self._read_attempts)
         self.reconciled = False  # whether the signer's log was compared with this database: no send before (W33)

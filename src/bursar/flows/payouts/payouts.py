@@ -81,7 +81,7 @@ from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
 from bursar.rails.chain import Chain
 from bursar.signer.protocol import Signer
-from bursar.store.records import NEWEST
+from bursar.store.records import NEWEST, Wanted
 from bursar.writer import Operation
 
 RETRY = Retry(first_s=1.0, cap_s=BACK_OFF_MAX_S)
@@ -390,19 +390,21 @@ class Payouts:
     async def list(
         self, *, owner: str = "", states: Sequence[str] = (), before: int = NEWEST, limit: int = 100
     ) -> list[PayoutView]:
-        """Payouts, newest first, without their attempts."""
-        found, _ = await self.page(owner=owner, states=states, before=before, limit=limit)
+        """Payouts, newest first, without their attempts: so many, however many other records are between them."""
+        found: builtins.list[PayoutView] = []
+        while before and len(found) < limit:
+            views, before = await self.page(owner=owner, states=states, before=before, limit=limit - len(found))
+            found += views
         return found
 
     async def page(
         self, *, owner: str = "", states: Sequence[str] = (), before: int = NEWEST, limit: int = 100
     ) -> tuple[builtins.list[PayoutView], int]:
-        """The same, and the number below which the next page begins; 0: there is none."""
-        found = await self.ledger.store.read.records.list(
-            MACHINE.name, owner=owner, states=tuple(states), before=before, limit=limit
-        )
-        views = [await self._view(record, attempts=False) for record in found]
-        return views, found[-1].number if len(found) == limit else 0
+        """The same, and the number below which the next page begins; 0: there is none. A page looks at a bounded
+        number of rows: it may be short, and there may be more."""
+        wanted = Wanted(owner=owner, states=tuple(states))
+        found, below = await self.ledger.store.read.records.page(MACHINE.name, wanted, before=before, limit=limit)
+        return [await self._view(record, attempts=False) for record in found], below
 
     async def _view(self, record: Record, *, attempts: bool) -> PayoutView:
         body = msgspec.json.decode(record.body, type=Payout)

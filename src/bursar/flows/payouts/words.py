@@ -6,9 +6,22 @@ that no two of them show different things.
 
 from __future__ import annotations
 
+from decimal import Decimal
+from typing import Final
+
 from bursar.model.authorizations import Payment
 from bursar.model.money import Asset
 from bursar.model.views import moment
+
+DECIMALS_MAX: Final = 77  # of a 256-bit amount
+
+
+def on_chain(payment: Payment) -> str:
+    """What the chain is told to move, in units of the asset: exact, and known from the payment alone."""
+    if not (payment.amount_raw.isascii() and payment.amount_raw.isdigit() and 0 <= payment.decimals <= DECIMALS_MAX):
+        raise ValueError(f"{payment.amount_raw!a} with {payment.decimals} decimals is no amount")
+    whole = Decimal((0, tuple(map(int, payment.amount_raw)), -payment.decimals))
+    return f"{whole:f}"
 
 
 def covered(payment: Payment, asset: Asset) -> list[tuple[str, str]]:

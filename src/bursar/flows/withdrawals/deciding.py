@@ -1,7 +1,7 @@
 """The actions of a withdrawal: decide, and order its payout. Nothing leaves here.
 
 Both look at everything anew: policy, lists, approvers, address book, switches, the account. `risk` decides, pure. What
-was approved once is asked again right before the payout is ordered, and by `still_approved` before its first attempt is
+was approved once is asked again right before the payout is ordered, and by `still_approved` before each attempt is
 made (W37). A screening that does not answer clears nothing: after a while people decide (W46).
 """
 
@@ -14,12 +14,12 @@ import msgspec
 from bursar.documents import Documents
 from bursar.engine import Answer, Engine, FlowRecord
 from bursar.flows.payouts.documents import asset_name
-from bursar.flows.payouts.outside import NotNow, fails, waits
+from bursar.flows.payouts.outside import OUTAGE_S, UNCHECKED, NotNow, fails, waits
 from bursar.flows.payouts.payout import Payout
 from bursar.flows.payouts.payouts import Payouts
 from bursar.flows.withdrawals.addresses import AddressBook
 from bursar.flows.withdrawals.machine import ADOPTED, ASK, BACK, DROPPED, MACHINE
-from bursar.flows.withdrawals.policy import ADDRESS_LIST, APPROVER, POLICY, joined, keys_of, list_names
+from bursar.flows.withdrawals.policy import ADDRESS_LIST, APPROVER, POLICY, Lists, joined, keys_of, list_names
 from bursar.flows.withdrawals.risk import (
     Approve,
     Code,
@@ -40,6 +40,7 @@ from bursar.flows.withdrawals.withdrawal import Withdrawal
 from bursar.model.accounts import AccountStatus
 from bursar.model.authorizations import Payment
 from bursar.model.outcome import Outcome
+from bursar.rails.chain import InvalidAddress
 
 SWITCH_S: Final = 60.0  # until a withdrawal that is switched off is looked at again
 SWITCHES: Final = frozenset({Code.PAUSED, Code.ACCOUNT_FROZEN, Code.POLICY_UNUSABLE})  # lifted without a word to it
@@ -54,6 +55,7 @@ class Deciding:
         self, payouts: Payouts, documents: Documents, engine: Engine, book: AddressBook, screener: Screener | None
     ) -> None:
         self._ledger = payouts.ledger
+        self._out = payouts.out
         self._chains = payouts.chains
         self._documents = documents
         self._engine = engine
@@ -68,7 +70,7 @@ class Deciding:
         decision = decide(await self.facts(body, ()))
         if isinstance(decision, Screen):
             return await self._screen(item, body)
-        return self._settled(body, decision)
+        return self._unless_unchecked(item, self._settled(body, decision))
 
     async def queue(self, item: FlowRecord[Withdrawal]) -> Answer:
         """Order the payout, if what was decided still holds and nothing is switched off."""
@@ -78,7 +80,7 @@ class Deciding:
         decision = decide(await self.facts(body, await self._switches(body.payment, body.user)))
         match decision:
             case Refuse():
-                return _refused(decision)
+                return self._unless_unchecked(item, _refused(decision))
             case Approve(mandate=mandate):
                 after = msgspec.structs.replace(
                     body,
@@ -96,8 +98,15 @@ class Deciding:
             case _:
                 return Answer(outcome=Outcome.SUCCESS, event=BACK, decision=True)
 
+    def _unless_unchecked(self, item: FlowRecord[Withdrawal], answer: Answer) -> Answer:
+        """Nothing is given back before the signer's log was compared with this database: it may have been restored to
+        a moment before the payout was ordered, which is paid already (W33)."""
+        if answer.outcome is not Outcome.EXPLICIT_FAIL or self._out.reconciled:
+            return answer
+        return waits(item, "SIGNER_UNCHECKED", UNCHECKED, OUTAGE_S)
+
     async def still_approved(self, id_: str, payout: Payout) -> str:
-        """Why a payout may not be paid any more, asked before its first attempt; "": it may. A switch only waits."""
+        """Why a payout may not be paid any more, asked before each attempt; "": it may. A switch only waits."""
         record = await self._engine.record(MACHINE.name, id_)
         body = msgspec.json.decode(record.body, type=Withdrawal)
         if off := await self._switches(payout.payment, body.user):
@@ -138,9 +147,11 @@ class Deciding:
         listed = [
             await self._documents.current(ADDRESS_LIST, each) for each in list_names(payment.asset, payment.chain)
         ]
-        lists = joined(
-            payment.chain, self._chains[payment.chain].codec, [found.body for found in listed if found is not None]
-        )
+        lists, unreadable, codec = Lists(), "", self._chains[payment.chain].codec
+        try:
+            lists = joined(payment.chain, codec, [found.body for found in listed if found is not None])
+        except InvalidAddress as error:
+            unreadable = f"a list of addresses can't be read: {error}"
         account = (await self._ledger.store.read.accounts.heads([payment.account])).get(payment.account)
         return Facts(
             asset=asset,
@@ -149,6 +160,7 @@ class Deciding:
             requester=payment.requester,
             policy=None if policy is None else policy.body,
             lists=lists,
+            unreadable=unreadable,
             to=payment.to,
             book_since_us=await self._book.since(str(body.user), payment.chain, payment.to),
             screening=body.screening,
@@ -189,7 +201,7 @@ class Deciding:
                 )
             said = Screening(Verdict.UNANSWERED, away.why)
         after = msgspec.structs.replace(body, screening=said)
-        return self._settled(after, decide(await self.facts(after, ())))
+        return self._unless_unchecked(item, self._settled(after, decide(await self.facts(after, ()))))
 
     async def _question(self, id_: str, body: Withdrawal) -> Question:
         payment = body.payment

@@ -19,6 +19,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
@@ -33,6 +34,7 @@ from bursar.flows.payouts.machine import MACHINE as PAYOUTS
 from bursar.flows.payouts.machine import REPLACEMENTS
 from bursar.flows.payouts.payout import HASH, NONCE, SOURCE, Imported
 from bursar.flows.payouts.wallets import nonce_key
+from bursar.flows.transfers.checks import USER_MAX
 from bursar.flows.transfers.request import funding_account
 from bursar.flows.withdrawals.machine import MACHINE
 from bursar.flows.withdrawals.policy import POLICY
@@ -44,7 +46,7 @@ from bursar.model.entries import check_key
 from bursar.model.errors import AlreadyExists, BursarError, RecordMoved
 from bursar.model.flow_rows import RowMoved, RowState
 from bursar.model.records import Priority, Record
-from bursar.model.views import microseconds
+from bursar.model.views import microseconds, moment
 
 COLUMNS: Final = (
     *("request_id", "user", "asset", "chain", "to", "amount", "fee", "status", "wallet", "tx_hash", "memo"),
@@ -56,6 +58,7 @@ MAY_BE_SENT: Final = ("queued", "processing", "confirming")
 DEBITED: Final = {"yes": True, "no": False}
 ROWS_MAX: Final = 10_000
 TRIES: Final = 20  # to take a nonce while payouts of the same wallet take theirs
+HEX: Final = re.compile(r"(?:0x)?([0-9a-f]{64})", re.ASCII | re.IGNORECASE)
 UNKNOWN_PAYOUT: Final = "import"  # in place of a payout's id, until the row is written
 
 
@@ -146,8 +149,9 @@ def _row(line: int, values: dict[str, str | None]) -> Row:
     if None in values or None in values.values():  # what DictReader makes of too many and of too few
         raise _Wrong(f"it has not {len(COLUMNS)} values")
     told = {name: (value or "").strip() for name, value in values.items()}
-    if not (told["user"].isascii() and told["user"].isdigit()) or int(told["user"]) < 1:
-        raise _Wrong(f"user is {told['user']!r}: a number from 1")
+    digits = told["user"].isascii() and told["user"].isdigit() and len(told["user"]) < 20
+    if not digits or not 1 <= int(told["user"]) <= USER_MAX:
+        raise _Wrong(f"user is {told['user'][:40]!r}: a number from 1 to {USER_MAX}")
     if told["debited"] not in DEBITED:
         raise _Wrong(f"debited is {told['debited']!r}: yes, if the money was taken from the user already; no, if not")
     if told["status"] not in (*NOT_SENT, *MAY_BE_SENT):
@@ -167,7 +171,10 @@ def _row(line: int, values: dict[str, str | None]) -> Row:
 
 def _moment(text: str) -> int:
     try:
-        return microseconds(datetime.fromisoformat(text))
+        at = datetime.fromisoformat(text)
+        if at.year < 2009:  # no chain is older; and the year 1 has no time in UTC for every zone
+            raise ValueError(at)
+        return microseconds(at)
     except (ValueError, BursarError):
         raise _Wrong(f"created_at is {text!r}: a time with its zone, as 2026-01-31T12:00:00+00:00") from None
 
@@ -204,7 +211,11 @@ async def import_running(withdrawals: Withdrawals, text: str, *, actor: str, dry
 
 async def _planned(withdrawals: Withdrawals, row: Row) -> _Plan:
     engine, payouts = withdrawals.engine, withdrawals.payouts
-    check_key(row.id)
+    if "/" in check_key(row.id):
+        raise _Wrong(f"request_id is {row.id!r}: with a '/', nothing could be said about it over HTTP")
+    row = msgspec.structs.replace(row, tx_hash=_hash(withdrawals, row))
+    if row.created_us > await withdrawals.ledger.store.now_us():
+        raise _Wrong(f"created_at is {moment(row.created_us):%Y-%m-%d %H:%M} UTC, which is in the future")
     there = await engine.get(MACHINE.name, row.id)
     asset = await withdrawals.ledger.asset(row.asset)
     content = _content(row, asset.minor(row.amount), asset.minor(row.fee))
@@ -242,6 +253,16 @@ async def _planned(withdrawals: Withdrawals, row: Row) -> _Plan:
     )
     body = Withdrawal(user=row.user, payment=payment, native=native, priority=priority, imported=came)
     return _Plan(row=row, body=body, there=False)
+
+
+def _hash(withdrawals: Withdrawals, row: Row) -> str:
+    """The hash as its chain writes it: in another spelling, one transaction could be two requests'."""
+    if not row.tx_hash:
+        return ""
+    found, chain = HEX.fullmatch(row.tx_hash), withdrawals.payouts.chains.get(row.chain)
+    if found is None:
+        raise _Wrong(f"tx_hash is {row.tx_hash[:80]!r}: 64 hexadecimal digits")
+    return ("0x" if chain is not None and chain.codec.kind == "evm" else "") + found[1].lower()
 
 
 def _content(row: Row, amount: int, fee: int) -> str:

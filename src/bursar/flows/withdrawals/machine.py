@@ -5,7 +5,7 @@ the transaction that queues it starts its payout (W4). The payout ends it. Whate
 leads back to `checking`, which looks at everything anew: so there is one place that decides.
 
 Neither call state issues anything: they look, and what they write is a row of this database. Switches are looked at in
-`approved` and once more before the first attempt is signed (W37), so that a request can be cancelled while a switch is
+`approved` and once more before each attempt is made (W37), so that a request can be cancelled while a switch is
 off. The specification's status of each state is in `STATUS`.
 """
 
@@ -65,7 +65,7 @@ MACHINE: Final = Machine(
         Arrow(QUEUED, PAYOUT_PAID, COMPLETED),
         Arrow(QUEUED, PAYOUT_FAILED, FAILED),
         Arrow(QUEUED, PAYOUT_CANCELLED, CANCELLED),
-        Arrow(QUEUED, PAYOUT_RETURNED, CHECKING),  # nothing was signed, and it goes back to people (W37)
+        Arrow(QUEUED, PAYOUT_RETURNED, CHECKING),  # nothing of it is alive: back to people (W37)
     ),
 )
 

@@ -1,7 +1,7 @@
 """What the rules say about one withdrawal: refuse it, ask the screening hook, wait, or approve it. Pure.
 
 `decide` gets everything that is known, as plain values, and is asked again whenever one of them has changed and right
-before the first attempt (W37). What is not known counts against the withdrawal: a screening that did not answer, a
+before each attempt (W37). What is not known counts against the withdrawal: a screening that did not answer, a
 policy that can't be read, and an address without an age all wait.
 
 | what | may people's approval override it? |
@@ -72,6 +72,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     requester: str
     policy: WithdrawalPolicy | None  # None: there is none, or it is retired
     lists: Lists
+    unreadable: str  # why one of the lists can't be read; "": all can
     to: str  # as the chain's codec writes it
     book_since_us: int | None  # when the address came into the user's book; None: it is not there
     screening: Screening
@@ -173,8 +174,9 @@ def decide(facts: Facts) -> Decision:
     try:
         bounds = _bounds(policy, facts.asset)
     except Refusal as error:
-        words = "withdrawals of this asset on this chain are being set up"
-        return Wait((Reason(Code.POLICY_UNUSABLE, words, str(error)),), 0, facts.expires_us)
+        return _being_set_up(facts, str(error))
+    if facts.unreadable:  # its entries can't be compared: a denied address would be paid
+        return _being_set_up(facts, facts.unreadable)
     if facts.amount > bounds.maximum:
         return Refuse(Code.ABOVE_MAXIMUM, f"at most {policy.maximum} {policy.asset} can be withdrawn at once")
     if policy.address_book is AddressBookRule.REQUIRED and facts.book_since_us is None:
@@ -182,6 +184,11 @@ def decide(facts: Facts) -> Decision:
     if policy.screening and facts.screening.verdict is Verdict.NOT_ASKED:
         return Screen()
     return _judged(facts, policy, bounds)
+
+
+def _being_set_up(facts: Facts, why: str) -> Wait:
+    words = "withdrawals of this asset on this chain are being set up"
+    return Wait((Reason(Code.POLICY_UNUSABLE, words, why),), 0, facts.expires_us)
 
 
 def _refusal(facts: Facts) -> Refuse | None:

@@ -67,12 +67,12 @@ from bursar.model.accounts import check_path
 from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.authorizations import Approval, Payment
 from bursar.model.entries import check_key
-from bursar.model.errors import IdempotencyKeyReused, LimitExceeded, RecordMoved
+from bursar.model.errors import IdempotencyKeyReused, LimitExceeded, RecordMoved, Refusal
 from bursar.model.money import Asset
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
 from bursar.model.views import moment
-from bursar.store.records import NEWEST
+from bursar.store.records import NEWEST, Wanted
 from bursar.writer import Operation
 
 RETRY = Retry(first_s=1.0, cap_s=60.0)
@@ -81,6 +81,8 @@ ALARMS = (
     Alarm(reason="not paid yet", state=QUEUED, seconds=7_200),
     Alarm(reason="stuck", tries=10),
 )
+NO_RAIL = ""  # of `check` and `queue`: they call nothing outside
+CALL_TIMEOUT_S = 35.0  # longer than the screening may take (screening_timeout_ms): its silence is an answer, too
 TRIES = 10  # of a signal to a record that moves meanwhile
 APPROVED_BY = "an approval is signed with the approver's own key: `bursar withdrawal approve`"
 BY_COMMAND = "`bursar withdrawal` does it"
@@ -127,8 +129,11 @@ class Withdrawals:
                 **dict.fromkeys(PARENT_EVENTS, BY_PAYOUT),
             },
             priority=lambda body: body.priority,
+            # What the rules say can always be asked: no operators say it instead, past approvals and without a payout.
+            local_rails=frozenset({NO_RAIL}),
             retry=RETRY,
             alarms=ALARMS,
+            call_timeout_s=CALL_TIMEOUT_S,
             prefix=PREFIX,
         )
         engine.register(self.flow)
@@ -180,23 +185,26 @@ class Withdrawals:
         if (known := await self._known(operation)) is not None:  # first: a valid retry is never refused by a check
             return known
         admit()
-        asset, policy = await self._rules(wanted)
-        amount, fee = await self._amounts(wanted, asset, policy)
-        id_, payout = await self.engine.new_id(MACHINE.name), await self.engine.new_id(PAYOUTS.name)
-        payment, native = await self._payment(wanted, asset, policy, amount, fee, id_, payout, who)
-        body = Withdrawal(
-            user=wanted.user,
-            payment=payment,
-            native=native,
-            priority=PRIORITIES[policy.priority],
-        )
-        await self._check(body)
-        started = await self._start(id_, body, operation, asset, policy)
+        try:
+            started = await self._write_down(wanted, operation, who)
+        except Refusal:
+            if (known := await self._known(operation)) is not None:  # this very request was under way, and was faster
+                return known
+            raise
         if within_s:
             await self.engine.process_now(started, within_s)
         else:
             await self.engine.hand_over(started)
         return await self.view(started.id)
+
+    async def _write_down(self, wanted: WithdrawalRequest, operation: Operation, who: str) -> Record:
+        asset, policy = await self._rules(wanted)
+        amount, fee = await self._amounts(wanted, asset, policy)
+        id_, payout = await self.engine.new_id(MACHINE.name), await self.engine.new_id(PAYOUTS.name)
+        payment, native = await self._payment(wanted, asset, policy, amount, fee, id_, payout, who)
+        body = Withdrawal(user=wanted.user, payment=payment, native=native, priority=PRIORITIES[policy.priority])
+        await self._check(body)
+        return await self._start(id_, body, operation, asset, policy)
 
     async def _check(self, body: Withdrawal) -> None:
         """What would be refused in any case is refused before it is written down."""
@@ -410,12 +418,10 @@ class Withdrawals:
         self, *, user: int | None = None, states: Sequence[str] = (), before: int = NEWEST, limit: int = 50
     ) -> tuple[list[WithdrawalView], int]:
         """Withdrawals, newest first, without the status of their payouts; and the number below which the next page
-        begins, 0: there is none."""
-        owner = "" if user is None else str(user)
-        found = await self.ledger.store.read.records.list(
-            MACHINE.name, owner=owner, states=tuple(states), before=before, limit=limit
-        )
-        return await self._views(found), found[-1].number if len(found) == limit else 0
+        begins, 0: there is none. A page looks at a bounded number of rows: it may be short, and there may be more."""
+        wanted = Wanted(owner="" if user is None else str(user), states=tuple(states))
+        found, below = await self.ledger.store.read.records.page(MACHINE.name, wanted, before=before, limit=limit)
+        return await self._views(found), below
 
     async def _views(self, records: Sequence[Record]) -> list[WithdrawalView]:
         """All at once. A body that can't be read is left out: it must not hide the others."""

@@ -43,7 +43,9 @@ SELECT id, asset, remaining, posting, account, amount FROM holds WHERE state = '
 
 -- name: owned_holds
 -- I4: open holds that records own, by number, after one.
-SELECT id, asset, remaining, posting, owner FROM holds WHERE state = 'open' AND owner <> '' AND id > ?1 ORDER BY id LIMIT ?2
+-- Along the index of what is open: the table has every hold that ever was.
+SELECT id, asset, remaining, posting, owner FROM holds INDEXED BY holds_open
+WHERE state = 'open' AND owner <> '' AND id > ?1 ORDER BY id LIMIT ?2
 
 -- name: stray_reservations
 -- I3: live postings that can't be spent because something has claimed them; nothing does.
