@@ -24,7 +24,7 @@ PAIR_EVERY: Final = 4  # a second server
 STORMY_EVERY: Final = 3  # nodes fail, the chain reorganises
 RESTORED_EVERY: Final = 11  # the database goes back to a backup
 LIED_EVERY: Final = 13  # a node lies
-LISTED_EVERY: Final = 29  # the token refuses to pay some addresses from some moment on
+LISTED_EVERY: Final = 61  # the token refuses to pay some addresses from some moment on
 DEPOSITS_EVERY: Final = 3  # strangers send to users' addresses
 RUSHED_EVERY: Final = 7  # a user asks for everything, five times at once
 
