@@ -6,6 +6,7 @@ money is lost, but that something was ordered which nothing had allowed.
 
 from __future__ import annotations
 
+import itertools
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,15 @@ import msgspec
 import pytest
 
 from bursar.engine import holds
+from bursar.flows.deposits import judging, scanning
+from bursar.flows.deposits.arrivals import Arrived
 from bursar.flows.withdrawals import deciding, risk, screening, withdrawal, withdrawals
 from bursar.flows.withdrawals.deciding import Deciding
 from bursar.flows.withdrawals.risk import Decision, Facts, Screening, Verdict
 from bursar.sim import withdrawals as scenario
 from bursar.sim.command import Job, every_crash, run_everywhere, run_jobs
+from bursar.sim.expiry_chain import ExpiryChain
+from bursar.sim.ledger import Size
 
 SEEDS = int(os.environ.get("BURSAR_WITHDRAWALS_SEEDS", "1000"))
 
@@ -32,7 +37,7 @@ def test_nothing_is_paid_that_was_not_allowed_whatever_breaks() -> None:
 
 @pytest.mark.timeout(900)
 # TRON has more than a thousand places; every second one is tried, and all of them if BURSAR_WITHDRAWALS_SEEDS is set.
-@pytest.mark.parametrize(("seed", "share"), [(0, 1), (1, 2), (14, 1)], ids=["evm", "tron", "expiry"])
+@pytest.mark.parametrize(("seed", "share"), [(0, 1), (1, 2), (4, 1)], ids=["evm", "tron", "expiry"])
 def test_crash_at_every_port_call_of_a_withdrawal_breaks_nothing(seed: int, share: int) -> None:
     jobs = every_crash("withdrawals", seed, "any", small=True)
     assert {job.crashes[0][0] for job in jobs if job.crashes} == {"withdrawals", "signer", "audit"}
@@ -40,6 +45,16 @@ def test_crash_at_every_port_call_of_a_withdrawal_breaks_nothing(seed: int, shar
     tally = run_everywhere("withdrawals", jobs, os.cpu_count() or 1, show=False)
     assert tally.failures == []
     assert tally.crashes > len(jobs) // 4  # the rest are calls that are made only as long as it waits for nothing
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [2, 8, 14], ids=["evm", "tron", "expiry"])
+def test_crash_at_every_port_call_of_a_deposit_breaks_nothing(seed: int) -> None:
+    jobs = every_crash("withdrawals", seed, "any", small=True)
+    assert scenario.play(seed, size=Size(callers=1, entries_each=1)).value.deposits == 1
+    tally = run_everywhere("withdrawals", jobs, os.cpu_count() or 1, show=False)
+    assert tally.failures == []
+    assert tally.crashes > len(jobs) // 6
 
 
 def test_seeds_do_what_they_are_for() -> None:
@@ -56,6 +71,8 @@ def test_seeds_do_what_they_are_for() -> None:
         "approved",
         "returned",
         "changes",
+        "deposits",
+        "swept",
         "imitated",
         "reorgs",
         "restored",
@@ -168,3 +185,46 @@ def test_account_that_is_frozen_and_pays_is_noticed(monkeypatch: pytest.MonkeyPa
 def test_address_that_is_too_new_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     deciding_without(monkeypatch, book_since_us=0)
     assert noticed("its address is not in the book, or too new", "its address is new")
+
+
+# --- deposits --------------------------------------------------------------------------------------------------------
+
+DEPOSITS = range(2, 120, 3)  # seeds on which strangers send something
+
+
+def test_deposit_that_is_stored_under_another_name_each_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had no name of its own: whatever is read twice is credited twice."""
+    names = itertools.count()
+    monkeypatch.setattr(scanning, "arrival_id", lambda chain, one: f"{chain}:{one.hash}:{next(names)}")
+    assert noticed("credited, and not there", "transfers have arrived", seeds=DEPOSITS)
+
+
+def test_gas_that_is_credited_to_a_user_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(body: Arrived, facts: judging.Facts) -> judging.Verdict:
+        return real(body, msgspec.structs.replace(facts, own_payout=False, from_wallet=""))
+
+    real = judging.judge
+    monkeypatch.setattr(judging, "judge", judge)
+    assert noticed("credited, and not there", "transfers have arrived", seeds=DEPOSITS)
+
+
+def test_cursor_that_passes_what_is_not_stored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lost(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(scanning.Scanning, "_start", lost)
+    assert noticed("transfers have arrived, and 0 are known", seeds=DEPOSITS)
+
+
+def test_deposit_that_is_credited_before_it_is_final_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def newest(chain: ExpiryChain) -> tuple[int, str]:
+        head = chain._nodes.world.head
+        return head.number, head.hash
+
+    monkeypatch.setattr(ExpiryChain, "final_block", newest)
+    assert noticed("credited, and not there", "transfers have arrived", "DEEP", seeds=range(14, 1500, 15))
+
+
+def test_amount_that_is_credited_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "ledger_units", lambda raw, _decimals, _precision: (raw + 1, 0))
+    assert noticed("credited, and not there", seeds=DEPOSITS)

@@ -35,6 +35,7 @@ SUN: Final = 10**6  # of one TRX
 WALLETS: Final = ("hot1", "hot2")
 KEYS: Final = {name: bytearray(bytes([number + 1]) * 32) for number, name in enumerate(WALLETS)}
 OTHER_KEY: Final = bytearray(b"\x55" * 32)  # of a wallet that is not ours
+STRANGER_KEY: Final = bytearray(b"\x77" * 32)  # of one that sends to users
 TOKENS: Final = 10**9  # of each wallet, in smallest units
 FINALITY: Final = 3
 TRON_BLOCK_MS: Final = 60_000  # by the chain's own clock: its transactions expire after ten blocks
@@ -112,6 +113,16 @@ TRON: Final = ChainKind(
     block_s=2.0,
 )
 KINDS: Final = {kind.name: kind for kind in (EVM, EXPIRY, TRON)}
+
+
+def deposit_key(user: int) -> bytearray:
+    """The key of a user's wallet for deposits."""
+    return bytearray(bytes([0x80 + user]) * 32)
+
+
+def address_of(kind: str, key: bytearray) -> str:
+    """Of a key, as its chain writes it."""
+    return (tron_address if kind == "tron" else evm_address)(public_key(key))
 
 
 def codecs(kind: str) -> Codec:

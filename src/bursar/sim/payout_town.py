@@ -8,7 +8,7 @@ dead (W31).
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Final
 
@@ -37,7 +37,18 @@ from bursar.sim import evm_world, expiry_world, payout_chains, tron_world
 from bursar.sim.chain_state import Behaviour, Effect
 from bursar.sim.kernel import Kernel
 from bursar.sim.net import SimHost, SimNet
-from bursar.sim.payout_chains import CHAIN_NAME, FINALITY, GWEI, KEYS, TOKENS, WALLETS, ChainKind, codecs
+from bursar.sim.payout_chains import (
+    CHAIN_NAME,
+    FINALITY,
+    GWEI,
+    KEYS,
+    TOKENS,
+    WALLETS,
+    ChainKind,
+    address_of,
+    codecs,
+    deposit_key,
+)
 from bursar.sim.payout_faults import Depths, Liar, OldDisk, Plan, change_token, forget_history
 from bursar.sim.process import Process
 from bursar.store import Store
@@ -52,8 +63,15 @@ CALLER: Final = "payouts"
 UNLIMITED: Final = 1_000_000_000  # of the token, in smallest units: more than a run pays
 
 
-def rules(kind: ChainKind, *, people: str = "", mandate_max: int = UNLIMITED, dual_above: int = UNLIMITED) -> Policy:
-    """The signer's own policy. `people`: its section of approvers."""
+def rules(
+    kind: ChainKind,
+    *,
+    people: str = "",
+    mandate_max: int = UNLIMITED,
+    dual_above: int = UNLIMITED,
+    more: Callable[[ChainKind, str], str] = lambda _kind, _limits: "",
+) -> Policy:
+    """The signer's own policy. `people`: its section of approvers; `more`: other sections."""
     limits = f"hourly_max = {UNLIMITED}\ndaily_max = {UNLIMITED}"
     wallets = "".join(
         f'[wallets.{name}]\nchain = "{CHAIN_NAME}"\naddress = "{address}"\nkey = "{name}"\n'
@@ -85,6 +103,7 @@ payment_max = {mandate_max}
 [callers.{CALLER}]
 secret_file = "payouts.secret"
 rights = ["preview", "sign", "cancel", "log", "status"]
+{more(kind, limits)}
 """
     return parse("policy", text.encode(), codecs)
 
@@ -97,11 +116,13 @@ class OpenKeys:
 
     def address(self, wallet: Wallet) -> str:
         """Of the wallet's key."""
+        if wallet.user:
+            return address_of(self.kind.name, deposit_key(wallet.user))
         return self.kind.addresses[wallet.key]
 
     async def sign(self, wallet: Wallet, digest: bytes) -> bytes:
         """Deterministic, as the simulator needs it."""
-        return sign_digest(KEYS[wallet.key], digest)
+        return sign_digest(deposit_key(wallet.user) if wallet.user else KEYS[wallet.key], digest)
 
 
 class Town:

@@ -27,11 +27,13 @@ from bursar.flows.withdrawals.machine import APPROVED, COMPLETED, QUEUED
 from bursar.flows.withdrawals.policy import AddressList, Approver, WithdrawalPolicy
 from bursar.flows.withdrawals.withdrawal import Withdrawal
 from bursar.model.authorizations import Authorization, Payment
+from bursar.rails.chain import Decoded
 from bursar.sim.oracle import Oracle, Violation
 from bursar.sim.payout_chains import CHAIN_NAME
 from bursar.sim.payout_judge import Judge
 from bursar.sim.payout_town import Town
 from bursar.sim.process import EPOCH_US
+from bursar.sim.withdrawal_deposits import SECTION, DepositJudge, Strangers
 from bursar.sim.withdrawal_plan import ALL, FUNDS, USERS, Wish, person_of
 from bursar.sim.withdrawal_rules import BASE, OWNERS, USDT
 from bursar.store.sqlite.calls import amount_out
@@ -234,7 +236,13 @@ class WithdrawalJudge(Judge):
     """Looks at one run when it is over."""
 
     def __init__(
-        self, oracle: Oracle, town: Town, wishes: Iterable[tuple[Wish, str]], decisions: Decisions, lost: list[Payment]
+        self,
+        oracle: Oracle,
+        town: Town,
+        wishes: Iterable[tuple[Wish, str]],
+        decisions: Decisions,
+        lost: list[Payment],
+        strangers: Strangers,
     ) -> None:
         """`wishes` with what their users were told; `lost`: what a database that was put back has forgotten."""
         rows = oracle.db.execute("SELECT id, state, body, created_at FROM records WHERE flow = 'withdrawals'")
@@ -246,10 +254,13 @@ class WithdrawalJudge(Judge):
         known = [one.body.payment for one in self.withdrawals]
         self.lost = [payment for payment in lost if payment.to not in {one.to for one in known}]
         super().__init__(oracle, town, {one.to: int(one.amount_raw) for one in (*known, *self.lost)})
+        self.deposits = DepositJudge(self, strangers)
+        self.wallets |= {f"{SECTION}-{user}": address for user, address in strangers.told.items()}
 
     def everything(self) -> None:
         """Of payouts, of what users were told, and of where the money is."""
         super().everything()
+        self.deposits.everything()
         self.requests()
         self.payments()
         self.sums()
@@ -312,10 +323,14 @@ class WithdrawalJudge(Judge):
         for user in range(USERS):
             account = funding_account(user)
             has = self.balance(account, "USDT") + held[account]
-            if has + spent[account] != FUNDS * USDT:
-                raise Violation(f"I6: {account} has {has} and was paid {spent[account]} of {FUNDS * USDT}")
+            had = FUNDS * USDT + self.deposits.credited[user, "USDT"]
+            if has + spent[account] != had:
+                raise Violation(f"I6: {account} has {has} and was paid {spent[account]} of {had}")
         if (kept := self.balance(FEES, "USDT")) != fees:
             raise Violation(f"I6: {kept} are kept as fees, and withdrawals that were paid cost {fees}")
+
+    def is_between_wallets(self, sender: str, does: Decoded) -> bool:
+        return self.deposits.is_between_wallets(sender, does)
 
     def _held(self) -> Counter[str]:
         found: Counter[str] = Counter()

@@ -25,6 +25,7 @@ STORMY_EVERY: Final = 3  # nodes fail, the chain reorganises
 RESTORED_EVERY: Final = 11  # the database goes back to a backup
 LIED_EVERY: Final = 13  # a node lies
 LISTED_EVERY: Final = 61  # the token refuses to pay some addresses from some moment on
+DEPOSITS_EVERY: Final = 3  # strangers send to users' addresses
 RUSHED_EVERY: Final = 7  # a user asks for everything, five times at once
 
 
@@ -80,6 +81,11 @@ class Plan(payout_faults.Plan):
         return self._every(RESTORED_EVERY, 4)
 
     @property
+    def deposits(self) -> bool:
+        """Strangers send to users' addresses. (What a restored database has forgotten is tested elsewhere.)"""
+        return self.seed % DEPOSITS_EVERY == 2 and not self.restored
+
+    @property
     def rushed(self) -> bool:
         """A user asks for everything, five times at once."""
         return self._every(RUSHED_EVERY, 3)
@@ -119,6 +125,8 @@ class Requests:
 
     def of(self, user: int, kind: ChainKind) -> list[Wish]:
         """What one user wants, one after the other; at once if nothing is `after_s`."""
+        if self.plan.small and self.plan.deposits:
+            return []
         if self.plan.small:
             return [Wish(key="w0-0", user=user, to=kind.address(0xA000), amount="20")]
         if self.plan.rushed and user == 0:

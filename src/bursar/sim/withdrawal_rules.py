@@ -31,7 +31,7 @@ from bursar.model.document_kinds import DocumentKind
 from bursar.model.documents import Proposal
 from bursar.model.errors import BursarError
 from bursar.signer.policy import Policy
-from bursar.sim import payout_town
+from bursar.sim import payout_town, withdrawal_deposits
 from bursar.sim.payout_chains import CHAIN_NAME, ChainKind
 from bursar.sim.payout_town import put
 from bursar.sim.withdrawal_plan import FUNDS, USERS
@@ -67,13 +67,15 @@ POLICIES: Final[dict[str, WithdrawalPolicy]] = {
 def signer_rules(kind: ChainKind) -> Policy:
     """The signer's own policy: by its mandate it pays more than any document does, so that documents count."""
     people = "".join(f'[approvers.{name}]\npublic_key = "{PUBLIC[name]}"\n' for name in APPROVERS)
-    return payout_town.rules(kind, people=people, mandate_max=50 * USDT, dual_above=30 * USDT)
+    more = withdrawal_deposits.signer_policy
+    return payout_town.rules(kind, people=people, mandate_max=50 * USDT, dual_above=30 * USDT, more=more)
 
 
 async def furnish(ledger: Ledger, kind: ChainKind, variant: str) -> None:
     """Everything that payouts need, a policy and people who approve."""
     await payout_town.furnish(ledger, kind, [funding_account(user) for user in range(USERS)], FUNDS)
     documents = Documents(ledger.store, KINDS)
+    await withdrawal_deposits.furnish(documents, kind)
     await put(documents, POLICY, NAME, POLICIES[variant])  # type: ignore[arg-type]
     for name in (*APPROVERS, "mal.lory"):
         await put(documents, APPROVER, name, Approver(public_key=PUBLIC[name]))  # type: ignore[arg-type]

@@ -11,9 +11,8 @@ oracle judges (`withdrawal_judge`):
 - each payment on the chain is one withdrawal's, exact to address and amount, and was allowed when it began: by a policy
   that was in force, or by the signatures of enough people, none of whom has asked for it;
 - what was rejected, cancelled or denied was not paid;
+- what strangers have sent to users is credited once, and lies where the books say (`withdrawal_deposits`);
 - the audit finds nothing (I1 to I9).
-
-Not here yet: deposits.
 """
 
 from __future__ import annotations
@@ -29,11 +28,12 @@ from bursar.audit import audit
 from bursar.documents import Documents
 from bursar.engine import Engine, Worker
 from bursar.flows.catalog import KINDS
+from bursar.flows.deposits import ARRIVALS, ChainDeposits
+from bursar.flows.deposits.invariants import CHECKS
 from bursar.flows.payouts import MACHINE as PAYOUTS
 from bursar.flows.payouts import Payouts
 from bursar.flows.payouts.machine import OPEN as PAYOUTS_OPEN
 from bursar.flows.withdrawals import MACHINE, Withdrawals
-from bursar.flows.withdrawals.invariants import CHECKS
 from bursar.flows.withdrawals.machine import OPEN
 from bursar.flows.withdrawals.withdrawal import Withdrawal
 from bursar.ledger import Ledger
@@ -50,10 +50,12 @@ from bursar.sim.process import Process
 from bursar.sim.records import RecordOracle
 from bursar.sim.sharing import SharedPorts
 from bursar.sim.two_process import LEASE_S, PATH, Client, WatchedStore
+from bursar.sim.withdrawal_deposits import OPEN as DEPOSITS
+from bursar.sim.withdrawal_deposits import Receiver, Strangers, derive, gifts_of
 from bursar.sim.withdrawal_judge import Decisions, WithdrawalJudge
 from bursar.sim.withdrawal_people import Approvers, Desk, Hook, User
 from bursar.sim.withdrawal_plan import KINDS as CHAIN_KINDS
-from bursar.sim.withdrawal_plan import Plan, Requests, Wish
+from bursar.sim.withdrawal_plan import USERS, Plan, Requests, Wish
 from bursar.sim.withdrawal_rules import Rules, furnish, signer_rules
 from bursar.store import connect
 
@@ -63,6 +65,8 @@ CHAOS_S: Final = 14.0
 LOOK_S: Final = 0.5
 PEOPLE_S: Final = 1.5  # between two looks of the approvers, about
 DESK_S: Final = 2.5  # and of the operators
+RECEIVERS: Final = range(1, USERS)  # users who have addresses of their own
+DEPOSITED_S: Final = 300.0  # within which all that has arrived must be credited, and swept
 SWARM: Final = CrashSwarm(probability=0.004, budget=4)
 
 
@@ -71,7 +75,7 @@ def _open(flow: str, states: tuple[str, ...]) -> str:
     return f"SELECT id, state, error FROM records WHERE flow = '{flow}' AND state IN ({listed})"
 
 
-OPEN_RECORDS: Final = f"{_open(MACHINE.name, OPEN)} UNION ALL {_open(PAYOUTS.name, PAYOUTS_OPEN)}"
+OPEN_RECORDS: Final = f"{_open(MACHINE.name, OPEN)} UNION ALL {_open(PAYOUTS.name, PAYOUTS_OPEN)} UNION ALL {DEPOSITS}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,8 @@ class Outcome:
     approved: int  # by people
     returned: int  # times that one came back to people after it was ordered
     changes: int  # of the rules, switches and accounts
+    deposits: int  # that were credited
+    swept: int  # sweeps that brought something
     imitated: int  # answers that came in the name of the screening hook
     reorgs: int
     restored: int
@@ -149,6 +155,8 @@ class Scenario(PayoutRun[Outcome]):
         self.before: dict[str, Payment] = {}  # what was requested when the database was put back
         self.lost: list[Payment] = []  # what it has forgotten of that
         self.findings: list[str] | None = None
+        gifts = gifts_of(plan.seed, RECEIVERS, kind, small=plan.small) if plan.deposits else []
+        self.strangers = Strangers(town, gifts)
         super().__init__(kernel, town, image, Size(callers=plan.users, entries_each=0))
         self.healed_s = HEALED_S
         if plan.blacklists:
@@ -216,13 +224,20 @@ class Scenario(PayoutRun[Outcome]):
         async with self.town.client(process, store) as signer:
             documents = Documents(store, KINDS)
             payouts = Payouts(ledger, documents, {CHAIN_NAME: self.town.chain(process)}, signer, engine=engine)
+            deposits = ChainDeposits(payouts, engine=engine, derive=derive) if self.plan.deposits else None
             screener = self.hook.screener(process)
             withdrawals = Withdrawals(ledger, documents, payouts, engine=engine, screener=screener)
             await payouts.prepare()
+            if deposits is not None:
+                await deposits.prepare()
             async with asyncio.TaskGroup() as group:
                 group.create_task(Worker(engine, scan_s=SCAN_S, queue_max=8, concurrency=6).run(), name="worker")
                 group.create_task(payouts.reconciling.run(), name="reconciling")
                 self.people(group, process, withdrawals, payouts)
+                if deposits is not None and process.name == PROCESSES[0]:
+                    receiver = Receiver(deposits, process, self.strangers)
+                    for user in RECEIVERS:
+                        group.create_task(receiver.ask(user), name=f"receiver {user}")
 
     def people(self, group: asyncio.TaskGroup, process: Process, withdrawals: Withdrawals, payouts: Payouts) -> None:
         """Approvers come to each server; users and operators to the first one."""
@@ -258,7 +273,8 @@ class Scenario(PayoutRun[Outcome]):
                 await asked[-1]
 
     async def last_look(self) -> None:
-        """The audit, by a process of its own."""
+        """What was sent to users is credited, and swept; then the audit, by a process of its own."""
+        await self.settle_deposits()
         process = self.kernel.start("audit", disk=self.host)
         task = process.spawn(self._audit(process), name="audit")
         while self.findings is None:
@@ -267,6 +283,20 @@ class Scenario(PayoutRun[Outcome]):
             await self.rest(LOOK_S)
         if self.findings:
             raise Violation(f"audit: {'; '.join(self.findings)}")
+
+    async def settle_deposits(self) -> None:
+        """In bounded time after nothing breaks any more."""
+        count = f"SELECT count(*) FROM records WHERE flow = '{ARRIVALS.name}' AND state <> 'own'"
+        deadline = self.kernel.loop.now + DEPOSITED_S
+        while self.strangers.gifts:
+            (known,) = self.oracle.db.execute(count).fetchone()
+            settled = not self.strangers.waits() and known == len(self.strangers.arrived())
+            if settled and not self.oracle.db.execute(OPEN_RECORDS).fetchall():
+                await self.rest()
+                return
+            if self.kernel.loop.now > deadline:
+                raise Violation(f"{len(self.strangers.arrived())} transfers have arrived, and {known} are known")
+            await self.rest(LOOK_S)
 
     async def _audit(self, process: Process) -> None:
         store = connect(f"sqlite:///{PATH}", SharedPorts(process))
@@ -283,7 +313,7 @@ class Scenario(PayoutRun[Outcome]):
         oracle.ended()
         if differing := oracle.unbalanced():
             raise Violation(f"balances are not what the movements add up to: {differing}")
-        judge = WithdrawalJudge(oracle, town, self.wishes, self.decisions, self.lost)
+        judge = WithdrawalJudge(oracle, town, self.wishes, self.decisions, self.lost, self.strangers)
         judge.everything()
         read = oracle.db.execute
         states = Counter(one.state for one in judge.withdrawals)
@@ -301,6 +331,8 @@ class Scenario(PayoutRun[Outcome]):
             returned=returned,
             changes=self.decisions.changes,
             imitated=self.hook.lied,
+            deposits=sum(judge.deposits.credits.values()),
+            swept=judge.deposits.swept(),
             reorgs=town.reorgs,
             restored=self.restored,
             calls=town.nodes.calls,

@@ -19,7 +19,7 @@ from bursar.flows.deposits.rules import DEPOSITS, DepositRules
 from bursar.flows.deposits.sweep import OPEN, SWEEPS, open_key
 from bursar.flows.payouts.derived import ADDRESS, ADDRESSES, Owned, address_key
 from bursar.flows.payouts.documents import ASSET, CHAIN, AssetDocument
-from bursar.flows.payouts.machine import MACHINE, REPLACEMENTS
+from bursar.flows.payouts.machine import MACHINE, PENDING, REPLACEMENTS
 from bursar.flows.payouts.outside import OUTAGE_S, Outside, fails, waits
 from bursar.flows.payouts.payout import HASH, WALLETS, Payout, wallet_account
 from bursar.flows.payouts.wallets import canonical
@@ -32,7 +32,7 @@ from bursar.model.money import MINOR_MAX, Asset
 from bursar.model.outcome import Outcome
 from bursar.together import Together
 
-RESTORED: Final = "If the database was restored, let payouts go on first, and look again"
+PENDING_MAX: Final = 1_000  # payouts that are looked through: what was put back is the newest
 CLOSED: Final = "account closed"  # the reason of the alert
 
 
@@ -89,9 +89,7 @@ def judge(body: Arrived, facts: Facts) -> Verdict:
     if body.disputed and people < 2:
         return Hold(f"{body.disputed}; two people confirm it, if it is there")
     if facts.from_wallet and people < 2:
-        return Hold(
-            f"{facts.from_wallet} has sent it, and no payout of ours explains that. {RESTORED}; two people confirm it"
-        )
+        return Hold(f"{facts.from_wallet} has sent it, and no payout of ours explains that; two people confirm it")
     asset = facts.asset
     if asset is None:
         return Worthless("no document names its asset, so it can't be booked")
@@ -159,6 +157,9 @@ class Judging:
             return waits(item, "CHAIN_NOT_CONFIGURED", f"no nodes of {body.chain} are configured here", OUTAGE_S)
         found = await self._looks.setdefault(body.chain, Together(self._look)).ask(body)
         assert found is not None  # one for each that was asked for
+        if found.from_wallet and not found.payout and (payout := await self._not_sent_yet(body)):
+            why = f"{payout} has ordered just this, and does not know yet that it was sent: was the database restored?"
+            return waits(item, "OWN_PAYOUT", why, OUTAGE_S)
         facts = Facts(
             asset=found.asset,
             decimals=0 if found.on_chain is None else found.on_chain.decimals,
@@ -212,6 +213,14 @@ class Judging:
         """Whether a payout is a sweep or a refill. A user's payout to another user's address here is a deposit."""
         record = await self._engine.record(MACHINE.name, payout)
         return msgspec.json.decode(record.body, type=Payout).payment.account.startswith(WALLETS)
+
+    async def _not_sent_yet(self, body: Arrived) -> str:
+        """A payout between wallets of ours that this may be, once it has learned what the signer has signed (W33)."""
+        for record in await self.out.store.read.records.list(MACHINE.name, states=(PENDING,), limit=PENDING_MAX):
+            payment = msgspec.json.decode(record.body, type=Payout).payment
+            if (payment.chain, payment.to, payment.amount_raw) == (body.chain, body.to, body.raw):
+                return record.id
+        return ""
 
     async def _look(self, asked: list[Arrived]) -> dict[Arrived, Known]:
         """What the database has of several arrivals on one chain, in a handful of reads, however many they are."""
