@@ -251,10 +251,10 @@ class Story:
             f"kill -9 of bursar serve, process {pid}.",
         )
         self._watch("bursar serve starts again")
+        for chain in setting.chains.values():
+            chain.takes = True  # before it starts: a server that finds no node asks again after ten seconds
         setting.server.start()
         setting.server.until_ready(PATIENCE_S)
-        for chain in setting.chains.values():
-            chain.takes = True
         self._reach(signed, "completed")
         for id_, payout in zip(signed, payouts, strict=True):
             same = self._view(id_)["tx_hash"] == payout["attempts"][-1]["hash"]
