@@ -253,7 +253,7 @@ class PaperChain:
     async def balances_of(self, addresses: Sequence[str], contracts: Sequence[str]) -> dict[str, Balances | str]:
         return {address: await self.balances(address, contracts) for address in addresses}
 
-    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+    async def scan(self, addresses: Container[str], after: int, after_hash: str = "") -> Page:
         self._up()
         if after_hash not in ("", self.hash_of(after)):
             raise DeepReorganisation(self.network.name, after, after_hash, self.hash_of(after))

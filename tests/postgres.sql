@@ -43,3 +43,11 @@ DELETE FROM bursar.live_postings WHERE posting = ANY ($1::text::bigint[])
 -- Live and free postings by number.
 SELECT posting, account, asset, amount::text FROM bursar.live_postings
 WHERE posting = ANY ($1::text::bigint[]) AND reservation IS NULL
+
+-- name: age_addresses
+-- All of them were issued an hour earlier.
+UPDATE bursar.records SET created_at = created_at - interval '1 hour' WHERE flow = 'deposit_addresses'
+
+-- name: renumber_address
+-- One has a number that was taken long ago.
+UPDATE bursar.records SET number = $2 WHERE flow = 'deposit_addresses' AND id = $1

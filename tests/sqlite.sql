@@ -16,3 +16,11 @@ INSERT INTO spends (posting, envelope) VALUES (?, ?)
 -- name: bury_directly
 -- It is no longer live.
 DELETE FROM live_postings WHERE posting = ?
+
+-- name: age_addresses
+-- All of them were issued an hour earlier.
+UPDATE records SET created_at = created_at - 3600000000 WHERE flow = 'deposit_addresses'
+
+-- name: renumber_address
+-- One has a number that was taken long ago.
+UPDATE records SET number = ?2 WHERE flow = 'deposit_addresses' AND id = ?1

@@ -19,7 +19,8 @@ from bursar.ledger import Ledger
 from bursar.model.errors import InsufficientFunds
 from bursar.sync import Closed, ForeignConnection
 
-NOT_FOR_CALLERS = {"begin_close", "cancel_close", "close_empty", "known_assets", "widen"}  # parts of other methods
+# Parts of other methods, and of flows.
+NOT_FOR_CALLERS = {"begin_close", "cancel_close", "close_empty", "known_assets", "require_accounts", "widen"}
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tests.till import DOCUMENT, Till, Town, till
 
 from bursar.documents import Documents
 from bursar.engine import Worker
+from bursar.flows.payouts.derived import OwnAddresses
 from bursar.flows.payouts.documents import WALLET, WalletDocument
 from bursar.rails.chain import Page
 
@@ -125,8 +126,8 @@ async def test_a_look_of_the_watcher_reads_no_wallet_while_no_document_has_chang
     town, watched, read = Town(), list[frozenset[str]](), list[str]()
     scan, every = town.chain.scan, Documents.list
 
-    async def noted(addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
-        watched.append(addresses)
+    async def noted(addresses: OwnAddresses, after: int, after_hash: str = "") -> Page:
+        watched.append(frozenset(addresses))
         return await scan(addresses, after, after_hash)
 
     async def counted(self: Documents, kind: Any, **more: Any) -> Any:

@@ -15,6 +15,7 @@ from tests.till import CONTRACT, DOCUMENT, GAS, SUSPENSE, Town, till, wallet_acc
 from bursar.engine import Operators
 from bursar.flows.payouts import PayoutRefused, PayoutRequest
 from bursar.flows.payouts.documents import ASSET, CHAIN, WALLET, AssetDocument, Role, WalletDocument
+from bursar.flows.payouts.payout import Payout
 from bursar.model.authorizations import Approval
 from bursar.model.document_kinds import DocumentKind
 from bursar.model.documents import InvalidDocument
@@ -68,6 +69,19 @@ async def test_requester_of_a_payout_does_not_approve_it(place: Place) -> None:
             await t.payouts.approve(made.id, Approval(approver="Ann", signature="00" * 64))
         assert error.value.reason == "OWN_REQUEST"
         assert (await t.payouts.approve(made.id, Approval(approver="ben", signature="00" * 64))).approvals == ("ben",)
+
+
+@scenario
+async def test_approval_that_another_one_in_the_same_name_has_displaced_can_be_given_again(place: Place) -> None:
+    async with till(place, Town()) as t:
+        wanted = PayoutRequest(account="alice", asset="USDT", chain="paper", to="@bob", amount="5", source="w-1")
+        made = await t.payouts.request(wanted, key="k1")
+        right, wrong = (Approval(approver="ben", signature=byte * 64) for byte in ("11", "00"))
+        for given in (right, right, wrong, right):
+            await t.payouts.approve(made.id, given)
+        record = await t.record(made.id)
+        assert msgspec.json.decode(record.body, type=Payout).authorization.approvals == (right,)
+        assert record.version == 4, "the same one twice leaves one row of history"
 
 
 @scenario

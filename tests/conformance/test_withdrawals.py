@@ -120,6 +120,23 @@ async def test_who_may_not_approve_is_refused_with_the_reason(place: Place) -> N
 
 
 @scenario
+async def test_approval_that_another_one_in_the_same_name_has_displaced_can_be_given_again(place: Place) -> None:
+    """A server that was broken into writes a wrong one past the front door. It counts for nothing, and ends nothing."""
+    async with counter(place, Town()) as c:
+        made = await c.request("60")
+        await c.until(made.id, "waiting")
+        await c.approve(made.id, "ann")
+        record = await c.until(made.id, "waiting")
+        wrong = {"approval": {"approver": "ann", "signature": "00" * 64}}
+        await c.till.engine.signal(record, "APPROVE", "ann", wrong, sender="forged")
+        await c.until(made.id, "waiting")
+        assert (await c.withdrawals.view(made.id)).approvals_missing == 2
+        for name in ("ann", "ben"):
+            await c.approve(made.id, name)
+        assert (await c.paid(made.id)).status == "completed"
+
+
+@scenario
 async def test_approver_who_is_switched_off_before_the_payment_counts_no_more(place: Place) -> None:
     town = Town()
     async with counter(place, town) as c:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker
+from bursar.engine import Answer, Booking, Engine, FlowRecord, Worker, staying
 from bursar.engine import engine as engine_module
 from bursar.engine.moves import Moves
 from bursar.engine.pauses import Pauses
@@ -102,7 +102,7 @@ def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     def surprised(*_: Any) -> Answer:
         return Answer(outcome=Outcome.EXPLICIT_FAIL)
 
-    monkeypatch.setattr(engine_module, "_surprised", surprised)
+    monkeypatch.setattr(staying, "surprised", surprised)
     assert any("the rail said" in error for error in broken())
 
 

@@ -49,7 +49,7 @@ def test_crash_at_every_port_call_of_a_payout_breaks_nothing(seed: int, share: i
 
 
 def test_seeds_do_what_they_are_for() -> None:
-    runs = [payouts.play(seed) for seed in (*range(21), 50, 54)]
+    runs = [payouts.play(seed) for seed in (*range(21), 50, 54, 156)]
     again = payouts.play(3)
     assert again.trace_hash == runs[3].trace_hash != runs[4].trace_hash
     values = [run.value for run in runs]
@@ -202,7 +202,7 @@ def test_node_that_is_believed_alone_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(EvmChain, "slot", credulous)
     monkeypatch.setattr(payouts, "HEALED_S", 200.0)
-    assert noticed("not ended in time", seeds=range(309, 667, 357))
+    assert noticed("not ended in time", seeds=range(207, 208))
 
 
 def test_final_block_that_is_gone_and_not_looked_at_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

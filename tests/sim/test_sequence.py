@@ -15,8 +15,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bursar.engine import Answer, Booking, DatabaseClock, Engine, FlowRecord, Operators, Worker
-from bursar.engine import engine as engine_module
+from bursar.engine import Answer, Booking, DatabaseClock, Engine, FlowRecord, Operators, Worker, staying
 from bursar.flows.sequence import flow, sequences
 from bursar.flows.sequence.machine import COMPENSATING, COMPENSATION_FAILED, RUNNING, STEP_DONE
 from bursar.flows.sequence.steps import Sequence
@@ -141,7 +140,7 @@ def test_a_silence_taken_for_a_no_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     def surprised(*_: Any) -> Answer:
         return Answer(outcome=Outcome.EXPLICIT_FAIL)
 
-    monkeypatch.setattr(engine_module, "_surprised", surprised)
+    monkeypatch.setattr(staying, "surprised", surprised)
     assert any("would be right" in error for error in broken())
 
 

@@ -25,6 +25,6 @@ def run_chaos(store: str) -> Report:
     assert sum(report.chain_faults.values()) >= 10, report
     cores = 1 if store == "sqlite" else 2
     assert sorted(f.invariant for f in report.findings) == sorted(
-        ["I1", "I2", "I3", "I4", *["I5"] * cores, "I7", "I8", "I9"]
+        ["I1", "I2", "I3", "I4", *["I5"] * cores, "I6", "I7", "I8", "I9"]
     )
     return report

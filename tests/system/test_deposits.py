@@ -341,3 +341,12 @@ def test_nothing_is_credited_before_it_is_final_nor_on_the_word_of_one_node(tmp_
                 t.credited(hash_)
         assert (t.funds(), t.funds(asset="ONE")) == ("7.000000", "0.100000000000000000")
         assert len(t.deposits()) == 4
+        # An operator stops crediting: what arrives is seen, and waits.
+        t.serve.run("flow", "pause", "--rail", "deposits one", *ANNA)
+        late = t.pay_in(alice, USDT)
+        (seen,) = t.when(lambda: [one for one in t.deposits() if one["tx_hash"] == late])
+        t.looks(5)
+        assert (seen["status"], t.funds()) == ("pending", "7.000000")
+        t.serve.run("flow", "resume", "--rail", "deposits one", *ANNA)
+        t.credited(late)
+        assert t.funds() == "8.000000"

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bursar import garbage
-from bursar.bench import ledger, payouts, report, trading, transfers, withdrawals
+from bursar.bench import deposits, ledger, payouts, report, trading, transfers, withdrawals
 from bursar.bench.measure import FULL, QUICK, Row
 from bursar.cli.place import ALL_USERS, make_folder
 from bursar.testbed.anvil import AnvilFailedError, AnvilNotFoundError
@@ -50,7 +50,7 @@ def _progress(total: int) -> Iterator[ledger.Say]:
 
 
 @click.command("bench", epilog=EXAMPLES)
-@click.argument("name", type=click.Choice(["ledger", "payouts", "trading", "transfers", "withdrawals"]))
+@click.argument("name", type=click.Choice(["deposits", "ledger", "payouts", "trading", "transfers", "withdrawals"]))
 @click.option("--quick", is_flag=True, help="Short windows and no database of 10^6 postings: under 45 seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON and nothing else.")
 @click.option(
@@ -85,6 +85,9 @@ def command(name: str, quick: bool, as_json: bool, store: str, out: Path | None)
     Payouts are token payments on anvil, from request to confirmed, beside a bare sender that signs, sends and waits for
     the same finality. polling: polls per second of CPU while so many wait, beside the same with 100.
 
+    Deposits come from final blocks of a simulated chain. deposits-N: beside the same with the fewest there. floor:
+    beside the same rows by bare statements. idle: polls that find nothing, beside the same with the fewest addresses.
+
     Withdrawals: what a worker's look for work costs while so many wait for approval, beside the same with 100.
     """
     if out is not None:
@@ -110,6 +113,10 @@ def _on_stores(name: str, stores: tuple[str, ...], quick: bool) -> list[Row]:
             pay = payouts.QUICK if quick else payouts.FULL
             with _progress(payouts.steps(stores, pay)) as say:
                 return asyncio.run(payouts.run(stores, pay, say))
+        if name == "deposits":
+            arrive = deposits.QUICK if quick else deposits.FULL
+            with _progress(deposits.steps(stores, arrive)) as say:
+                return asyncio.run(deposits.run(stores, arrive, say))
         if name == "withdrawals":
             waits = withdrawals.QUICK if quick else withdrawals.FULL
             with _progress(withdrawals.steps(stores, waits)) as say:

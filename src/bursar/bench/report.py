@@ -24,6 +24,7 @@ TITLES = {
     "ledger": "The ledger beside its baseline; plain, growth and memory: see `bursar bench --help`",
     "transfers": "Internal transfers beside what a team would use instead; cases: see `bursar bench --help`",
     "payouts": "Payouts beside a bare sender; cases: see `bursar bench --help`",
+    "deposits": "Deposits from a chain; cases: see `bursar bench --help`",
     "withdrawals": "Withdrawals that wait for approval; cases: see `bursar bench --help`",
     "trading": "The trading core beside its baseline; restart and snapshot: see `bursar bench --help`",
 }
@@ -59,6 +60,19 @@ PROSE = {
         "`polling-N`: N payouts are mined and not final. Polls (claimed by the worker, fate asked of two nodes, put",
         "back) per second of CPU of this process, beside the same with the fewest: 1.00 is flat, and 0.83 (1.2 times",
         "as dear) is allowed. Callers: payouts that wait.",
+    ),
+    "deposits": (
+        "Transfers to users' addresses, three of four of a token and the others of coin, in final blocks of a",
+        "simulated EVM chain, as many of strangers among them: read by the real rail at two nodes, stored, judged and",
+        "credited. Half of them are a user's first, which makes two accounts. The nodes are in this process; what they",
+        "use is left out, and no HTTP is in it. The database only grows. Callers: deposits, or addresses, that it has.",
+        "",
+        "`deposits-N`: deposits per second of CPU of this process, in windows of 100, in turn with windows on another",
+        "database that has the fewest: 1.00 is flat, and 0.77 (1.3 times as dear) is allowed. `floor-N`: the same",
+        "windows per second of time, beside the very rows that they have left, written into a further database by",
+        "bare statements (COPY, `executemany`) in as many groups, which reads no chain and decides nothing. `idle-N`:",
+        "polls that find a block with nothing for us, per second of CPU, with N addresses issued, beside the same",
+        "with the fewest. Batch: deposits in one transaction.",
     ),
     "withdrawals": (
         "`waiting-N`: N withdrawals wait for approval. A worker's looks for work, which find none, per second of CPU",

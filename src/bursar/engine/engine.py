@@ -27,14 +27,13 @@ from bursar.deadlines import Deadlines
 from bursar.engine import late, signals, staying
 from bursar.engine.clock import Snowflakes
 from bursar.engine.flow import NOTHING, Action, Answer, Booking, Flow, FlowRecord, InlineCall, by_name, storable
-from bursar.engine.moves import Moves, automatic, inline
-from bursar.engine.others import gather
+from bursar.engine.moves import Moves, automatic, inline, remembered
+from bursar.engine.others import Turns, gather
 from bursar.engine.pauses import Pauses
 from bursar.engine.proofs import check_proof, with_starts
 from bursar.model.entries import check_key
 from bursar.model.errors import (
     AlreadyExists,
-    BursarError,
     Conflict,
     RecordMoved,
     Refusal,
@@ -89,6 +88,7 @@ class Engine:
         self._places: Counter[str] = Counter()  # of those, by flow
         self._newest: dict[int, Record] = {}  # of those: as they were seen last
         self._deadlines = Deadlines()
+        self._turns = Turns()
 
     def register(self, flow: Flow[Any]) -> Self:
         """Drive one more flow: one engine, one worker and one cache of pauses for all flows of a process.
@@ -125,7 +125,9 @@ class Engine:
         await driven.admit(body, name)
         if operation is not None:
             check_key(operation.id)
-            operation = msgspec.structs.replace(operation, refusals=frozenset(), detail=_names(operation.detail, name))
+            operation = msgspec.structs.replace(
+                operation, refusals=frozenset(), detail=remembered(operation.detail, name)
+            )
         record = self.moves.new_record(flow, name, owner, body)
         there, booking, steps = self.moves.begin(driven, record, body)
         more = {"operation": operation, "limits": limits, "active": driven.active(body)}
@@ -301,9 +303,9 @@ class Engine:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise  # we are to stop; the next worker calls again for the record
-            return _surprised(flow, item, error)  # something inside the action was cancelled, not we
+            return staying.surprised(flow, item, error)  # something inside the action was cancelled, not we
         except Exception as error:  # whatever it is: what happened on the other side is unknown (T26)
-            return _surprised(flow, item, error)
+            return staying.surprised(flow, item, error)
         return answer
 
     async def apply_answer(self, record: Record, answer: Answer, *, actor: str = "") -> Record | None:
@@ -421,6 +423,14 @@ class Engine:
         Raises `RecordMoved` for this record only: another one that has moved meanwhile is read again.
         """
         move = with_starts(move, booking.starts)
+        if not booking.signals:
+            return await self._commit(record, move, booking, active, **more)
+        async with self._turns.of(booking.signals):
+            return await self._commit(record, move, booking, active, **more)
+
+    async def _commit(
+        self, record: Record, move: Move, booking: Booking, active: tuple[str, ...], **more: Any
+    ) -> Record | OperationResult:
         for _ in range(TRIES):
             try:
                 others = await gather(self, record, booking, "" if move.actor == self.worker else move.actor)
@@ -487,14 +497,3 @@ class Engine:
         new = await self.store.single().alerts.raise_once(number, reason, severity, message)
         if new and self.logs_alerts:
             log.log(logging.CRITICAL if severity == "critical" else logging.WARNING, "%s: %s", reason, message)
-
-
-def _names(detail: str, record: str) -> str:
-    """What is remembered of a request: which record it made, whatever else the caller wants to operation."""
-    return msgspec.json.encode({**msgspec.json.decode(detail), "record": record}).decode()
-
-
-def _surprised(flow: Flow[Any], item: FlowRecord[Any], error: BaseException) -> Answer:
-    unexpected = not isinstance(error, BursarError | OSError)
-    log.log(logging.WARNING, "a call for %s %s: %s", flow.name, item.id, error, exc_info=unexpected)
-    return Answer(outcome=Outcome.UNKNOWN, message=f"{type(error).__name__}: {error}")

@@ -240,3 +240,8 @@ def inline(flow: Flow[Any], item: FlowRecord[Any], inlined: InlineCall) -> tuple
     event = answer.event or answer.outcome.value
     told = NewTransition(state, event, flow.machine.arrow(state, event).target, answer.as_json())
     return (told, *automatic(flow, item, told.target))
+
+
+def remembered(detail: str, record: str) -> str:
+    """What is remembered of a request: which record it made, whatever else the caller wants to operation."""
+    return msgspec.json.encode({**msgspec.json.decode(detail), "record": record}).decode()

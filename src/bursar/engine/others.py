@@ -6,11 +6,15 @@ the engine reads them again; the record whose booking it is was not touched.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from bursar.engine.flow import Booking, FlowRefused
+from bursar.engine.flow import Booking, FlowRefused, RecordSignal
 from bursar.engine.moves import for_any_worker
 from bursar.engine.proofs import with_starts
 from bursar.engine.signals import arrive
@@ -22,6 +26,25 @@ if TYPE_CHECKING:
     from bursar.engine.engine import Engine
 
 OTHERS_MAX = 16  # records in one change: what a person can still follow
+
+
+class Turns:
+    """Changes of this process that signal the same record are written one after the other.
+
+    Each moves that record. At the same time, one of them would be written, and all the others would try in vain.
+    """
+
+    def __init__(self) -> None:
+        self._locks = WeakValueDictionary[tuple[str, str], asyncio.Lock]()  # by the record that is signalled
+
+    @contextlib.asynccontextmanager
+    async def of(self, sent: Iterable[RecordSignal]) -> AsyncIterator[None]:
+        """The turn of a change that sends these signals."""
+        names = sorted({(signal.flow, signal.id) for signal in sent})  # in one order: none waits for another
+        async with contextlib.AsyncExitStack() as turns:
+            for lock in [self._locks.setdefault(name, asyncio.Lock()) for name in names]:
+                await turns.enter_async_context(lock)
+            yield
 
 
 class Others(msgspec.Struct):

@@ -22,8 +22,9 @@ import msgspec
 from bursar.engine import signals
 from bursar.engine.flow import NOTHING, Answer, Flow, FlowRecord
 from bursar.engine.moves import staying_move
-from bursar.model.errors import Refusal
+from bursar.model.errors import BursarError, Refusal
 from bursar.model.machine import Arrow
+from bursar.model.outcome import Outcome
 from bursar.model.proof import PROOF, never_issued
 from bursar.model.records import Record, Signal
 from bursar.model.retry import until_alarm_us
@@ -147,3 +148,10 @@ async def _look(engine: Engine, flow: Flow[Any], record: Record) -> None:
             await engine.alert(record, alarm.reason, alarm.severity, message)
     after_us = flow.next_look_us(record.state, age_us, life_us)
     await engine.store.single().records.look_again([(record.number, record.version, after_us)])
+
+
+def surprised(flow: Flow[Any], item: FlowRecord[Any], error: BaseException) -> Answer:
+    """A call has ended in an error: what happened on the other side is unknown."""
+    unexpected = not isinstance(error, BursarError | OSError)
+    log.log(logging.WARNING, "a call for %s %s: %s", flow.name, item.id, error, exc_info=unexpected)
+    return Answer(outcome=Outcome.UNKNOWN, message=f"{type(error).__name__}: {error}")

@@ -51,6 +51,7 @@ from bursar.store.tables import Tables
 
 TRANSFERS = "transfers"  # the flow whose ends are users' funding accounts
 LIMIT_MAX = 1_000_000  # rows of one page
+MADE_TRIES = 3  # to make accounts that others are making
 
 
 def check_limit(limit: int) -> int:
@@ -212,6 +213,30 @@ class RuleBook:
             bound = f"it is bound to book {found.book}" if found.book else "it is bound to no book"
             raise AlreadyExists("account", path, f"{bound}, and that never changes")
         return found
+
+    async def require_accounts(self, wanted: Mapping[str, Policy]) -> None:
+        """See to it that these accounts are there, in one transaction. Those that are stay as they are."""
+        for left in reversed(range(MADE_TRIES)):
+            try:
+                await self._require_accounts({check_path(path): policy for path, policy in wanted.items()})
+                return
+            except Conflict:  # another transaction has just made one of them: it is there now
+                if not left:
+                    raise
+
+    async def _require_accounts(self, wanted: dict[str, Policy]) -> None:
+        async with self.store.transaction() as unit:
+            there = await unit.accounts.heads(wanted)
+            missing = sorted(wanted.keys() - there.keys())  # in one order everywhere: others may make the same
+            if not missing:
+                return
+            for policy in {wanted[path] for path in missing}:
+                await _check_policy(unit, policy, "")
+            numbers = await unit.accounts.take_numbers(len(missing))
+            new = [Account(id=n, path=path, policy=wanted[path]) for n, path in zip(numbers, missing, strict=True)]
+            if await unit.accounts.append(*new) < len(new):
+                raise Conflict("an account was made by another transaction", 1)  # and nothing of this one is written
+            await unit.events.append_all(EventKind.ACCOUNT_CREATED, numbers, 1)
 
     async def account(self, path: str) -> Account:
         """The newest version of an account."""

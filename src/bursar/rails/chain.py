@@ -443,9 +443,10 @@ class Chain(Protocol):
         """The same of many addresses, with as few requests as there can be; text: why it can't be said of that one."""
         ...
 
-    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+    async def scan(self, addresses: Container[str], after: int, after_hash: str = "") -> Page:
         """Final transactions signed by these addresses, in the blocks after `after`; a bounded number of blocks.
 
+        Addresses are as the codec writes them. There may be a million: they are looked up, and never gone through.
         `after_hash` is the `up_to_hash` of the page before. `DeepReorganisation`: that block is gone (W19).
         """
         ...

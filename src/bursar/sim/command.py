@@ -28,7 +28,7 @@ from bursar import garbage
 from bursar.sim.kernel import CrashAt
 from bursar.sim.process import Moment
 
-SCENARIOS = ("documents", "engine", "ledger", "payouts", "restored", "sequence", "transfers")
+SCENARIOS = ("documents", "engine", "ledger", "payouts", "restored", "sequence", "transfers", "withdrawals")
 CHUNK = 10  # seeds a process is given at a time: at the end, no core waits for another for more than a blink
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 TRACE_LINES = 40
@@ -205,6 +205,7 @@ def command(
       bursar sim engine --seeds 500
       bursar sim sequence --seeds 500
       bursar sim payouts --seeds 300
+      bursar sim withdrawals --seeds 300
       bursar sim ledger --seed 17 --crash-at 40:after --verbose
     """
     as_json = as_json or bool((context.obj or {}).get("json") if isinstance(context.obj, dict) else False)

@@ -311,7 +311,7 @@ class ExpiryChain:
                 found[address] = str(error)
         return found
 
-    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+    async def scan(self, addresses: Container[str], after: int, after_hash: str = "") -> Page:
         page, hash = await self._page(after, after_hash)
         found = [
             OwnTransaction(hash=tx, sender=sender, nonce=None, block=block.number)

@@ -17,11 +17,12 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bursar.sim import evm_nodes
+from bursar.sim import evm_nodes, evm_world, expiry_world
 from bursar.sim.chain_faults import Lie
 from bursar.sim.chain_state import Behaviour, Reverted
 from bursar.sim.evm_tx import Tx
 from bursar.sim.expiry_chain import Found
+from bursar.sim.payout_chains import hashes_in
 
 if TYPE_CHECKING:
     from bursar.sim.payout_town import Town
@@ -54,6 +55,11 @@ class Plan:
     def expires(self) -> bool:
         """It pays on a chain on which transactions expire."""
         return self.seed % EXPIRES_EVERY == EXPIRES_EVERY - 1
+
+    @property
+    def kind(self) -> str:
+        """Of its chain."""
+        return "expiry" if self.expires else "evm"
 
     @property
     def restored(self) -> bool:
@@ -121,7 +127,7 @@ class Liar:
         """Perhaps change what it says."""
         if self.constant or self.dice.random() >= LIES_SHARE:
             return
-        lies = _expiry_lies(self.town, self.dice) if self.town.expires else _evm_lies(self.town, self.dice)
+        lies = (_evm_lies if self.town.kind.name == "evm" else _expiry_lies)(self.town, self.dice)
         self.town.nodes[self.name].lies = [self._counted(lies)] if lies is not None else []
 
     def for_good(self) -> None:
@@ -145,14 +151,15 @@ class Liar:
 
 
 def _evm_lies(town: Town, dice: random.Random) -> Lie | None:
-    world, node = town.evm, town.evm_nodes[town.liar.name]
+    world, node = town.world, town.nodes[town.liar.name]
+    assert isinstance(world, evm_world.World) and isinstance(node, evm_nodes.Node)
     seen = list(world.seen.values())
     waiting = [tx for tx in seen if world.find(tx.hash) is None]
     mined = [tx for tx in seen if world.find(tx.hash) is not None]
     what = dice.choice(("nothing", "invents", "hides", "nonce", "balance", "final", "shortens", "fails"))
     match what:
         case "invents" if waiting:
-            return _invented(town, dice.choice(waiting))
+            return _invented(world, dice.choice(waiting))
         case "hides" if mined:
             return evm_nodes.hidden(dice.choice(mined).hash)
         case "fails" if mined:
@@ -170,9 +177,9 @@ def _evm_lies(town: Town, dice: random.Random) -> Lie | None:
     return None
 
 
-def _invented(town: Town, tx: Tx) -> Lie | None:
+def _invented(world: evm_world.World, tx: Tx) -> Lie | None:
     try:
-        return evm_nodes.invented(town.evm, tx.raw, max(1, town.evm.finalized))
+        return evm_nodes.invented(world, tx.raw, max(1, world.finalized))
     except Reverted:
         return None
 
@@ -192,7 +199,8 @@ def _shortened(method: str, params: Sequence[Any], truth: Any) -> Any:
 
 
 def _expiry_lies(town: Town, dice: random.Random) -> Lie | None:
-    world = town.expiry
+    world = town.world
+    assert isinstance(world, expiry_world.World)
     what = dice.choice(("nothing", "invents", "hides", "balance", "final", "shortens"))
 
     def lie(method: str, params: Sequence[Any], truth: Any) -> Any:
@@ -235,11 +243,11 @@ class Depths:
         world = self.town.world
         if self.happened:
             return
-        used = [block.number for block in world.blocks[1 : -world.terms.finality] if _transactions(block)]
+        used = [block.number for block in world.blocks[1 : world.finalized + 1] if hashes_in(block)]
         if not used or self.read_up_to() < max(used):
             return
         depth = world.head.number - self.dice.choice(used[-TAKEN_MAX:]) + 1
-        gone = [tx for block in world.blocks[-depth:] for tx in _transactions(block)]
+        gone = [tx for block in world.blocks[-depth:] for tx in hashes_in(block)]
         comes_back = self.dice.random() < 0.5
         world.reorg(depth, returns=lambda _: comes_back, deep=True)
         for hash_ in () if comes_back else gone:  # no node has it any more
@@ -247,10 +255,6 @@ class Depths:
                 self.town.nodes.drop(hash_)
         self.happened += 1
         self.undone.update(gone)
-
-
-def _transactions(block: Any) -> list[str]:
-    return [one.tx.hash for one in (block.receipts if hasattr(block, "receipts") else block.included)]
 
 
 def change_token(town: Town, dice: random.Random) -> None:

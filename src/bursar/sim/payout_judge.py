@@ -18,13 +18,13 @@ import msgspec
 from bursar.flows.payouts.payout import GAS, SCOPE, SUSPENSE, Payout, wallet_account
 from bursar.model.accounts import HELD
 from bursar.model.envelope import decode_legs
-from bursar.rails.chain import Shape
+from bursar.rails.chain import Decoded, Shape
 from bursar.signer.entries import for_callers
 from bursar.signer.log import check_next, read_frames
 from bursar.signer.state import State
-from bursar.sim import evm_world, expiry_world
 from bursar.sim.oracle import Oracle, Violation
-from bursar.sim.payout_town import ADDRESSES, CHAIN_NAME, LOG, TOKEN, WALLETS, Town, codecs
+from bursar.sim.payout_chains import CHAIN_NAME, WALLETS, fees_of
+from bursar.sim.payout_town import LOG, Town
 from bursar.store.sqlite.calls import amount_out
 
 LATE_ANSWERS: Final = "SELECT event FROM transitions WHERE record = ? AND event LIKE 'LATE %' ORDER BY version"
@@ -59,6 +59,7 @@ class Judge:
         self.oracle = oracle
         self.town = town
         self.wanted = wanted
+        self.wallets = {name: town.kind.addresses[name] for name in WALLETS}  # of ours, that pay for gas
         self.db: sqlite3.Connection = oracle.db
         rows = self.db.execute("SELECT number, id, state, body FROM records WHERE flow = 'payouts'").fetchall()
         self.payouts = [self._told(*row) for row in rows]
@@ -117,7 +118,7 @@ class Judge:
 
     def signatures(self) -> None:
         """Every signature is of what a client asked for, or moves nothing."""
-        state, codec = State(), codecs(self.town.kind)
+        state, codec = State(), self.town.kind.codec
         files = self.town.signer_host.files(self.town.kernel.processes["signer"])
         for offset, entries in read_frames(files, LOG):
             for hash_, data in entries if isinstance(entries, list) else ():
@@ -130,9 +131,14 @@ class Judge:
                 if shown.request.shape is Shape.CANCEL:
                     fine = does.to == sender and does.amount == 0 and not does.contract
                 else:
-                    fine = does.contract == TOKEN and self.wanted.get(does.to) == does.amount
+                    fine = does.contract == self.town.kind.token and self.wanted.get(does.to) == does.amount
+                    fine = fine or self.is_between_wallets(sender, does)
                 if not fine:
                     raise Violation(f"{shown.payout} {shown.attempt} was signed, and no client asked for it: {does}")
+
+    def is_between_wallets(self, sender: str, does: Decoded) -> bool:
+        """Whether it is a sweep, or gas for one: no run has any, unless it says so."""
+        return False
 
     def money(self) -> None:
         """Wallets have what their accounts say (I9); nothing is reserved or held any more."""
@@ -142,7 +148,7 @@ class Judge:
                 unpaid[one.body.wallet] += int(one.body.payment.amount)
         for name in WALLETS:
             here = -self.balance(wallet_account(CHAIN_NAME, name), "USDT") - unpaid[name]
-            there = self.town.world.balance(ADDRESSES[name], TOKEN)
+            there = self.town.world.balance(self.town.kind.addresses[name], self.town.kind.token)
             if here != there:
                 raise Violation(f"I9: {name} has {there} USDT on the chain, and {here} by the books")
         rows = "SELECT kind, key, amount FROM flow_rows WHERE kind IN ('reserved', 'unconfirmed') AND state = 'total'"
@@ -160,10 +166,11 @@ class Judge:
             one, undone = known.get(id_), self.town.depths.undone & self._hashes(id_)
             if booked[id_] != burned[id_] and not undone and not (one is not None and one.decided):
                 raise Violation(f"I9: gas of {id_} is {burned[id_]} on the chain, and {booked[id_]} by the books")
-        here = -sum(self.balance(wallet_account(CHAIN_NAME, name), "ETH") for name in WALLETS)
-        there = sum(self.town.world.balance(ADDRESSES[name]) for name in WALLETS)
+        kind = self.town.kind
+        here = -sum(self.balance(wallet_account(CHAIN_NAME, name), kind.native) for name in self.wallets)
+        there = sum(self.town.world.balance(address) for address in self.wallets.values())
         if here - there != sum(burned.values()) - sum(booked.values()):
-            raise Violation(f"I9: wallets have {there} ETH on the chain, and {here} by the books")
+            raise Violation(f"I9: wallets have {there} {kind.native} on the chain, and {here} by the books")
 
     def _booked_gas(self) -> Counter[str]:
         """By payout."""
@@ -179,14 +186,11 @@ class Judge:
     def _burned_gas(self) -> Counter[str]:
         """By payout, what its transactions have cost on the chain; "": those of no payout."""
         found: Counter[str] = Counter()
-        ours = {address.lower() for address in ADDRESSES.values()}
+        ours = {address.lower() for address in self.wallets.values()}
         payouts = dict(self._rows_of_hashes())
-        world = self.town.world
-        for block in world.blocks:
-            for one in block.receipts if isinstance(block, evm_world.Block) else block.included:
-                if one.tx.sender.lower() in ours:
-                    fee = one.fee if isinstance(one, expiry_world.Included) else one.gas_used * one.price
-                    found[payouts.get(one.tx.hash, "")] += fee
+        for hash_, sender, fee in fees_of(self.town.world):
+            if sender.lower() in ours:
+                found[payouts.get(hash_, "")] += fee
         return found
 
     def _hashes(self, payout: str) -> set[str]:

@@ -19,7 +19,8 @@ from bursar.flows.payouts.twins import CANCEL_IT
 from bursar.model.errors import BursarError
 from bursar.rails.chain import DeepReorganisation
 from bursar.sim.oracle import Violation
-from bursar.sim.payout_town import CHAIN_NAME, SIGNER, Town
+from bursar.sim.payout_chains import CHAIN_NAME
+from bursar.sim.payout_town import SIGNER, Town
 
 PEOPLE: Final = ("ann", "ben")
 

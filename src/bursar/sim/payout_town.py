@@ -1,13 +1,14 @@
 """What the payouts scenario pays on: a simulated chain with its nodes, a signer in a process of its own, and documents.
 
-The chain is an account chain behind JSON-RPC nodes and the real EVM rail, or one without nonces on which transactions
-expire. The signer is the real one: its log on a simulated disk, its protocol on a simulated network, its rules, and
-keys that are not secret. It has nodes of its own, which show it that an attempt is dead (W31).
+The chain is one of `payout_chains`. The signer is the real one: its log on a simulated disk, its protocol on a
+simulated network, its rules, and keys that are not secret. It has nodes of its own, which show it that an attempt is
+dead (W31).
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Final
 
@@ -15,16 +16,7 @@ import msgspec
 
 from bursar.documents import Documents
 from bursar.flows.payouts import KINDS
-from bursar.flows.payouts.documents import (
-    ASSET,
-    CHAIN,
-    WALLET,
-    AssetDocument,
-    ChainDocument,
-    Ranked,
-    WalletDocument,
-    asset_name,
-)
+from bursar.flows.payouts.documents import ASSET, CHAIN, WALLET, AssetDocument, WalletDocument, asset_name
 from bursar.flows.payouts.link import SignerStoreLink
 from bursar.flows.payouts.payout import wallet_account
 from bursar.ledger import Ledger
@@ -32,23 +24,31 @@ from bursar.model.accounts import ExternalAccount
 from bursar.model.document_kinds import DocumentKind
 from bursar.model.documents import Proposal
 from bursar.model.entries import deposit
-from bursar.rails.chain import Chain, Codec
-from bursar.rails.evm.chain import EvmChain
-from bursar.rails.evm.codec import EvmCodec
-from bursar.rails.evm.rpc import Endpoint
+from bursar.rails.chain import Chain
 from bursar.signer.client import SignerClient
-from bursar.signer.curve import evm_address, public_key, sign_digest
+from bursar.signer.curve import sign_digest
 from bursar.signer.errors import SignerStopped
 from bursar.signer.policy import Policy, parse
 from bursar.signer.server import Server
 from bursar.signer.service import Service
 from bursar.signer.wallets import Wallet
 from bursar.signer.witness import Witness
-from bursar.sim import evm_nodes, evm_world, expiry_chain, expiry_world
-from bursar.sim.chain_state import Behaviour, Effect, Token
-from bursar.sim.expiry_codec import ExpiryCodec
+from bursar.sim import evm_world, expiry_world, payout_chains, tron_world
+from bursar.sim.chain_state import Behaviour, Effect
 from bursar.sim.kernel import Kernel
 from bursar.sim.net import SimHost, SimNet
+from bursar.sim.payout_chains import (
+    CHAIN_NAME,
+    FINALITY,
+    GWEI,
+    KEYS,
+    TOKENS,
+    WALLETS,
+    ChainKind,
+    address_of,
+    codecs,
+    deposit_key,
+)
 from bursar.sim.payout_faults import Depths, Liar, OldDisk, Plan, change_token, forget_history
 from bursar.sim.process import Process
 from bursar.store import Store
@@ -60,102 +60,84 @@ LOG: Final = f"{FOLDER}/log"
 SECRET: Final = b"a secret of the simulator, long enough"
 SIGNER: Final = "hot"
 CALLER: Final = "payouts"
-CHAIN_NAME: Final = "sim"
-CHAIN_ID: Final = 777
-GWEI: Final = 10**9
-WALLETS: Final = ("hot1", "hot2")
-KEYS: Final = {name: bytearray(bytes([number + 1]) * 32) for number, name in enumerate(WALLETS)}
-ADDRESSES: Final = {name: evm_address(public_key(key)) for name, key in KEYS.items()}
-TOKEN: Final = EvmCodec().check_address(CHAIN_NAME, "0x" + "c0" * 20)
-COINS: Final = 10**18  # of each wallet
-TOKENS: Final = 10**9
-BLOCK_S: Final = 1.0
-FINALITY: Final = 3
+UNLIMITED: Final = 1_000_000_000  # of the token, in smallest units: more than a run pays
 
-POLICY: Final = f"""
+
+def rules(
+    kind: ChainKind,
+    *,
+    people: str = "",
+    mandate_max: int = UNLIMITED,
+    dual_above: int = UNLIMITED,
+    more: Callable[[ChainKind, str], str] = lambda _kind, _limits: "",
+) -> Policy:
+    """The signer's own policy. `people`: its section of approvers; `more`: other sections."""
+    limits = f"hourly_max = {UNLIMITED}\ndaily_max = {UNLIMITED}"
+    wallets = "".join(
+        f'[wallets.{name}]\nchain = "{CHAIN_NAME}"\naddress = "{address}"\nkey = "{name}"\n'
+        for name, address in kind.addresses.items()
+    )
+    text = f"""
 name = "{SIGNER}"
 [unhalt]
 people = ["ann", "ben"]
 [chains.{CHAIN_NAME}]
-kind = "KIND"
-chain_id = {CHAIN_ID}
-fee_max = "{10**17}"
-cancel_fee_max = "{10**17}"
+kind = "{kind.name}"
+chain_id = {kind.chain_id}
+fee_max = "{kind.fee_max}"
+cancel_fee_max = "{kind.fee_max}"
 cancels_daily = 1000
-{
-    "".join(
-        f'''
-[wallets.{name}]
-chain = "{CHAIN_NAME}"
-address = "{address}"
-key = "{name}"
-'''
-        for name, address in ADDRESSES.items()
-    )
-}
+{wallets}
+{people}
 [assets.{CHAIN_NAME}.USDT]
-contract = "{TOKEN}"
+contract = "{kind.token}"
 decimals = 6
-payment_max = 1_000_000_000
-dual_above = 1_000_000_000
-hourly_max = 1_000_000_000
-daily_max = 1_000_000_000
+payment_max = {UNLIMITED}
+dual_above = {dual_above}
+{limits}
 [mandates.auto]
 chain = "{CHAIN_NAME}"
 asset = "USDT"
-payment_max = 1_000_000_000
-hourly_max = 1_000_000_000
-daily_max = 1_000_000_000
+payment_max = {mandate_max}
+{limits}
 [callers.{CALLER}]
 secret_file = "payouts.secret"
 rights = ["preview", "sign", "cancel", "log", "status"]
+{more(kind, limits)}
 """
-
-
-def codecs(kind: str) -> Codec:
-    """By kind, the simulator's own among them."""
-    known: dict[str, Codec] = {"evm": EvmCodec(), "expiry": ExpiryCodec()}
-    return known[kind]
+    return parse("policy", text.encode(), codecs)
 
 
 class OpenKeys:
     """Keys that are no secret."""
 
+    def __init__(self, kind: ChainKind) -> None:
+        self.kind = kind
+
     def address(self, wallet: Wallet) -> str:
         """Of the wallet's key."""
-        return ADDRESSES[wallet.key]
+        if wallet.user:
+            return address_of(self.kind.name, deposit_key(wallet.user))
+        return self.kind.addresses[wallet.key]
 
     async def sign(self, wallet: Wallet, digest: bytes) -> bytes:
         """Deterministic, as the simulator needs it."""
-        return sign_digest(KEYS[wallet.key], digest)
+        return sign_digest(deposit_key(wallet.user) if wallet.user else KEYS[wallet.key], digest)
 
 
 class Town:
     """The chain and the signer of one run. Both outlive every process."""
 
-    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+    def __init__(self, kernel: Kernel, plan: Plan, policy: Policy | None = None) -> None:
         self.kernel = kernel
         self.plan = plan
-        self.expires = plan.expires
+        self.kind = payout_chains.KINDS[plan.kind]
         self.net = SimNet(kernel)
         self.signer_host = SimHost(self.net, f"{kernel.seed} signer")
         self.dice = random.Random(f"{kernel.seed} town")
-        self.policy: Policy = parse("policy", POLICY.replace("KIND", self.kind).encode(), codecs)
-        self.evm = evm_world.World(
-            evm_world.Terms(chain_id=CHAIN_ID, block_time_s=1, finality=FINALITY, base_fee=10 * GWEI)
-        )
-        self.expiry = expiry_world.World(
-            expiry_world.Terms(chain_id=CHAIN_ID, block_time_s=1, finality=FINALITY, window=12)
-        )
-        self.evm_nodes = evm_nodes.Nodes(self.evm, plan.nodes, kernel.seed)
-        self.expiry_nodes = expiry_chain.Nodes(self.expiry, plan.nodes, kernel.seed)
-        world = self.world
-        world.deploy(Token(address=TOKEN))
-        for address in ADDRESSES.values():
-            world.fund(address, COINS)
-            world.fund(address, TOKENS, TOKEN)
-        for _ in range(FINALITY + 1):
-            world.mine()
+        self.policy = policy or rules(self.kind)
+        self.world = payout_chains.world_of(self.kind)
+        self.nodes = payout_chains.nodes_of(self.world, plan.nodes, kernel.seed)
         self.reorgs = 0
         self.stops: list[str] = []
         self.calm = plan.small
@@ -168,29 +150,9 @@ class Town:
         self.decided = 0  # times that two people have decided what became of a payout
         self.rebound = 0  # times that a new signer was put in the place of one whose log is lost
 
-    @property
-    def kind(self) -> str:
-        """Of the chain that is in use."""
-        return "expiry" if self.expires else "evm"
-
-    @property
-    def world(self) -> evm_world.World | expiry_world.World:
-        """The chain that is in use."""
-        return self.expiry if self.expires else self.evm
-
-    @property
-    def nodes(self) -> evm_nodes.Nodes | expiry_chain.Nodes:
-        """Its nodes."""
-        return self.expiry_nodes if self.expires else self.evm_nodes
-
     def chain(self, process: Process) -> Chain:
         """The chain as one process sees it."""
-        network = document(self.kind).network(CHAIN_NAME)
-        if self.expires:
-            return expiry_chain.ExpiryChain(network, self.expiry_nodes, process.ports.sleep, process.ports.token)
-        endpoints = [Endpoint(name=node.name, url=node.url) for node in self.evm_nodes.by_name.values()]
-        post = self.evm_nodes.transport(process.ports.sleep)
-        return EvmChain(network, endpoints, post, process.ports.monotonic, timeout_s=2.0)
+        return payout_chains.rail_of(self.kind, self.nodes, process)
 
     def client(self, process: Process, store: Store) -> SignerClient:
         """The signer as one process asks it."""
@@ -218,7 +180,7 @@ class Town:
         try:
             witness = Witness({CHAIN_NAME: self.chain(process)})
             service = await Service.open(
-                process.ports, FOLDER, self.policy, OpenKeys(), codecs, witness=witness, new=new
+                process.ports, FOLDER, self.policy, OpenKeys(self.kind), codecs, witness=witness, new=new
             )
             self.service = service
             server = Server(process.ports, service, {CALLER: SECRET}, local_secret=SECRET, log=lambda _: None)
@@ -265,10 +227,8 @@ class Town:
             comes_back = dice.random() < 0.5  # or the nodes have forgotten it
             world.reorg(depth, returns=lambda _: comes_back)
             self.reorgs += 1
-        if not self.calm and not self.expires and dice.random() < 0.1:
-            self.evm.spike(dice.choice((20, 60, 150)) * GWEI)
-        if not self.calm and self.expires and dice.random() < 0.2:
-            self.expiry.terms.price = dice.choice((50, 100, 150))
+        if not self.calm:
+            self._change_price()
         if not self.calm and dice.random() < 0.2:
             node = self.nodes[dice.choice(self.plan.nodes)]
             node.lag, node.down = dice.choice(((0, False), (2, False), (5, False), (0, True)))
@@ -278,16 +238,32 @@ class Town:
             if self.plan.deep:
                 self.depths.turn()
             if self.plan.forced:
-                (forget_history if self.expires else change_token)(self, dice)
+                (change_token if self.kind.name == "evm" else forget_history)(self, dice)
         world.mine(empty=not self.calm and dice.random() < 0.2)
-        self.kernel.loop.call_later(BLOCK_S, self.tick, context=Context())
+        self.kernel.loop.call_later(self.kind.block_s, self.tick, context=Context())
+
+    def _change_price(self) -> None:
+        """The chain gets dear, or cheap."""
+        dice, world = self.dice, self.world
+        if isinstance(world, evm_world.World):
+            if dice.random() < 0.1:
+                world.spike(dice.choice((20, 60, 150)) * GWEI)
+        elif dice.random() < 0.2:
+            price = dice.choice((50, 100, 150))
+            if isinstance(world, expiry_world.World):
+                world.terms.price = price
+            else:
+                world.terms.energy = price
 
     def heal(self) -> None:
         """From now on nothing breaks."""
         self.calm = True
         self.net.heal()
         self.nodes.heal()
-        self.expiry.terms.price = 50
+        if isinstance(self.world, expiry_world.World):
+            self.world.terms.price = 50
+        elif isinstance(self.world, tron_world.World):
+            self.world.terms.energy = 50
         for token in self.world.tokens.values():
             token.behaviour = Behaviour.HONEST
         if len(self.plan.nodes) > 2:
@@ -295,28 +271,11 @@ class Town:
 
     def effects(self, to: str) -> list[Effect]:
         """What the chain has paid to an address."""
-        wanted = (to.lower(), TOKEN.lower())
+        wanted = (to.lower(), self.kind.token.lower())
         return self.world.effects(lambda effect: (effect.to.lower(), effect.contract.lower()) == wanted)
 
 
 # --- the database ----------------------------------------------------------------------------------------------------
-
-
-def document(kind: str) -> ChainDocument:
-    """The chain as operators have described it."""
-    return ChainDocument(
-        kind=kind,
-        chain_id=CHAIN_ID,
-        native="ETH",
-        decimals=18,
-        depth=1,
-        finalized_tag=True,
-        fee_ceilings=Ranked(high=400 * GWEI, normal=300 * GWEI, low=200 * GWEI),
-        tips=Ranked(high=3 * GWEI, normal=2 * GWEI, low=GWEI),
-        block_ms=int(BLOCK_S * 2000),  # what it is asked every so often; each poll costs, and finds little new
-        bump_after_s=8,
-        unconfirmed_max=4,
-    )
 
 
 async def put(documents: Documents, kind: DocumentKind[msgspec.Struct], name: str, body: msgspec.Struct) -> None:
@@ -326,26 +285,27 @@ async def put(documents: Documents, kind: DocumentKind[msgspec.Struct], name: st
         await documents.approve(kind, name, done.hash, actor="ben", reason="the simulator")
 
 
-async def furnish(ledger: Ledger, kind: str, users: int, funds: int) -> None:
+async def furnish(ledger: Ledger, kind: ChainKind, accounts: Sequence[str], funds: int) -> None:
     """Assets, documents, accounts, and money that is really in the wallets."""
     await ledger.create_asset("USDT", precision=6)
-    await ledger.create_asset("ETH", precision=18)
+    await ledger.create_asset(kind.native, precision=kind.decimals)
     documents = Documents(ledger.store, KINDS)
-    await put(documents, CHAIN, CHAIN_NAME, document(kind))  # type: ignore[arg-type]
-    token = AssetDocument(asset="USDT", chain=CHAIN_NAME, contract=TOKEN, decimals=6)
+    await put(documents, CHAIN, CHAIN_NAME, kind.document())  # type: ignore[arg-type]
+    token = AssetDocument(asset="USDT", chain=CHAIN_NAME, contract=kind.token, decimals=6)
     await put(documents, ASSET, asset_name("USDT", CHAIN_NAME), token)  # type: ignore[arg-type]
-    for name, address in ADDRESSES.items():
+    coins = str(kind.coins // 10**kind.decimals)
+    for name, address in kind.addresses.items():
         await put(documents, WALLET, name, WalletDocument(chain=CHAIN_NAME, address=address))  # type: ignore[arg-type]
         books = wallet_account(CHAIN_NAME, name)
         await ledger.create_account(books, policy=ExternalAccount())
         await ledger.create_account(f"owner:{name}")
-        await ledger.commit(deposit(books, f"owner:{name}", "ETH", "1", key=f"coins {name}"))
-    for user in range(users):
-        await ledger.create_account(f"user:{user}")
-        source = wallet_account(CHAIN_NAME, WALLETS[user % len(WALLETS)])
-        await ledger.commit(deposit(source, f"user:{user}", "USDT", str(funds), key=f"user {user}"))
+        await ledger.commit(deposit(books, f"owner:{name}", kind.native, coins, key=f"coins {name}"))
+    for number, account in enumerate(accounts):
+        await ledger.create_account(account)
+        source = wallet_account(CHAIN_NAME, WALLETS[number % len(WALLETS)])
+        await ledger.commit(deposit(source, account, "USDT", str(funds), key=f"user {number}"))
     for number, name in enumerate(WALLETS):
-        given = sum(funds for user in range(users) if user % len(WALLETS) == number)
+        given = sum(funds for user in range(len(accounts)) if user % len(WALLETS) == number)
         rest = TOKENS // 10**6 - given
         await ledger.commit(
             deposit(wallet_account(CHAIN_NAME, name), f"owner:{name}", "USDT", str(rest), key=f"rest {name}")

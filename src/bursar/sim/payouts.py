@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bursar.documents import Documents
 from bursar.engine import Engine, Worker, forced
@@ -26,20 +25,20 @@ from bursar.flows.payouts import KINDS, MACHINE, PayoutRefused, PayoutRequest, P
 from bursar.flows.payouts.machine import OPEN
 from bursar.ledger import Ledger
 from bursar.model.errors import BursarError, Conflict, Refusal
-from bursar.sim.disk import SimDisk
-from bursar.sim.kernel import CrashAt, CrashSwarm, Kernel, Run, run
+from bursar.sim.kernel import CrashAt, CrashSwarm, Kernel, Run
 from bursar.sim.ledger import Size
-from bursar.sim.net import SimHost
 from bursar.sim.oracle import Oracle, Violation
+from bursar.sim.payout_chains import CHAIN_NAME, EVM
+from bursar.sim.payout_chains import KINDS as CHAIN_KINDS
 from bursar.sim.payout_faults import Plan
 from bursar.sim.payout_judge import Judge
 from bursar.sim.payout_people import Office
-from bursar.sim.payout_town import CHAIN_NAME, Town, codecs, furnish
+from bursar.sim.payout_run import HEALED_S, Beginning, PayoutRun, play_out, prepared
+from bursar.sim.payout_town import Town, furnish
 from bursar.sim.process import Process
 from bursar.sim.records import RecordOracle
 from bursar.sim.sharing import SharedPorts
-from bursar.sim.two_process import LEASE_S, PATH, Client, TwoProcessRun, WatchedStore, quiet
-from bursar.store import connect
+from bursar.sim.two_process import LEASE_S, PATH, Client, WatchedStore
 
 PROCESSES: Final = ("payouts", "payouts-2")
 USERS: Final = 3
@@ -47,19 +46,10 @@ PAYOUTS_EACH: Final = 2
 FUNDS: Final = 200  # USDT of each user
 SCAN_S: Final = 1.0
 LOOK_S: Final = 0.5
-CHAOS_S: Final = 25.0
-HEALED_S: Final = 2_000.0  # within which everything must have ended: back-off is up to a quarter of an hour
 OFFICE_S: Final = 3.0
 ASKS_S_MAX: Final = 4.0  # between two requests of a client
 SWARM: Final = CrashSwarm(probability=0.004, budget=6)
 STATES: Final = ", ".join(f"'{state}'" for state in OPEN)
-# What people have decided, or a chain has taken back, and its nodes were not asked about since. Of a payment that moved
-# something else they never say which it was.
-OPEN_QUESTIONS: Final = """
-    SELECT record, state, said FROM forced_calls f WHERE due IS NOT NULL AND said NOT LIKE '%Mismatch%' AND EXISTS (
-        SELECT 1 FROM transitions t WHERE t.record = f.record AND t.version > f.version AND t.source <> t.target)"""
-UNNOTICED: Final = """SELECT 'chain', 'unnoticed', '' WHERE NOT EXISTS (
-    SELECT 1 FROM alerts WHERE reason LIKE 'final block of % reorganised' AND severity = 'critical')"""
 OPEN_PAYOUTS: Final = f"SELECT id, state, error FROM records WHERE flow = 'payouts' AND state IN ({STATES})"
 
 
@@ -95,7 +85,7 @@ class PayoutOracle(RecordOracle):
         """After every commit of any process."""
         if not self.db.in_transaction:
             Oracle.look(self, others=others)
-            self.judge_moved(MACHINE.name)
+            self.judge_moved(MACHINE)
 
     def records(self) -> None:
         """Each arrow once, in order, and legal."""
@@ -110,7 +100,7 @@ class PayoutOracle(RecordOracle):
             raise Violation(f"healed, and not ended: {found}")
 
 
-class Scenario(TwoProcessRun[Outcome]):
+class Scenario(PayoutRun[Outcome]):
     """One run."""
 
     processes = PROCESSES
@@ -119,27 +109,13 @@ class Scenario(TwoProcessRun[Outcome]):
     look_s = LOOK_S
 
     def __init__(self, kernel: Kernel, size: Size, *, small: bool) -> None:
-        self.plan = Plan(kernel.seed, small)
-        self.town = Town(kernel, self.plan)
-        host = SimHost(self.town.net, f"{kernel.seed} servers")
-        host.install(PATH, beginning(self.town.kind)[0])
-        self.host = host
-        self.restored = 0
-        self.lied_by_then = 0  # when the last payout had ended
-        self.backup: bytes = b""
-        super().__init__(kernel, host, size)
-        if self.plan.watched:
-            self.open = f"{OPEN_PAYOUTS} UNION ALL {OPEN_QUESTIONS}"
-        self.town.depths.read_up_to = self.read_up_to
-        if not small:
-            self.town.nodes.trouble = 0.12
-            self.town.net.cut_probability = 0.01
-
-    def make_rail(self) -> Any:
-        return self.town.nodes
+        town = Town(kernel, Plan(kernel.seed, small))
+        self.image, self.past = beginning(town.kind.name)
+        super().__init__(kernel, town, self.image, size)
+        self.healed_s = HEALED_S
 
     def make_oracle(self) -> PayoutOracle:
-        return PayoutOracle(self.host.open(PATH), beginning(self.town.kind)[1])
+        return PayoutOracle(self.host.open(PATH), self.past)
 
     def make_client(self, number: int, how_many: int) -> Client:
         wants = {f"c{number}-{n}": self.rng.randrange(1, 90) for n in range(how_many)}
@@ -147,89 +123,7 @@ class Scenario(TwoProcessRun[Outcome]):
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    async def play(self) -> Outcome:
-        """Chaos, healing, judgement."""
-        self.kernel.on_crash = self.crashed
-        self.town.start_signer()
-        self.town.tick()
-        for name in self.processes:
-            self.boot(name)
-        loop = self.kernel.loop
-        if self.plan.behind:
-            self.town.old_disk.begin()
-        if self.plan.restored:
-            loop.call_later(0.2 + self.rng.random() * 5, self.back_up, context=Context())
-        if not await self.over_by(CHAOS_S):
-            self.heal()
-            if not await self.over_by(CHAOS_S + HEALED_S):
-                raise Violation(f"not ended in time: {self.oracle.db.execute(self.open).fetchall()}")
-        self.heal()
-        while self.plan.deep and not self.town.depths.happened:  # the worst of times: when all of them have ended
-            await self.rest()
-            self.town.depths.turn()
-        if self.town.depths.happened:
-            await self.noticed()
-        self.lied_by_then = self.town.liar.shortened
-        await self.rest()
-        return self.judge()
-
-    def read_up_to(self) -> int:
-        """How far the watcher of the chain has come, by what it has written down."""
-        if not self.can_look():
-            return -1
-        read = "SELECT coalesce(max(body ->> '$.block'), -1) FROM records WHERE flow = 'chains'"
-        return int(self.oracle.db.execute(read).fetchone()[0])
-
-    async def noticed(self) -> None:
-        """A reorganisation of what was final opens an incident (W19); then all questions about it are answered."""
-        self.open = f"{self.open} UNION ALL {UNNOTICED}"
-        if not await self.over_by(CHAOS_S + HEALED_S):
-            raise Violation(f"W19: not noticed, or open: {self.oracle.db.execute(self.open).fetchall()}")
-
-    async def rest(self) -> None:
-        """Until what took effect last is final, and booked."""
-        later: asyncio.Future[None] = self.kernel.loop.create_future()
-        self.kernel.loop.call_later(6.0, later.set_result, None)
-        await later
-
-    def heal(self) -> None:
-        """From now on nothing breaks."""
-        self.kernel.calm()
-        self.town.heal()
-
-    def crashed(self, process: Process) -> None:
-        """The signer comes back as the others do."""
-        if process.name == "signer":
-            delay = 0.05 + self.rng.random()
-            self.kernel.loop.call_later(delay, self.town.start_signer, context=Context())
-            return
-        super().crashed(process)
-
-    def back_up(self) -> None:
-        """A copy of the database between two transactions; it is put back later."""
-        if self.town.calm:
-            return
-        db, loop = self.host.open(PATH), self.kernel.loop
-        if self.host.held() or db.in_transaction:
-            loop.call_later(0.003, self.back_up, context=Context())
-            return
-        self.backup = self.host.image(PATH)
-        loop.call_later(1 + self.rng.random() * 8, self.restore, context=Context())
-
-    def restore(self) -> None:
-        """All servers stop, and an older database is put back. What clients were answered since is no promise."""
-        if self.town.calm or self.town.old_disk.forked:
-            return
-        if self.town.old_disk.newest:  # the signer forgets as well: not before that was noticed, or nothing would know
-            self.kernel.loop.call_later(1.0, self.restore, context=Context())
-            return
-        self.restored += 1
-        self.town.forgetful = True
-        for name in PROCESSES:
-            process = self.kernel.processes[name]
-            if process.alive:
-                process.crash()
-        self.host.restore(PATH, self.backup)
+    def forget(self) -> None:
         self.oracle = PayoutOracle(self.host.open(PATH))
         for client in self.clients:
             client.told.clear()
@@ -290,11 +184,6 @@ class Scenario(TwoProcessRun[Outcome]):
             with contextlib.suppress(BursarError):
                 await office.look()
 
-    def restart(self) -> None:
-        """Every server ends, and comes back."""
-        for name in PROCESSES:
-            self.kernel.loop.call_soon(self.kernel.processes[name].crash, context=Context())
-
     # --- judgement ---------------------------------------------------------------------------------------------------
 
     def judge(self) -> Outcome:
@@ -336,28 +225,19 @@ class Scenario(TwoProcessRun[Outcome]):
 def recipient(key: str) -> str:
     """One address for each payout that a client wants."""
     number = int.from_bytes(key.encode(), "big")
-    return codecs("evm").check_address("sim", f"0x{number:040x}")
+    return EVM.address(number)
 
 
 # --- the beginning of every seed -------------------------------------------------------------------------------------
 
-_beginnings: dict[str, tuple[bytes, Oracle]] = {}
+_beginnings: dict[str, Beginning] = {}
 
 
-def beginning(kind: str) -> tuple[bytes, Oracle]:
+def beginning(kind: str) -> Beginning:
     """A database with documents, accounts and money, and what the oracle has to say about it; made once."""
     if kind not in _beginnings:
-        disk = SimDisk()
-
-        async def prepare(kernel: Kernel) -> None:
-            store = connect(f"sqlite:///{PATH}", kernel.start("prepare", disk=disk).ports)
-            await store.open()
-            await furnish(Ledger(store), kind, USERS, FUNDS)
-
-        run(prepare, 0)
-        oracle = Oracle(disk.open(PATH))
-        oracle.everything()
-        _beginnings[kind] = (disk.image(PATH), oracle)
+        accounts = [f"user:{user}" for user in range(USERS)]
+        _beginnings[kind] = prepared(lambda ledger: furnish(ledger, CHAIN_KINDS[kind], accounts, FUNDS))
     return _beginnings[kind]
 
 
@@ -370,19 +250,10 @@ def play(
     verbose: bool = False,
 ) -> Run[Outcome]:
     """Run one seed. Without `crashes`, a swarm of them falls anywhere. With a `size`, one payout is asked for."""
-    if split:
-        raise ValueError("records need a store with real transactions: there is no split mode here")
     wanted = Size(callers=USERS, entries_each=PAYOUTS_EACH) if size is None else Size(callers=1, entries_each=1)
-    scenes: list[Scenario] = []
-    beginning("expiry" if Plan(seed, small=size is not None).expires else "evm")  # before this run has the event loop
+    beginning(Plan(seed, small=size is not None).kind)  # before this run has the event loop
 
-    async def main(kernel: Kernel) -> Outcome:
-        scenes.append(Scenario(kernel, wanted, small=size is not None))
-        return await scenes[0].play()
+    def scenario(kernel: Kernel) -> Scenario:
+        return Scenario(kernel, wanted, small=size is not None)
 
-    try:
-        with quiet():
-            return run(main, seed, crashes=crashes or (), swarm=SWARM if crashes is None else None, verbose=verbose)
-    finally:
-        for scene in scenes:
-            scene.host.close()
+    return play_out(scenario, seed, crashes, SWARM, split=split, verbose=verbose)

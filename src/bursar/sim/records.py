@@ -42,17 +42,17 @@ class RecordOracle(Oracle, ABC):
     def ended(self) -> None:
         """Nothing breaks any more: every record is where it may stay."""
 
-    def judge_moved(self, flow: str) -> None:
-        """What `legal` says of the records of a flow that have moved since they were judged last.
+    def judge_moved(self, machine: Machine) -> None:
+        """What `legal` says of the records of a machine that have moved since they were judged last.
 
         That the history of the others has not changed is judged at every crash and at the end (`records`).
         """
         read = self.db.execute
-        for row in read("SELECT number, id, state, version FROM records WHERE flow = ?", (flow,)).fetchall():
+        for row in read("SELECT number, id, state, version FROM records WHERE flow = ?", (machine.name,)).fetchall():
             number, id_, state, version = row
             if self._judged.get(number) != row:
                 steps = read(f"{STEPS} WHERE record = ? ORDER BY version", (number,))
-                self.legal(number, id_, [step[1:] for step in steps], state, version)
+                self.legal(number, id_, [step[1:] for step in steps], state, version, machine)
                 self._judged[number] = row
 
     def steps(self) -> dict[int, list[tuple[object, ...]]]:
@@ -63,28 +63,40 @@ class RecordOracle(Oracle, ABC):
             found[step[0]].append(step[1:])
         return found
 
-    def legal(self, number: int, id: str, steps: list[tuple[object, ...]], state: str, version: int) -> None:
+    def legal(
+        self,
+        number: int,
+        id: str,
+        steps: list[tuple[object, ...]],
+        state: str,
+        version: int,
+        machine: Machine | None = None,
+    ) -> None:
         """Its history is unbroken, only ever grows, follows the machine's arrows, and leads to where it is."""
+        of = machine or self.machine
         before = self._history.get(number, [])
         if steps[: len(before)] != before:
-            raise Violation(f"the history of {self.machine.name} {id} was changed")
+            raise Violation(f"the history of {of.name} {id} was changed")
         self._history[number] = steps
         place = ""
         for expected, (at, source, event, target) in enumerate(steps, start=1):
             if at != expected or source != place:
-                raise Violation(f"{self.machine.name} {id} has no unbroken history: {steps}")
+                raise Violation(f"{of.name} {id} has no unbroken history: {steps}")
             place = str(target)
             if source == target and (event in (*UNKNOWNS, *NOTES, *self.late) or str(event).startswith(f"{SIGNAL} ")):
                 continue
-            if source and not self._arrow(str(source), str(event), place):
-                raise Violation(f"{self.machine.name} {id} went from {source} to {target} on {event}")
+            if source and not _is_arrow(of, str(source), str(event), place):
+                raise Violation(f"{of.name} {id} went from {source} to {target} on {event}")
         if (place, len(steps)) != (state, version):
-            raise Violation(
-                f"{self.machine.name} {id} is {state} at version {version}, its history says {place}, {len(steps)}"
-            )
+            raise Violation(f"{of.name} {id} is {state} at version {version}, its history says {place}, {len(steps)}")
+        self.stepped(of, id, steps, len(before))
 
-    def _arrow(self, source: str, event: str, target: str) -> bool:
-        try:
-            return self.machine.arrow(source, event).target == target
-        except ImpossibleEvent:
-            return False
+    def stepped(self, machine: Machine, id: str, steps: list[tuple[object, ...]], known: int) -> None:
+        """A record's history is legal; the first `known` steps of it were known before. For a scenario to look at."""
+
+
+def _is_arrow(machine: Machine, source: str, event: str, target: str) -> bool:
+    try:
+        return machine.arrow(source, event).target == target
+    except ImpossibleEvent:
+        return False

@@ -68,7 +68,7 @@ class WatchedStore(SqliteStore):
 class TwoProcessRun(ABC, Generic[T]):
     """One run."""
 
-    processes: ClassVar[tuple[str, str]]
+    processes: tuple[str, ...]
     open: str  # a query: what has not come to rest
     look_s: ClassVar[float] = LOOK_S  # between two looks whether everything has
 

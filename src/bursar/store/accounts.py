@@ -59,12 +59,17 @@ class Accounts(Table):
 
     async def take_number(self) -> int:
         """A number not in use."""
-        return int(await self._one("take_account_number"))
+        return (await self.take_numbers(1))[0]
 
-    async def append(self, account: Account) -> int:
-        """A new version. 0 if it does not follow directly on the newest, or is there already."""
-        row = (account.id, account.version, account.path, encode_policy(account.policy), account.status.value)
-        return await self._s.write("insert_account", [(*row, account.book)])
+    async def take_numbers(self, count: int) -> list[int]:
+        """So many numbers not in use."""
+        rows = await self._s.rows("take_account_numbers", count)
+        return [number for first, last in rows for number in range(first, last + 1)]
+
+    async def append(self, *accounts: Account) -> int:
+        """New versions; how many were written. Not one that is there already, or does not follow on the newest."""
+        rows = [(a.id, a.version, a.path, encode_policy(a.policy), a.status.value, a.book) for a in accounts]
+        return await self._s.write("insert_account", rows)
 
     async def heads(self, paths: Iterable[str]) -> dict[str, Account]:
         """Newest versions by path; the missing are missing."""

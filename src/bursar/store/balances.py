@@ -26,6 +26,13 @@ class Balances(Table):
         """asset → sum, from the cache."""
         return {row[0]: int(row[1]) for row in await self._s.rows("cached_balances", account)}
 
+    async def cached_of_many(self, accounts: Sequence[int]) -> dict[int, dict[int, int]]:
+        """account → asset → sum, from the cache; an account without any is missing."""
+        found: dict[int, dict[int, int]] = {}
+        for account, asset, total in await self._s.rows("cached_balances_of_many", list(accounts)):
+            found.setdefault(account, {})[asset] = int(total)
+        return found
+
     async def by_prefix(self, prefix: str) -> dict[int, int]:
         """asset → sum over an account and all below it."""
         rows = await self._s.rows("balances_by_prefix", prefix, prefix + ":", prefix + ":" + LAST_PATH)

@@ -69,7 +69,11 @@ class Events(Table):
 
     async def append(self, kind: EventKind, subject: int, version: int = 0) -> int:
         """1, or 0 if that event is there already."""
-        return await self._s.write("insert_event", [(int(kind), subject, version)])
+        return await self.append_all(kind, [subject], version)
+
+    async def append_all(self, kind: EventKind, subjects: Sequence[int], version: int) -> int:
+        """The same of several; how many are new."""
+        return await self._s.write("insert_event", [(int(kind), subject, version) for subject in subjects])
 
     async def raise_epoch(self) -> int:
         """The database was restored: what is written from now on comes after every cursor that there is."""

@@ -339,6 +339,16 @@ async def test_address_has_code_or_has_not_if_nodes_agree() -> None:
 # --- watching --------------------------------------------------------------------------------------------------------
 
 
+class LookedUp:
+    """Addresses that can't be gone through: there may be a million."""
+
+    def __init__(self, *addresses: str) -> None:
+        self._addresses = addresses
+
+    def __contains__(self, address: object) -> bool:
+        return address in self._addresses
+
+
 @on_virtual_chain
 async def test_scan_finds_every_final_transaction_of_our_wallets_once() -> None:
     town = TronTown()
@@ -358,7 +368,7 @@ async def test_scan_finds_every_final_transaction_of_our_wallets_once() -> None:
     found: list[str] = []
     for _ in range(10):
         town.wait()
-        page = await town.chain.scan(frozenset({HOT}), cursor, hash_)
+        page = await town.chain.scan(LookedUp(HOT), cursor, hash_)
         found += [one.hash for one in page.transactions]
         assert all(one.sender == HOT and one.nonce is None for one in page.transactions)
         cursor, hash_ = page.up_to, page.up_to_hash

@@ -12,6 +12,7 @@ first scan is read after `rescan`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -85,6 +86,9 @@ class Scanning:
             if cursor.block < 0 or (cursor.block > final and not cursor.hash):  # no block is passed over
                 self._look(name, final, final)
                 return self._moved(item, Scan(chain=name, block=final, hash=final_hash), 0, poll_s)
+            if (cursor.block, cursor.hash) == (final, final_hash):  # no block has become final since
+                self._look(name, final, final)
+                return Answer(outcome=Outcome.PENDING, unchanged=True, decision=True, retry_after_s=poll_s)
             page, owned = await self._page(chain, cursor, final)
         except NodesUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
@@ -114,7 +118,7 @@ class Scanning:
         moved_s = before.moved_s if stays and before is not None else self._engine.ports.monotonic()
         self.progress[chain] = Progress(moved_s=moved_s, block=block, behind=max(0, final - block))
 
-    async def _page(self, chain: Chain, cursor: Scan, final: int) -> tuple[Arrivals, dict[str, Owned]]:
+    async def _page(self, chain: Chain, cursor: Scan, final: int) -> tuple[Arrivals, Mapping[str, Owned]]:
         owned = await self.out.wallets.derived.of_chain(cursor.chain)  # after the final block was asked for
         contracts = frozenset(contract for contract in await self._judging.assets(cursor.chain) if contract)
         return await chain.arrivals(owned, contracts, cursor.block, cursor.hash, final), owned
@@ -123,7 +127,7 @@ class Scanning:
         kept = self._cursors.get(body.chain)
         return body if kept is None or kept.block < body.block or not body.hash else kept
 
-    async def _store(self, chain: str, page: Arrivals, owned: dict[str, Owned]) -> None:
+    async def _store(self, chain: str, page: Arrivals, owned: Mapping[str, Owned]) -> None:
         """Write every arrival down, and have it judged; nothing of it may be lost before the cursor moves."""
         for start in range(0, len(page.found), AT_ONCE):
             some = page.found[start : start + AT_ONCE]

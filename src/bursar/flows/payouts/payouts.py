@@ -307,7 +307,8 @@ class Payouts:
     async def approve(self, id_: str, approval: Approval, *, sender: str = "") -> PayoutView:
         """Add a person's signature over the payment. The signer verifies it, and nothing here does."""
         record = await self._record(id_)
-        if mandate := msgspec.json.decode(record.body, type=Payout).authorization.mandate:
+        authorization = msgspec.json.decode(record.body, type=Payout).authorization
+        if mandate := authorization.mandate:
             why = (
                 f"{id_} is paid under the mandate {mandate}: with an approval beside it, the signer would sign neither"
             )
@@ -316,9 +317,11 @@ class Payouts:
             raise PayoutRefused(
                 PayoutCode.OWN_REQUEST, f"{approval.approver} has requested {id_}: another person approves it"
             )
-        name = sender or f"approval {approval.approver} {approval.signature[:16]}"
-        evidence = {"approval": msgspec.to_builtins(approval)}
-        await self.engine.signal(record, APPROVE, approval.approver, evidence, sender=name)
+        if approval not in authorization.approvals:
+            # By version: what another one in the same name has displaced meanwhile can be given again.
+            name = sender or f"approval {approval.approver} {approval.signature[:16]} {record.version}"
+            evidence = {"approval": msgspec.to_builtins(approval)}
+            await self.engine.signal(record, APPROVE, approval.approver, evidence, sender=name)
         return await self.view(id_)
 
     # --- operators ---------------------------------------------------------------------------------------------------

@@ -26,3 +26,15 @@ told AS (
 SELECT chain, state, count(*), count(*) FILTER (WHERE retried), count(took_us), coalesce(sum(took_us), 0)::bigint, count(gas),
     coalesce(sum(gas), 0)::bigint
 FROM told GROUP BY chain, state ORDER BY chain, state
+
+-- name: addresses_issued
+-- When users' addresses were issued, and their numbers, in that order: after one, so many. From the index alone.
+SELECT (extract(epoch FROM created_at) * 1000000)::bigint, number FROM bursar.records
+WHERE flow = 'deposit_addresses'
+  AND (created_at, number) > (to_timestamp(0) + $1::bigint * interval '1 microsecond', $2::bigint)
+ORDER BY created_at, number LIMIT $3
+
+-- name: addresses_by_number
+-- Some of them: number, name of the wallet, body.
+SELECT number, id, body::text FROM bursar.records
+WHERE number = ANY ($1::text::bigint[]) AND flow || '' = 'deposit_addresses'

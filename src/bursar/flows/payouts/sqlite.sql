@@ -24,3 +24,14 @@ told AS (
     FROM latest)
 SELECT chain, state, count(*), sum(retried), count(took_us), coalesce(sum(took_us), 0), count(gas), coalesce(sum(gas), 0)
 FROM told GROUP BY chain, state ORDER BY chain, state
+
+-- name: addresses_issued
+-- When users' addresses were issued, and their numbers, in that order: after one, so many. From the index alone.
+SELECT created_at, number FROM records INDEXED BY records_addresses
+WHERE flow = 'deposit_addresses' AND (created_at, number) > (?1, ?2)
+ORDER BY created_at, number LIMIT ?3
+
+-- name: addresses_by_number
+-- Some of them: number, name of the wallet, body.
+SELECT r.number, r.id, CAST(r.body AS BLOB) FROM json_each(?1) AS w
+CROSS JOIN records r ON r.number = w.value WHERE +r.flow = 'deposit_addresses'

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from bursar.documents import Documents
-from bursar.flows.payouts.derived import DerivedWallets
+from bursar.flows.payouts.derived import DerivedWallets, OwnAddresses
 from bursar.flows.payouts.documents import WALLET, Role, WalletDocument, WalletStatus
 from bursar.flows.payouts.machine import MACHINE
 from bursar.flows.payouts.payout import NONCE, RESERVED, UNCONFIRMED
@@ -115,7 +115,6 @@ class Wallets:
         self._fresh: dict[tuple[str, str], Together[Asked, Look]] = {}  # apart: a chain may hang
         self._pauses = Together(self._stopped)
         self._ever: dict[str, tuple[int, dict[str, str]]] = {}  # by chain, with the number of the newest document
-        self._merged: dict[str, tuple[dict[str, str], int, dict[str, str]]] = {}  # the same with derived ones
         self._choices: dict[str, Choice] = {}  # of payouts, by their ids
         self._used_us = 0  # when a wallet was chosen here last
 
@@ -133,16 +132,9 @@ class Wallets:
             own[address] = derived.wallet
         return own
 
-    async def ever(self, chain: str, codec: Codec | None) -> dict[str, str]:
+    async def ever(self, chain: str, codec: Codec | None) -> OwnAddresses:
         """Address → name of every wallet that there ever was: a retired one still has its key (W41)."""
-        documented, derived = await self.documented(chain, codec), await self.derived.of_chain(chain)
-        if not derived:
-            return documented
-        kept = self._merged.get(chain)
-        if kept is None or kept[0] is not documented or kept[1] != len(derived):  # none is ever taken away
-            names = {address: one.wallet for address, one in derived.items()}
-            kept = self._merged[chain] = (documented, len(derived), names | documented)
-        return kept[2]
+        return OwnAddresses(await self.documented(chain, codec), await self.derived.of_chain(chain))
 
     async def documented(self, chain: str, codec: Codec | None) -> dict[str, str]:
         """The same of those that have documents, retired ones too.

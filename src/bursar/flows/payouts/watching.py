@@ -13,6 +13,7 @@ harmless, and a row of history for every block would not be.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -83,7 +84,7 @@ class Watching:
             if cursor.block < 0:
                 block, block_hash = await chain.final_block()
                 return self._moved(item, Watch(chain=name, block=block, hash=block_hash), (), poll_s)
-            page = await chain.scan(frozenset(addresses), cursor.block, cursor.hash)
+            page = await chain.scan(addresses, cursor.block, cursor.hash)
         except NodesUnavailable as away:
             return waits(item, away.code, str(away), OUTAGE_S)
         except DeepReorganisation as deep:
@@ -95,7 +96,7 @@ class Watching:
         kept = self._cursors.get(body.chain)
         return body if kept is None or kept.block < body.block or not body.hash else kept
 
-    async def _read(self, item: FlowRecord[Watch], page: Page, addresses: dict[str, str], poll_s: float) -> Answer:
+    async def _read(self, item: FlowRecord[Watch], page: Page, addresses: Mapping[str, str], poll_s: float) -> Answer:
         name = item.body.chain
         rows: list[RowOperation] = []
         for own in page.transactions:

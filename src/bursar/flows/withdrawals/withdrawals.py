@@ -352,7 +352,8 @@ class Withdrawals:
             await self._check_approval(body, approval)
             if approval in body.approvals:
                 break
-            name = f"approval {approval.approver} {approval.signature[:16]}"
+            # By version: what another one in the same name has displaced meanwhile can be given again.
+            name = f"approval {approval.approver} {approval.signature[:16]} {record.version}"
             try:
                 evidence = {"approval": msgspec.to_builtins(approval)}
                 await self.engine.signal(record, APPROVE, approval.approver, evidence, sender=name)

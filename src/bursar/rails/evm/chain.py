@@ -37,7 +37,7 @@ from bursar.rails.chain import (
     WouldRevert,
 )
 from bursar.rails.evm.arriving import Incomings, Wanted, require_same
-from bursar.rails.evm.codec import EvmCodec, hash_of, transfer_data
+from bursar.rails.evm.codec import EvmCodec, LowerCase, hash_of, transfer_data
 from bursar.rails.evm.fates import Fates
 from bursar.rails.evm.fees import (
     GAS_LIMIT_DEFAULT_MAX,
@@ -293,13 +293,13 @@ class EvmChain:
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
-    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+    async def scan(self, addresses: Container[str], after: int, after_hash: str = "") -> Page:
         anchor = await self._nodes.firm_anchor()
         if anchor.number <= after:
             if anchor.number == after and after_hash:
                 require_same(self.network.name, after, after_hash, anchor.hash)
             return Page(up_to=after, up_to_hash=after_hash, transactions=())
-        blocks = await self._blocks(anchor, after, frozenset(address.lower() for address in addresses))
+        blocks = await self._blocks(anchor, after, LowerCase(addresses))
         parent = after_hash or blocks[0].header.parent
         require_same(self.network.name, after, parent, blocks[0].header.parent)
         own = tuple(
@@ -320,7 +320,7 @@ class EvmChain:
     ) -> Arrivals:
         return await self._incoming.page(Wanted(addresses, contracts), after, after_hash, up_to)
 
-    async def _blocks(self, anchor: Anchor, after: int, addresses: frozenset[str]) -> tuple[Block, ...]:
+    async def _blocks(self, anchor: Anchor, after: int, addresses: LowerCase) -> tuple[Block, ...]:
         """The next blocks, read whole at two nodes that say the same about every transaction in them.
 
         One node could leave out a transaction or name another sender; its block hash would not show it.

@@ -14,7 +14,7 @@ An address is stored and compared in its EIP-55 form. A signature here is r, s a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
@@ -81,6 +81,16 @@ def checksum_address(raw: bytes) -> str:
 def address_bytes(address: str) -> bytes:
     """The 20 bytes of an address that is one."""
     return bytes.fromhex(address[2:])
+
+
+class LowerCase:
+    """Addresses of ours, which are asked for as nodes write them. They are not gone through: there may be a million."""
+
+    def __init__(self, addresses: Container[str]) -> None:
+        self._addresses = addresses
+
+    def __contains__(self, address: object) -> bool:
+        return isinstance(address, str) and checksum_address(address_bytes(address)) in self._addresses
 
 
 def address_of(public_key: bytes) -> str:

@@ -6,7 +6,7 @@ like an absence. Addresses and hashes are lower-case text here; `same` compares 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -224,7 +224,7 @@ def _transfers(logs: list[Any]) -> Iterable[Transfer]:
         )
 
 
-def block(value: Any, number: int, addresses: frozenset[str]) -> Block:
+def block(value: Any, number: int, addresses: Container[str]) -> Block:
     """A whole block. `Malformed` if any of its transactions is missing or not in full."""
     head, hashes, listed = _whole(value, number)
     own = (_transaction(one) for one in listed if fixed(field(one, "from"), 20) in addresses)

@@ -276,17 +276,19 @@ class TronChain:
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
-    async def scan(self, addresses: frozenset[str], after: int, after_hash: str = "") -> Page:
+    async def scan(self, addresses: Container[str], after: int, after_hash: str = "") -> Page:
         anchor = await self._nodes.anchor()
         number = anchor.header.number
         if number <= after:
             if number == after and after_hash:
                 self._require_same(after, after_hash, anchor.header.id)
             return Page(up_to=after, up_to_hash=after_hash, transactions=())
-        own_bytes = frozenset(bytes_of(address) for address in addresses)
+
+        def is_own(owner: bytes) -> bool:
+            return text_of(owner) in addresses
 
         async def read(http: Http, number: int) -> Block:
-            return block(await http.solid("getblockbynum", num=number), number, own_bytes)
+            return block(await http.solid("getblockbynum", num=number), number, is_own)
 
         blocks = await self._read_blocks(anchor, after, number, read)
         self._require_same(after, after_hash or blocks[0].header.parent, blocks[0].header.parent)

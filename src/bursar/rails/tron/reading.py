@@ -6,6 +6,8 @@ Addresses here are their 21 bytes. The bytes of a transaction need not be believ
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +18,8 @@ from bursar.rails.tron.codec import hash_of
 from bursar.rails.tron.http import amount, hexadecimal, integer, items, record, text
 
 TRANSFER_TOPIC: Final = "ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"  # Transfer of TRC-20
+# Wherever a message may have one: its length, and its 21 bytes. Found also where another one seems to begin before it.
+_ADDRESS: Final = re.compile(rb"(?=\x15(\x41.{20}))", re.DOTALL)
 _OWNERS: Final = ("owner_address", "transparent_from_address")  # whose account a contract spends from
 
 
@@ -78,8 +82,8 @@ def header(value: Any, number: int | None = None) -> Header:
     return found
 
 
-def block(value: Any, number: int, addresses: frozenset[bytes] = frozenset()) -> Block:
-    """A whole block; the number is checked."""
+def block(value: Any, number: int, is_own: Callable[[bytes], bool] = lambda _: False) -> Block:
+    """A whole block; the number is checked. `is_own`: asked about every address in the bytes of its transactions."""
     head = header(value, number)
     hashes, own = [], []
     for one in items(value.get("transactions")):
@@ -90,7 +94,8 @@ def block(value: Any, number: int, addresses: frozenset[bytes] = frozenset()) ->
         if number and hash_of(raw) != hash_:
             raise Malformed(f"transaction {hash_} of block {number} is not what its bytes say")
         hashes.append(hash_)
-        own += [(hash_, owner) for owner in addresses if owner in raw and owner in _owners(found)]
+        named = [owner for owner in dict.fromkeys(_ADDRESS.findall(raw)) if is_own(owner)]
+        own += [(hash_, owner) for owner in named if owner in _owners(found)]
     return Block(head, tuple(hashes), tuple(own))
 
 

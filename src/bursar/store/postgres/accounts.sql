@@ -18,9 +18,9 @@ SELECT bursar.bump_rules_1(3000)
 -- The same for what can be done another time: waits for no lock for long.
 SELECT bursar.bump_rules_1(50)
 
--- name: take_account_number
--- The next account number.
-SELECT nextval('bursar.account_numbers')
+-- name: take_account_numbers
+-- The next so many account numbers, in ranges of one: others may take some meanwhile.
+SELECT n, n FROM (SELECT nextval('bursar.account_numbers') AS n FROM generate_series(1, $1::bigint)) AS taken
 
 -- name: assets
 -- All assets; there are few.

@@ -31,6 +31,11 @@ GROUP BY p.asset ORDER BY p.asset
 SELECT asset, sum(amount)::text, count(*) FROM bursar.balance_cache WHERE account = $1 AND asset <> 0
 GROUP BY asset ORDER BY asset
 
+-- name: cached_balances_of_many
+-- The same of several accounts.
+SELECT account, asset, sum(amount)::text FROM bursar.balance_cache
+WHERE account = ANY($1::text::bigint[]) AND asset <> 0 GROUP BY account, asset
+
 -- name: cached_accounts
 -- Accounts with a cache of their own (system and external ones have one by nature).
 SELECT account FROM bursar.balance_cache WHERE part = 0 AND asset = 0

@@ -16,9 +16,9 @@ UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 -- The same: a transaction that has come so far is the only writer.
 UPDATE rules SET generation = generation + 1 WHERE id = 1 RETURNING generation
 
--- name: take_account_number
--- The next account number.
-UPDATE numbers SET account = account + 1 WHERE id = 1 RETURNING account
+-- name: take_account_numbers
+-- The next so many account numbers: the first and the last of them.
+UPDATE numbers SET account = account + ?1 WHERE id = 1 RETURNING account - ?1 + 1, account
 
 -- name: assets
 -- All assets; there are few.

@@ -28,6 +28,11 @@ GROUP BY p.asset ORDER BY p.asset
 -- The cache's view of an account, per asset.
 SELECT asset, sum_text(amount), count(*) FROM balance_cache WHERE account = ? AND asset <> 0 GROUP BY asset ORDER BY asset
 
+-- name: cached_balances_of_many
+-- The same of several accounts.
+SELECT c.account, c.asset, sum_text(c.amount) FROM json_each(?1) AS w
+CROSS JOIN balance_cache c ON c.account = w.value WHERE c.asset <> 0 GROUP BY c.account, c.asset
+
 -- name: cached_accounts
 -- Accounts with a cache of their own (system and external ones have one by nature).
 SELECT account FROM balance_cache WHERE part = 0 AND asset = 0
