@@ -13,7 +13,9 @@ from tests.api.test_withdrawals import WITHDRAWALS, Window, at, town
 from tests.commands import Ran, command
 from tests.evm_town import HOT, SHOP, Town
 
+from bursar.documents import DocumentKind, Documents
 from bursar.flows.withdrawals.importing import COLUMNS, import_running
+from bursar.flows.withdrawals.policy import ADDRESS_LIST, AddressList
 
 __all__ = ["town"]  # a fixture
 
@@ -64,8 +66,14 @@ def test_user_is_told_neither_names_of_our_wallets_nor_entries_of_lists(url: str
         for answer in (await w.request("5", to=HOT), await w.post(f"{WITHDRAWALS}/quote", asked)):
             assert refusal(answer) == (422, "OWN_ADDRESS")
             assert "hot" not in answer.text
-        entry = SHOP[:-1]  # two people have overlooked that a digit is missing
-        await w.document("withdrawal_address_lists/sim", {"deny": [entry]})
+        entry = SHOP[:-1]  # two people have overlooked that a digit is missing, when nothing checked it
+        refused = await w.counter.put("withdrawal_address_lists/sim", {"deny": [entry]})
+        assert refusal(refused) == (422, "INVALID_DOCUMENT")
+        assert "it is not 0x and 40 hexadecimal digits" in refused.text
+        earlier = DocumentKind(name=ADDRESS_LIST.name, body=AddressList, two_people=False)
+        documents = Documents(w.here.runtime.bursar.store, (earlier,))
+        await documents.put(earlier, "sim", {"deny": [entry]}, base=0, author="ann", reason="ticket 17")
+        await w.policy(expires_s=3_600)  # the server looks for documents that have changed
         made = await w.request("5")
         assert entry + "'" not in made.text
         assert [one["code"] for one in made.json()["waits_for"]] == ["POLICY_UNUSABLE"], "and nothing is paid"

@@ -160,6 +160,13 @@ def test_rules_are_listed_shown_and_changed_by_two_people(counter: Counter, tmp_
     assert made["hash"] in listed and "by anna" in listed
     assert made["hash"] in counter.ok("withdrawal", "policy", "show", "usdt:sim")
     assert "version 2" in counter.ok("withdrawal", "policy", "approve", "usdt:sim", made["hash"], *BEN)
+    mistyped = SHOP.swapcase().replace("0X", "0x")
+    words = ("withdrawal", "address-list", "put", "usdt:sim", "--set", f"deny={json.dumps([mistyped])}", *ANNA)
+    unread = counter(*words)
+    assert (unread.code, f"deny: '{mistyped}' is not an address on sim: its checksum is wrong" in unread.err) == (
+        1,
+        True,
+    )
     denied = counter.json("withdrawal", "address-list", "put", "sim", "--set", f"deny={json.dumps([SHOP])}", *ANNA)
     assert counter.json("withdrawal", "address-list", "list")[0]["state"] == "proposed"
     counter.ok("withdrawal", "address-list", "approve", "sim", denied["hash"], *BEN)

@@ -66,7 +66,17 @@ def not_twice(new: Limits, others: Iterable[Other[Limits]]) -> None:
 ALONE = DocumentKind(
     name="alone", body=Limits, two_people=True, likeness=lambda body: body.daily, check_alike=not_twice
 )
-KINDS = (LIMITS, NOTES, ALONE)
+
+
+def not_above(name: str, new: Limits, note: Limits) -> None:
+    if new.daily > note.daily:
+        raise ValueError(f"{name} is above {note.daily}")
+
+
+BELOW = DocumentKind(
+    name="below", body=Limits, two_people=True, beside=lambda name: (NOTES, name), check_beside=not_above
+)
+KINDS = (LIMITS, NOTES, ALONE, BELOW)
 ANN = {"author": "ann", "reason": "ticket 17"}
 BOB = {"actor": "bob", "reason": "checked"}
 
@@ -92,6 +102,21 @@ async def alone(docs: Documents, name: str, daily: int, base: int = 0) -> Docume
     made = await docs.put(ALONE, name, Limits(daily), base=base, **ANN)
     assert isinstance(made, Proposal)
     return await docs.approve(ALONE, name, made.hash, **BOB)
+
+
+@scenario
+async def test_document_fits_the_one_beside_it_when_it_is_proposed_and_when_it_is_approved(store: Store) -> None:
+    docs = documents(store)
+    early = await docs.put(BELOW, "usdt", Limits(99), base=0, **ANN)
+    assert isinstance(early, Proposal), "there is nothing yet that it could be compared with"
+    await put(docs, 5)
+    with pytest.raises(InvalidDocument, match="usdt is above 5"):
+        await docs.put(BELOW, "usdt", Limits(6), base=0, **ANN)
+    with pytest.raises(InvalidDocument, match="usdt is above 5"):
+        await docs.approve(BELOW, "usdt", early.hash, **BOB)
+    fits = await docs.put(BELOW, "usdt", Limits(5), base=0, **ANN)
+    assert isinstance(fits, Proposal)
+    assert (await docs.approve(BELOW, "usdt", fits.hash, **BOB)).version == 1
 
 
 # --- versions --------------------------------------------------------------------------------------------------------
@@ -215,7 +240,7 @@ async def test_what_is_refused_writes_nothing(store: Store) -> None:
         with pytest.raises(InvalidName):
             await docs.put(LIMITS, "usdt", Limits(1), base=0, **by)
     stranger = DocumentKind(name="stranger", body=Limits, two_people=False)
-    with pytest.raises(UnknownKind, match="known here: alone, limits, notes"):
+    with pytest.raises(UnknownKind, match="known here: alone, below, limits, notes"):
         await docs.put(stranger, "usdt", Limits(1), base=0, **ANN)
     assert await store.read.documents.count() == (0, 0)
     assert await docs.proposals() == ()

@@ -20,6 +20,7 @@ from tests.system.test_demo import COMMAND, WAIT_S, marked
 
 from bursar.demo import withdrawal_story
 from bursar.demo.withdrawal_chains import EvmChain, HttpChain, TronChain
+from bursar.demo.withdrawal_deposits import PAID_IN, Sent
 from bursar.demo.withdrawal_setting import USERS
 from bursar.demo.withdrawal_story import People, Story
 
@@ -63,7 +64,23 @@ def test_story_ends_well_and_says_who_approved_what(environ: dict[str, str]) -> 
         ("1001", "40.00", "eth", "completed", "policy"),
         ("1001", "40.00", "tron", "completed", "policy"),
     ]
+    arrived = re.findall(r"^(\d+) +(eth|tron) +(\w{34,42}) +([\d,.]+) +(\w+) +(\w+) *$", said, re.MULTILINE)
+    assert [(user, chain, amount, status) for user, chain, _, amount, status, _ in arrived] == [
+        ("1001", "eth", "300.00", "credited"),
+        ("1001", "eth", "0.50", "under_review"),
+        ("1002", "eth", "1,000.00", "credited"),
+        ("1003", "tron", "2,000.00", "credited"),
+    ]
+    assert len({hash_ for *_, hash_ in arrived}) == 4
+    assert len({address for _, _, address, *_ in arrived}) == 3, "each user has one"
+    swept = re.findall(r"^ +dep-(\S+): ([\d,.]+) USDT to (\S+), gas [\d.]+ (\w+) from (\S+): \w+$", said, re.MULTILINE)
+    assert sorted(swept) == [
+        ("eth-1002", "1,000.00", "hot-eth", "ETH", "gas-eth"),
+        ("tron-1003", "2,000.00", "hot-tron", "TRX", "gas-tron"),
+    ]
     for words in (
+        "comparing the address",
+        "it is below the minimum, 1 USDT",
         "the address was added at",
         "it needs approval by two people",
         "kill -9 of bursar serve",
@@ -71,9 +88,14 @@ def test_story_ends_well_and_says_who_approved_what(environ: dict[str, str]) -> 
         "All is well: 6 of 8 withdrawals are paid",
     ):
         assert words in said
-    for user, *amounts in re.findall(r"^user (\d+)" + r" +([\d,.]+)" * 5, said, re.MULTILINE):
-        before, *parts = (Decimal(amount.replace(",", "")) for amount in amounts)
-        assert before == USERS[int(user)] == sum(parts)
+    money = re.findall(r"^user (\d+)" + r" +([\d,.]+)" * 6, said, re.MULTILINE)
+    assert [int(user) for user, *_ in money] == list(USERS)
+    for user, *amounts in money:
+        received, *parts = (Decimal(amount.replace(",", "")) for amount in amounts)
+        assert received == sum(Decimal(amount) for amount, _ in PAID_IN[int(user)]) == sum(parts)
+    covered = re.search(r"^I9 .* (\d+) +[\d.]+ s +ok", said, re.MULTILINE)
+    assert covered is not None
+    assert int(covered[1]) == 14, "coin and tokens of four wallets of ours, and of three addresses of users"
     assert re.findall(r"^(I\d) .* ok", said, re.MULTILINE) == [f"I{number}" for number in range(1, 10)]
 
 
@@ -120,20 +142,51 @@ def test_what_approvers_do_elsewhere_is_told_once_and_nothing_is_done_for_them()
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
+OWN = "0xown"  # the address for deposits of user 1001
+
+
+def deposit_of(number: int, amount: str, status: str) -> dict[str, Any]:
+    return {
+        "id": f"eth:0x{number}:0",
+        "user_id": 1001,
+        "block": number,
+        "tx_hash": f"0x{number}",
+        "amount": amount,
+        "status": status,
+    }
+
+
 class Answers:
-    """A setting after a story in which user 1001 was paid 25 on eth; `arrived` is what the chain says."""
+    """A setting after a story in which user 1001 has sent in 300 and half a unit, and was paid 25 on eth.
+
+    `paid` and `sent_in` are what the chain says; `left` is what it has at the user's address for deposits.
+    """
 
     config = None
 
-    def __init__(self, arrived: list[int], available: str = "274.50") -> None:
+    def __init__(
+        self,
+        paid: list[int],
+        available: str = "274.50",
+        *,
+        sent_in: tuple[int, ...] = (300_000_000, 500_000),
+        left: int = 300_500_000,
+        credits: int = 1,
+    ) -> None:
         self.chains: dict[str, HttpChain] = {"eth": EvmChain(), "tron": TronChain()}
-        self._available = available
-        target = self.chains["eth"].address(1001)
-        self.chains["eth"].arrived = lambda to: arrived if to == target else []  # type: ignore[method-assign]
+        self._available, self._credits = available, credits
+        there = {self.chains["eth"].address(1001): paid, OWN: list(sent_in)}
+        self.chains["eth"].arrived = lambda to: there.get(to, [])  # type: ignore[method-assign]
+        self.chains["eth"].has = lambda address: left  # type: ignore[method-assign]
 
     def ask(self, _method: str, path: str, who: int | str) -> Any:
+        if path == "sweeps":
+            return {"sweeps": []}
+        if path == "chain_deposits":
+            found = [deposit_of(0, "300.000000", "credited")] * self._credits
+            return {"deposits": [deposit_of(2, "0.1", "ignored"), deposit_of(1, "0.500000", "under_review"), *found]}
         if path == "balances":
-            has = self._available if who == 1001 else str(USERS[int(who)])
+            has = self._available if who == 1001 else "0"
             return {"accounts": [{"balances": [{"asset": "USDT", "available": has, "frozen": "0"}]}]}
         ours = {"user_id": 1001, "chain": "eth", "amount": "25.000000", "fee": "0.500000"}
         return view_of("wd-1", status="completed") | ours
@@ -146,6 +199,10 @@ class Answers:
         (Answers([25_000_000] * 2), ["has received", "does not add up"]),
         (Answers([]), ["has received", "does not add up"]),
         (Answers([25_000_000], available="275.00"), ["does not add up"]),
+        (Answers([25_000_000], sent_in=(300_000_000,)), ["does not add up"]),
+        (Answers([25_000_000], left=500_000), ["has 0.5 on eth, not 300.50"]),
+        (Answers([25_000_000], credits=2), ["the deposits are"]),
+        (Answers([25_000_000], credits=0), ["the deposits are"]),
     ],
 )
 def test_chain_and_ledger_are_compared(setting: Any, wrong: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +212,11 @@ def test_chain_and_ledger_are_compared(setting: Any, wrong: list[str], monkeypat
     monkeypatch.setattr(withdrawal_story, "audited", audited)
     story = Story(setting, 0.0, lambda *_lines: None, lambda _what: None)
     story.asked.append("wd-1")
+    story.deposits.addresses[1001] = OWN
+    story.deposits.sent += [
+        Sent("0x0", 1001, Decimal(300), "credited"),
+        Sent("0x1", 1001, Decimal("0.50"), "under_review"),
+    ]
     story.judge()
     assert [any(words in text for text in story.report.wrong) for words in wrong] == [True] * len(wrong)
     assert len(story.report.wrong) == len(wrong)
@@ -184,5 +246,12 @@ def test_simulated_chain_shows_what_its_wallet_got_and_refuses_when_told(chain: 
             assert httpx.post(**sent).status_code == 200
             chain.takes = False
             assert httpx.post(**sent).status_code == 503
+        chain.fund(chain.stranger)
+        assert len({chain.pay_in(chain.address(8), 5), chain.pay_in(chain.address(8), 6)}) == 2
+        deadline = time.monotonic() + WAIT_S
+        while sorted(chain.arrived(chain.address(8))) != [5, 6]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # until a block is made
+        assert chain.has(chain.address(8)) == 11
     with pytest.raises(httpx.ConnectError):
         httpx.post(chain.urls[0])

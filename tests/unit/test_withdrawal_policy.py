@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.flows.payouts.checks import PRIORITIES
+from bursar.flows.payouts.documents import CHAIN, ChainDocument, Ranked
 from bursar.flows.withdrawals.policy import (
     ADDRESS_LIST,
     APPROVER,
@@ -42,6 +45,11 @@ BOB = "0x" + "b" * 40
 
 def policy(**fields: Any) -> WithdrawalPolicy:
     return WithdrawalPolicy(**{"asset": "USDT", "chain": "bsc", "maximum": "1000", "dual_above": "500"} | fields)
+
+
+def network(kind: str) -> ChainDocument:
+    some = Ranked(high=2, normal=2, low=2)
+    return ChainDocument(kind=kind, chain_id=1, native="ETH", decimals=18, fee_ceilings=some, tips=some)
 
 
 def put(kind: Any, name: str, body: Any, old: Any = None) -> bool:
@@ -284,6 +292,28 @@ def test_list_with_an_address_of_another_chain_is_refused() -> None:
     """Compared as it is, it would be equal to nothing, and what is denied would be paid."""
     with pytest.raises(InvalidAddress):
         joined("tron", TronCodec(), [AddressList(deny=(BOB,))])
+
+
+def test_list_is_refused_if_an_entry_is_no_address_of_its_chain() -> None:
+    good = EvmCodec().check_address("bsc", BOB)
+    wrong = good.swapcase().replace("0X", "0x")
+    assert wrong.lower() == good.lower()
+    ADDRESS_LIST.judge_beside("bsc", AddressList(allow=(good,), deny=(BOB,)), network("evm"))
+    for name in ("bsc", NAME):
+        for which in ("allow", "deny"):
+            said = f"{which}: '{wrong}' is not an address on bsc: its checksum is wrong"
+            with pytest.raises(InvalidDocument, match=re.escape(said)):
+                ADDRESS_LIST.judge_beside(name, AddressList(**{which: (wrong,)}), network("evm"))
+    with pytest.raises(InvalidDocument, match="is not an address on tron"):
+        ADDRESS_LIST.judge_beside("tron", AddressList(deny=(good,)), network("tron"))
+    ADDRESS_LIST.judge_beside("bsc", AddressList(deny=(wrong,)), network("of a program of its own"))
+    assert ADDRESS_LIST.beside is not None
+    assert [ADDRESS_LIST.beside(name) for name in ("bsc", NAME)] == [(CHAIN, "bsc")] * 2
+
+
+def test_list_of_a_chain_whose_extra_is_missing_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bursar.rails.evm.codec", None)
+    ADDRESS_LIST.judge_beside("bsc", AddressList(deny=("0x",)), network("evm"))
 
 
 def test_lists_of_a_chain_and_of_an_asset_on_it_apply() -> None:

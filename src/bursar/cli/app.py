@@ -77,7 +77,7 @@ COMMANDS = {
     ),
     "demo-withdrawals": (
         "bursar.demo.withdrawals:demo_withdrawals",
-        "Withdrawals on an EVM chain and a TRON chain, approved by you.",
+        "Deposits and withdrawals on two chains, approved by you.",
     ),
 }
 # Commands of packages that the wheel does not have (docs/decisions/0030-what-the-wheel-ships.md).

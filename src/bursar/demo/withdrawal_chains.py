@@ -1,7 +1,8 @@
 """The two chains of the demo of withdrawals, EVM and TRON: each simulated, behind two nodes that speak HTTP.
 
-`bursar serve` knows nothing but their URLs. The story asks the simulated chain itself what has arrived, which owes
-nothing to Bursar's own rails, and can make the nodes refuse transactions for a while.
+`bursar serve` knows nothing but their URLs. A stranger lives there, who pays users' deposits. The story asks the
+simulated chain itself what has arrived, which owes nothing to Bursar's own rails, and can make the nodes refuse
+transactions for a while.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from bursar.rails.chain import Codec, Fee, Network, Order, Shape, Slot
 from bursar.rails.evm.codec import EvmCodec
 from bursar.rails.tron.addresses import PREFIX, text_of
+from bursar.rails.tron.codec import TronCodec
+from bursar.signer.curve import evm_address, public_key, sign_digest, tron_address
 from bursar.sim import evm_nodes, evm_world, tron_nodes, tron_world
 from bursar.sim.chain_state import Token
 
@@ -25,6 +29,8 @@ NODES: Final = ("north", "south")
 UNIT: Final = 10**6  # the tokens have six decimals
 TOKENS: Final = 10_000  # that each wallet gets
 GWEI: Final = 10**9
+STRANGER: Final = bytearray(b"\x05" * 32)  # the key of one who is no user
+ACCEPTS_MS: Final = 60_000  # how long nodes take the stranger's transactions, where they expire
 NOT_NOW: Final = (503, "text/plain", b"not now")
 
 Answer = Callable[[str, bytes], tuple[int, str, bytes]]  # path and body → status, content type, body
@@ -40,10 +46,15 @@ class HttpChain(ABC):
     coins: int  # that each wallet gets
     decimals: int  # of the coin
     token: str  # its contract
-    path: str  # of the wallet's key
+    path: str  # of the key of the wallet that pays users
+    gas_path: str  # of the wallet that pays for the gas of sweeps
+    users_path: str  # above the keys of users' addresses
     fees: str  # their limits in the signer's policy
+    gas: int  # the most that a sweep's gas may cost, in the coin's smallest unit
     sends: bytes  # what is in the path or the body of a request that brings a transaction
     chain_id: int
+    codec: Codec
+    stranger: str  # the stranger's address
 
     def __init__(self, world: evm_world.World | tron_world.World) -> None:
         self.takes = True  # whether its nodes take transactions
@@ -63,13 +74,31 @@ class HttpChain(ABC):
             stack.callback(self._over.set)
             yield
 
-    def fund(self, wallet: str) -> None:
+    def fund(self, wallet: str, *, tokens: int = TOKENS) -> None:
         """Give a wallet coin and tokens, and make that final."""
         with self._lock:
             self._world.fund(wallet, self.coins * 10**self.decimals)
-            self._world.fund(wallet, TOKENS * UNIT, self._stored(self.token))
+            if tokens:
+                self._world.fund(wallet, tokens * UNIT, self._stored(self.token))
             for _ in range(FINALITY + 1):
                 self._world.mine()
+
+    def pay_in(self, to: str, amount: int) -> str:
+        """The stranger sends tokens, by a transaction of whose hash this is."""
+        order = Order(payout="", to=to, contract=self.token, amount=amount)
+        network = Network(name=self.name, kind=self.kind, chain_id=self.chain_id)
+        with self._lock:
+            slot, fee = self._slot_and_fee()
+            unsigned = self.codec.build(network, self.stranger, order, Shape.PAY, slot, fee)
+            signature = sign_digest(STRANGER, self.codec.digest(unsigned))
+            signed = self.codec.signed(unsigned, signature, self.stranger)
+            self._world.submit(signed.raw)
+        return signed.hash
+
+    def has(self, address: str) -> int:
+        """How much of the token an address has."""
+        with self._lock:
+            return self._world.balance(self._stored(address), self._stored(self.token))
 
     def arrived(self, to: str) -> list[int]:
         """Every amount of the token that an address has received, as the blocks have it."""
@@ -89,6 +118,10 @@ class HttpChain(ABC):
     @abstractmethod
     def _answer(self, node: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         """What a node answers to a POST."""
+
+    @abstractmethod
+    def _slot_and_fee(self) -> tuple[Slot, Fee]:
+        """Of the stranger's next transaction."""
 
     def _stored(self, address: str) -> str:
         """An address as the chain keeps it."""
@@ -120,9 +153,14 @@ class EvmChain(HttpChain):
     decimals = 18
     token = EvmCodec().check_address(name, "0x" + "c0" * 20)
     path = "m/44'/60'/0'/0/0"
+    gas_path = "m/44'/60'/0'/0/1"
+    users_path = "m/44'/60'/1'"
     fees = f'fee_max = "{10**17}"\ncancel_fee_max = "{10**17}"\n'
+    gas = 10**17
     sends = b"eth_sendRawTransaction"
     chain_id = 777
+    codec = EvmCodec()
+    stranger = evm_address(public_key(STRANGER))
 
     def __init__(self) -> None:
         terms = evm_world.Terms(
@@ -130,6 +168,7 @@ class EvmChain(HttpChain):
         )
         world = evm_world.World(terms)
         world.deploy(Token(address=self.token))
+        self._sent = 0  # by the stranger
         self._nodes = evm_nodes.Nodes(world, NODES, 0)
         super().__init__(world)
 
@@ -138,6 +177,10 @@ class EvmChain(HttpChain):
 
     def _answer(self, node: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         return 200, "application/json", self._nodes[node].serve(body)
+
+    def _slot_and_fee(self) -> tuple[Slot, Fee]:
+        self._sent += 1
+        return Slot(nonce=self._sent - 1), Fee(gas_limit=100_000, price=30 * GWEI, tip=GWEI)
 
     def _stored(self, address: str) -> str:
         return address.lower()
@@ -154,19 +197,30 @@ class TronChain(HttpChain):
     decimals = 6
     token = text_of(PREFIX + b"\xc0" * 20)
     path = "m/44'/195'/0'/0/0"
+    gas_path = "m/44'/195'/0'/0/1"
+    users_path = "m/44'/195'/1'"
     fees = 'fee_max = "60000000"\ncancel_fee_max = "1"\n'  # in sun; nothing is ever cancelled there
+    gas = 100_000_000
     sends = b"broadcasthex"
+    codec = TronCodec()
+    stranger = tron_address(public_key(STRANGER))
 
     def __init__(self) -> None:
         terms = tron_world.Terms(block_ms=int(BLOCK_S * 1000), solidified=FINALITY)
         world = tron_world.World(terms, first=int(time.time() * 1000))
         world.deploy(Token(self.token, gas=12_414))
+        self._tron = world
         self._nodes = tron_nodes.Nodes(world, NODES, 0)
         self.chain_id = world.chain_id
         super().__init__(world)
 
     def address(self, number: int) -> str:
         return text_of(PREFIX + (0xCAFE << 144 | number).to_bytes(20, "big"))
+
+    def _slot_and_fee(self) -> tuple[Slot, Fee]:
+        head = self._tron.head
+        reference = f"{head.id[12:16]}{head.id[16:32]}/{head.timestamp}"
+        return Slot(expires=head.timestamp + ACCEPTS_MS, reference=reference), Fee(gas_limit=100_000, price=100)
 
     def _answer(self, node: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         return self._nodes[node].serve(path, body)

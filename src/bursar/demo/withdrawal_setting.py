@@ -1,7 +1,8 @@
 """What the demo of withdrawals needs: keys, the signer's policy, documents, opening books, and the two programs.
 
-All of it is made in one folder as docs/how-to/withdraw.md says, and thrown away. `bursar serve` and the commands of
-people read the same file, `bursar.toml`: so the lines that the story prints work in any other terminal.
+All of it is made in one folder as docs/how-to/withdraw.md and docs/how-to/deposits.md say, and thrown away. `bursar
+serve` and the commands of people read the same file, `bursar.toml`: so the lines that the story prints work in any
+other terminal.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from bursar.api.tokens import make_token
 from bursar.config import Config, read
 from bursar.demo.payout_setting import private_file, put_document, random_text
@@ -26,6 +30,7 @@ from bursar.demo.story import with_port
 from bursar.demo.withdrawal_chains import BLOCK_S, GWEI, TOKENS, UNIT, EvmChain, HttpChain, TronChain
 from bursar.documents import Documents
 from bursar.flows.catalog import KINDS
+from bursar.flows.deposits.rules import DEPOSITS, DepositAsset, DepositRules
 from bursar.flows.payouts.documents import (
     ASSET,
     CHAIN,
@@ -33,17 +38,16 @@ from bursar.flows.payouts.documents import (
     AssetDocument,
     ChainDocument,
     Ranked,
+    Role,
     WalletDocument,
     asset_name,
 )
 from bursar.flows.payouts.payout import wallet_account
-from bursar.flows.transfers.request import funding_account
 from bursar.flows.withdrawals.policy import APPROVER, POLICY, AddressBookRule, Approver, WithdrawalPolicy
 from bursar.instance import Bursar
 from bursar.model.accounts import ExternalAccount
 from bursar.model.entries import deposit
 from bursar.ports import SystemPorts
-from bursar.rails.evm.codec import EvmCodec
 from bursar.signer.approvals import create_key
 from bursar.signer.keystore import Keystore, new_mnemonic
 from bursar.testbed import Answered, Caller, Guard, NoAnswer, Program, children_of, environment
@@ -52,7 +56,9 @@ TOKEN: Final = "USDT"
 SIGNER, CALLER = "hot", "payouts"
 APPROVERS: Final = ("ann", "ben")
 OPERATOR: Final = "olga"
-USERS: Final = {1001: 300, 1002: 1_000, 1003: 2_000}  # what each has in the beginning
+USERS: Final = {1001: "eth", 1002: "eth", 1003: "tron"}  # the chain from which each has money in the beginning
+MINIMUM: Final = "1"  # of a deposit
+SWEEP_AT: Final = "500"  # what lies at an address is swept from this on
 AUTO_MAX: Final = 100  # up to this no person is asked
 DUAL_ABOVE: Final = 1_000  # above this, two people
 COOLING_S: Final = {"eth": 0, "tron": 6}
@@ -71,6 +77,7 @@ class Setting:
         self._file = folder / "bursar.toml"
         self._guard = guard
         self._tokens: dict[str, str] = {}
+        self.first_address = ""  # of user 1 on the first chain, as the signer's host has printed it
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -115,9 +122,9 @@ class Setting:
             time.sleep(AGAIN_S)  # the server may be starting, or not know its nodes yet
         raise RuntimeError(f"{method} {path}: {why}")
 
-    def line(self, *words: str) -> str:
-        """A command of `bursar withdrawal`, to be copied into another terminal."""
-        return shlex.join([*_executable(), "withdrawal", "--config", str(self._file), *words])
+    def line(self, *words: str, group: str = "withdrawal") -> str:
+        """A command of `bursar withdrawal`, or of another group, to be copied into another terminal."""
+        return shlex.join([*_executable(), group, "--config", str(self._file), *words])
 
     def approval(self, id_: str, approver: str) -> str:
         """The command by which an approver signs."""
@@ -135,16 +142,19 @@ class Setting:
 
     def _make(self) -> None:
         folder, chains = self._folder, list(self.chains.values())
-        wallets, people = self._make_keys()
+        wallets, people, xpub = self._make_keys()
         for chain in chains:
-            chain.fund(wallets[chain.name])
+            chain.fund(wallets[f"hot-{chain.name}"])
+            chain.fund(wallets[f"gas-{chain.name}"], tokens=0)
+            chain.fund(chain.stranger)
         private_file(folder / "payouts.secret", random_text())
         private_file(folder / "jwt.key", random_text())
         (folder / "policy.toml").write_text(_signer_policy(chains, wallets, people))
         listen = with_port("127.0.0.1:0")
         self._file.write_text(_settings(folder, listen, chains))
         self.config: Config = read(str(self._file), {})
-        asyncio.run(_furnish(self.config, chains, wallets, people))
+        asyncio.run(_furnish(self.config, chains, wallets, people, xpub))
+        self._put_deposit_rules(chains[0])
         words = ["signer", "run", "--data", f"{folder}/signer", "--keystore", f"{folder}/keystore.json", "--new-log"]
         words += ["--passphrase-file", f"{folder}/passphrase", "--policy", f"{folder}/policy.toml"]
         words += ["--listen", self.config.signer]
@@ -157,21 +167,41 @@ class Setting:
         for who, role in roles.items():
             self._tokens[who] = make_token(self.config, who, [role], now_s=now_s, seconds=TOKEN_S)
 
-    def _make_keys(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Wallets, with their addresses by chain; approvers, with the public halves of their keys."""
+    def _put_deposit_rules(self, chain: HttpChain) -> None:
+        """Rules of deposits, by two people at the command line: the second compares the address of user 1."""
+        folder, name = self._folder, chain.name
+        files = ["--keystore", f"{folder}/keystore.json", "--passphrase-file", f"{folder}/passphrase"]
+        xpub = [*_executable(), "--json", "signer", "xpub", "main", "--path", chain.users_path, *files]
+        key = json.loads(self.run(shlex.join(xpub)))
+        self.first_address = key[chain.kind]
+        rules = folder / f"deposits-{name}.json"
+        rules.write_bytes(msgspec.json.encode(_deposit_rules(chain, key["xpub"])))
+        words = ["rules", "put", name, str(rules), "--actor", OPERATOR, "--reason", f"deposits from {name}"]
+        (hash_,) = re.findall(r"\b[0-9a-f]{64}\b", self.run(self.line(*words, group="deposit")))
+        words = ["rules", "approve", name, hash_, "--address", self.first_address]
+        words += ["--actor", APPROVERS[1], "--reason", "address compared"]
+        self.run(self.line(*words, group="deposit"))
+
+    def _make_keys(self) -> tuple[dict[str, str], dict[str, str], str]:
+        """Wallets, with their addresses; approvers, with the public halves of their keys; the last chain's xpub."""
         ports, folder = SystemPorts(), self._folder
         phrase = private_file(folder / "passphrase", random_text())
         store = Keystore(f"{folder}/keystore.json", {}, {})
-        listed = store.add("main", new_mnemonic(ports.token), tuple(one.path for one in self.chains.values())).addresses
+        paths = tuple(path for chain in self.chains.values() for path in _wallets(chain).values())
+        listed = store.add("main", new_mnemonic(ports.token), paths).addresses
+        xpub = store.extended_key("main", list(self.chains.values())[-1].users_path).text
         store.save(ports.files(), bytearray(phrase.read_bytes()), ports.token)
         store.wipe()
-        wallets = {name: listed[chain.path] for name, chain in self.chains.items()}
-        wallets["eth"] = EvmCodec().check_address("eth", wallets["eth"])
+        wallets = {
+            name: chain.codec.check_address(chain.name, listed[path])
+            for chain in self.chains.values()
+            for name, path in _wallets(chain).items()
+        }
         people = {}
         for name in APPROVERS:
             own = bytearray(private_file(folder / f"{name}.passphrase", random_text()).read_bytes())
             people[name] = create_key(ports.files(), f"{folder}/{name}.key", name, own, ports.token)
-        return wallets, people
+        return wallets, people, xpub
 
 
 def _why(answered: Answered) -> str:
@@ -183,6 +213,11 @@ def _executable() -> list[str]:
     """The command of this installation."""
     beside = Path(sys.executable).with_name("bursar")
     return [str(beside)] if beside.exists() else [sys.executable, "-P", "-c", "from bursar.cli import main; main()"]
+
+
+def _wallets(chain: HttpChain) -> dict[str, str]:
+    """Our wallets on a chain, and the paths of their keys."""
+    return {f"hot-{chain.name}": chain.path, f"gas-{chain.name}": chain.gas_path}
 
 
 # --- files and documents ---------------------------------------------------------------------------------------------
@@ -206,7 +241,7 @@ def _settings(folder: Path, listen: str, chains: Sequence[HttpChain]) -> str:
 
 
 def _signer_policy(chains: Sequence[HttpChain], wallets: Mapping[str, str], people: Mapping[str, str]) -> str:
-    """What the signer signs: small payments by mandate, others with approvals."""
+    """What the signer signs: small payments, sweeps and their gas by mandates, others with approvals."""
     caps = "\n".join(f'{name} = "{TOKENS * UNIT}"' for name in ("hourly_max", "daily_max"))
     parts = [f'name = "{SIGNER}"\n[unhalt]\npeople = {json.dumps(APPROVERS)}']
     parts += [f'[approvers.{name}]\npublic_key = "{key}"' for name, key in people.items()]
@@ -214,20 +249,42 @@ def _signer_policy(chains: Sequence[HttpChain], wallets: Mapping[str, str], peop
     parts += ['rights = ["preview", "sign", "cancel", "log", "status"]']
     for chain in chains:
         name, payment = chain.name, f'chain = "{chain.name}"\nasset = "{TOKEN}"'
+        coins = "\n".join(f'{which}_max = "{chain.gas}"' for which in ("payment", "hourly", "daily"))
         parts += [
             f'[chains.{name}]\nkind = "{chain.kind}"\nchain_id = {chain.chain_id}\n{chain.fees}',
-            f'[wallets.hot-{name}]\nchain = "{name}"\naddress = "{wallets[name]}"\nkey = "main"\npath = "{chain.path}"',
+            *(
+                f'[wallets.{wallet}]\nchain = "{name}"\naddress = "{wallets[wallet]}"\nkey = "main"\npath = "{path}"'
+                for wallet, path in _wallets(chain).items()
+            ),
+            f'[deposits.dep-{name}]\nchain = "{name}"\nkey = "main"\npath = "{chain.users_path}"',
             f'[assets.{name}.{TOKEN}]\ncontract = "{chain.token}"\ndecimals = 6',
             f'payment_max = "{TOKENS * UNIT}"\ndual_above = "{DUAL_ABOVE * UNIT}"\n{caps}',
             f'[mandates.auto-{name}]\n{payment}\npayment_max = "{AUTO_MAX * UNIT}"\n{caps}',
+            f'[mandates.sweep-{name}]\n{payment}\npayment_max = "{TOKENS * UNIT}"\n{caps}\nown_wallets = true',
+            f'[assets.{name}.{chain.coin}]\ncontract = ""\ndecimals = {chain.decimals}\ndual_above = "0"\n{coins}',
+            f'[mandates.gas-{name}]\nchain = "{name}"\nasset = "{chain.coin}"\n{coins}\nown_deposits = true',
         ]
     return "\n".join(parts) + "\n"
 
 
+def _deposit_rules(chain: HttpChain, xpub: str) -> DepositRules:
+    """What is accepted from a chain."""
+    name = chain.name
+    return DepositRules(
+        wallets=f"dep-{name}",
+        xpub=xpub,
+        assets={TOKEN: DepositAsset(minimum=MINIMUM, sweep_at=SWEEP_AT)},
+        sweep_to=f"hot-{name}",
+        sweep_mandate=f"sweep-{name}",
+        gas_from=f"gas-{name}",
+        gas_mandate=f"gas-{name}",
+    )
+
+
 async def _furnish(
-    config: Config, chains: Sequence[HttpChain], wallets: Mapping[str, str], people: Mapping[str, str]
+    config: Config, chains: Sequence[HttpChain], wallets: Mapping[str, str], people: Mapping[str, str], xpub: str
 ) -> None:
-    """The database: documents, and books that say what the wallets have."""
+    """The database: documents, but for the first chain's rules of deposits, and books of what the wallets have."""
     async with Bursar(config.database_url, migrate=True) as b:
         documents, ledger = Documents(b.store, KINDS), b.ledger
         await ledger.create_asset(TOKEN, precision=6)
@@ -247,7 +304,7 @@ async def _furnish(
             )
             name = asset_name(TOKEN, chain.name)
             token = AssetDocument(asset=TOKEN, chain=chain.name, contract=chain.token, decimals=6)
-            wallet = WalletDocument(chain=chain.name, address=wallets[chain.name])
+            coin = AssetDocument(asset=chain.coin, chain=chain.name, contract="", decimals=chain.decimals)
             rules = WithdrawalPolicy(
                 asset=TOKEN,
                 chain=chain.name,
@@ -261,15 +318,15 @@ async def _furnish(
             )
             await put_document(documents, CHAIN, chain.name, network)
             await put_document(documents, ASSET, name, token)
-            await put_document(documents, WALLET, f"hot-{chain.name}", wallet)
+            await put_document(documents, ASSET, asset_name(chain.coin, chain.name), coin)
             await put_document(documents, POLICY, name, rules)
-            books = wallet_account(chain.name, f"hot-{chain.name}")
-            await ledger.create_account(books, policy=ExternalAccount())
-            await ledger.commit(deposit(books, "house", chain.coin, str(chain.coins), key=f"{chain.name} coin"))
-        # The users' money is in the EVM wallet; what else the wallets have is our own.
-        first, second = (wallet_account(chain.name, f"hot-{chain.name}") for chain in chains)
-        for user, amount in USERS.items():
-            await ledger.create_account(funding_account(user))
-            await ledger.commit(deposit(first, funding_account(user), TOKEN, str(amount), key=f"user {user}"))
-        await ledger.commit(deposit(first, "house", TOKEN, str(TOKENS - sum(USERS.values())), key="house eth"))
-        await ledger.commit(deposit(second, "house", TOKEN, str(TOKENS), key="house tron"))
+            for wallet, role in zip(_wallets(chain), (Role.HOT, Role.GAS), strict=True):
+                where = WalletDocument(chain=chain.name, address=wallets[wallet], role=role)
+                await put_document(documents, WALLET, wallet, where)
+                books = wallet_account(chain.name, wallet)
+                await ledger.create_account(books, policy=ExternalAccount())
+                # All that the wallets have in the beginning is our own: users' money comes from the chains.
+                await ledger.commit(deposit(books, "house", chain.coin, str(chain.coins), key=f"{wallet} coin"))
+                if role is Role.HOT:
+                    await ledger.commit(deposit(books, "house", TOKEN, str(TOKENS), key=wallet))
+        await put_document(documents, DEPOSITS, chains[-1].name, _deposit_rules(chains[-1], xpub))

@@ -1,9 +1,10 @@
 """The story of the demo of withdrawals: who asks for what, who decides, and what must have come of it.
 
-Users ask over HTTP, people decide at the command line, and the server is killed while payments are signed that no node
-has. In the end the chains are asked what has arrived, and the money of each user is added up.
+Users' money arrives from the chains. They ask over HTTP, people decide at the command line, and the server is killed
+while payments are signed that no node has. In the end the chains are asked what has arrived, and the money of each user
+is added up.
 
-Not here: what it prints at the end (withdrawals).
+Not here: how money arrives (withdrawal_deposits), what it prints at the end (withdrawals).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from bursar.audit.finding import Finding
+from bursar.demo.withdrawal_deposits import UNDER_REVIEW, Deposits, rules_in_words
 from bursar.demo.withdrawal_setting import (
     APPROVERS,
     AUTO_MAX,
@@ -45,22 +47,25 @@ class Money:
     """What became of the money of a user, in units of the token. Each figure comes from another place."""
 
     user: int
-    before: Decimal
+    received: Decimal  # that the chain says has arrived at the user's deposit address
     available: Decimal
     held: Decimal
+    under_review: Decimal  # in suspense
     paid: Decimal  # that the chains say has arrived at the user's addresses
     fees: Decimal
 
     @property
     def adds_up(self) -> bool:
         """Whether nothing is missing, and nothing too much."""
-        return self.before == self.available + self.held + self.paid + self.fees
+        return self.received == self.available + self.held + self.under_review + self.paid + self.fees
 
 
 @dataclass
 class Report:
     """What happened, and whether it is as it must be."""
 
+    deposits: list[View] = field(default_factory=list)
+    sweeps: list[View] = field(default_factory=list)
     withdrawals: list[View] = field(default_factory=list)
     money: list[Money] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -118,6 +123,7 @@ class Story:
         self._watch = watch
         self._began = time.monotonic()
         self.asked: list[str] = []
+        self.deposits = Deposits(setting, self._say, self._until)
 
     def play(self) -> Report:
         """All of it. What does not happen as it should is in the report."""
@@ -130,10 +136,13 @@ class Story:
 
     def _acts(self) -> None:
         self._opening()
+        self.deposits.arrive()
+        self._address_books()
         cooling = self._small_amounts()
         self._cancelled_and_rejected()
         self._reach([cooling], "completed")
         self._say(f"The address on tron is old enough: {cooling} went on by itself, and is paid.")
+        self.deposits.swept()
         self._approved_by_people()
         self._killed()
 
@@ -153,7 +162,11 @@ class Story:
             "The rules are documents: one person has proposed each, another has approved it.",
             f"  up to {AUTO_MAX} {TOKEN} no person is asked; above, an approver signs; above {DUAL_ABOVE:,}, two",
             f"  on tron an address must have been in its user's book for {COOLING_S['tron']} s",
+            *rules_in_words(setting),
         )
+
+    def _address_books(self) -> None:
+        setting = self._setting
         self._watch("users ask")
         for user in USERS:
             for name, chain in setting.chains.items():
@@ -238,10 +251,10 @@ class Story:
             f"kill -9 of bursar serve, process {pid}.",
         )
         self._watch("bursar serve starts again")
+        for chain in setting.chains.values():
+            chain.takes = True  # before it starts: a server that finds no node asks again after ten seconds
         setting.server.start()
         setting.server.until_ready(PATIENCE_S)
-        for chain in setting.chains.values():
-            chain.takes = True
         self._reach(signed, "completed")
         for id_, payout in zip(signed, payouts, strict=True):
             same = self._view(id_)["tx_hash"] == payout["attempts"][-1]["hash"]
@@ -256,8 +269,10 @@ class Story:
     def judge(self) -> None:
         report, setting = self.report, self._setting
         self._watch("the audit")
+        report.deposits, report.sweeps = self.deposits.views(), self.deposits.sweeps()
+        report.wrong += self.deposits.wrong(report.deposits)
         report.withdrawals = [self._view(id_) for id_ in self.asked]
-        for user, before in USERS.items():
+        for user in USERS:
             paid = Decimal(0)
             ours = [view for view in report.withdrawals if view["user_id"] == user and view["status"] == "completed"]
             for name, chain in setting.chains.items():
@@ -267,11 +282,13 @@ class Story:
                 paid += sum(arrived) / UNIT
             (account,) = setting.ask("GET", "balances", user)["accounts"]
             (has,) = account["balances"]
+            reviewed = [one for one in report.deposits if (one["user_id"], one["status"]) == (user, UNDER_REVIEW)]
             money = Money(
                 user=user,
-                before=Decimal(before),
+                received=self.deposits.received(user),
                 available=Decimal(has["available"]),
                 held=Decimal(has["frozen"]),
+                under_review=sum((Decimal(one["amount"]) for one in reviewed), Decimal(0)),
                 paid=paid,
                 fees=sum((Decimal(view["fee"]) for view in ours), Decimal(0)),
             )

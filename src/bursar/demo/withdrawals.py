@@ -1,4 +1,4 @@
-"""`bursar demo-withdrawals`: users withdraw on two chains, and people approve with lines that can be copied.
+"""`bursar demo-withdrawals`: deposits arrive on two chains, users withdraw, and people approve with lines to copy.
 
 The programs are real: `bursar serve` and `bursar signer`. The chains are the simulator's, EVM and TRON, behind nodes
 that speak HTTP. Not here: the story itself (withdrawal_story).
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bursar.demo.withdrawal_story import Report, Watch
 
 PEOPLE_S = 60.0
+FIGURES = ("received", "available", "held", "under_review", "paid", "fees")  # of a user's money
 API_LIBRARIES = ("httptools", "jwt", "litestar", "uvicorn")  # of the extra [api]
 
 
@@ -48,11 +49,12 @@ API_LIBRARIES = ("httptools", "jwt", "litestar", "uvicorn")  # of the extra [api
 )
 @click.pass_obj
 def demo_withdrawals(state: State, people_s: float | None) -> int:
-    """Users withdraw on a simulated EVM chain and a simulated TRON chain; people approve; the server is killed.
+    """Deposits and withdrawals on a simulated EVM chain and a simulated TRON chain; the server is killed.
 
-    Small amounts are paid without a person, larger ones wait for one approver or two. It prints the lines that approve
-    them, to be run in another terminal, and runs them itself if no person does. Exit code 0 only if each recipient was
-    paid once, the money of every user adds up, and the audit is clean.
+    A stranger sends money to addresses of users. It is credited, and what gathers there is swept. The users withdraw
+    it: small amounts are paid without a person, larger ones wait for one approver or two. It prints the lines that
+    approve them, to be run in another terminal, and runs them itself if no person does. Exit code 0 only if each
+    deposit was credited once and each recipient was paid once, the money of every user adds up, and the audit is clean.
     """
     out = Output(as_json=state.json)
     if missing := [name for name in (*LIBRARIES, *API_LIBRARIES) if find_spec(name) is None]:
@@ -63,7 +65,7 @@ def demo_withdrawals(state: State, people_s: float | None) -> int:
 
     if people_s is None:
         people_s = PEOPLE_S if not out.as_json and sys.stdin.isatty() and sys.stdout.isatty() else 0.0
-    out.say("Users withdraw on two chains; people approve; and the server is killed.\n")
+    out.say("Deposits arrive on two chains; users withdraw them; people approve; and the server is killed.\n")
     folder = tempfile.mkdtemp(prefix="bursar-demo-")
     guard = Guard(folder)
     try:
@@ -104,6 +106,19 @@ def _watched(out: Output) -> Iterator[Watch]:
 
 
 def _draw(out: Output, report: Report) -> None:
+    arrived = [
+        (
+            view["user_id"],
+            view["chain"],
+            view["address"],
+            f"{Decimal(view['amount']):,.2f}",
+            view["status"],
+            view["tx_hash"][:HASH_SHOWN],
+        )
+        for view in report.deposits
+    ]
+    heads = ("user", "chain", "address", "USDT", "status", "transaction")
+    out.console.print(table(*heads, rows=arrived, right=("user", "USDT"), whole=("address", "transaction")), "")
     rows = [
         (
             view["id"],
@@ -116,14 +131,11 @@ def _draw(out: Output, report: Report) -> None:
         )
         for view in report.withdrawals
     ]
-    heads = ("withdrawal", "user", "USDT", "chain", "status", "transaction", "approved by")
-    out.console.print(table(*heads, rows=rows, right=("user", "USDT"), whole=("withdrawal", "transaction")), "")
-    right = ("before", "= available", "+ held", "+ paid", "+ fees")
-    money = [(f"user {one.user}", one.before, one.available, one.held, one.paid, one.fees) for one in report.money]
-    out.console.print(
-        table("USDT", *right, rows=[(who, *(f"{minor:,.2f}" for minor in rest)) for who, *rest in money], right=right),
-        "",
-    )
+    names = ("withdrawal", "user", "USDT", "chain", "status", "transaction", "approved by")
+    out.console.print(table(*names, rows=rows, right=("user", "USDT"), whole=("withdrawal", "transaction")), "")
+    right = ("received", "= available", "+ held", "+ under review", "+ paid", "+ fees")
+    money = [(f"user {one.user}", *(f"{getattr(one, name):,.2f}" for name in FIGURES)) for one in report.money]
+    out.console.print(table("USDT", *right, rows=money, right=right), "")
     out.console.print(draw_findings(report.findings), "")
     for text in report.wrong:
         out.console.print(f"WRONG: {text}", style="red", markup=False)
@@ -142,12 +154,10 @@ def _approved_by(view: dict[str, Any]) -> str:
 def _json(report: Report) -> dict[str, Any]:
     return {
         "ok": report.ok,
+        "deposits": report.deposits,
+        "sweeps": report.sweeps,
         "withdrawals": report.withdrawals,
-        "money": [
-            {"user": one.user}
-            | {name: str(getattr(one, name)) for name in ("before", "available", "held", "paid", "fees")}
-            for one in report.money
-        ],
+        "money": [{"user": one.user} | {name: str(getattr(one, name)) for name in FIGURES} for one in report.money],
         "wrong": report.wrong,
         "audit": [finding_json(f) for f in report.findings],
     }

@@ -156,6 +156,10 @@ class Documents:
         needs_two = kind.judge(name, head, new)
         if kind.likeness is not None:
             kind.judge_alike(name, new, await self._cache.alike(kind, name, new, tx.documents, number))
+        if kind.beside is not None:
+            other, its_name = kind.beside(name)
+            if (found := await _head(tx, other.name, its_name)) is not None:
+                kind.judge_beside(name, new, other.read(found))
         return needs_two
 
     async def withdraw(self, kind: DocumentKind[T], name: str, hash_: bytes, *, actor: str, reason: str) -> bool:

@@ -57,6 +57,8 @@ class DocumentKind(Generic[T]):
     the new one. `check` is a pure function of the same two that raises a refusal, or a ValueError with the reason.
     `check_named` is one of the document's name and the new body. What no two documents of the kind should share is
     `likeness`, a pure function of a body; `check_alike` is one of the new body and of all others with that likeness.
+    Where a document is to fit one of another kind, `beside` says from its name which one, and `check_beside` is a pure
+    function of its name, the new body and the body of that one. While there is none, nothing is checked.
     """
 
     name: str
@@ -66,6 +68,8 @@ class DocumentKind(Generic[T]):
     check_named: Callable[[str, T], None] | None = None
     likeness: Callable[[T], Hashable] | None = None
     check_alike: Callable[[T, Iterable[Other[T]]], None] | None = None
+    beside: Callable[[str], tuple[DocumentKind[Any], str]] | None = None
+    check_beside: Callable[[str, T, Any], None] | None = None
 
     def __post_init__(self) -> None:
         check_kind(self.name)
@@ -124,6 +128,14 @@ class DocumentKind(Generic[T]):
         try:
             if self.check_alike is not None:
                 self.check_alike(body, others)
+        except ValueError as error:
+            raise InvalidDocument(self.name, name, str(error)) from error
+
+    def judge_beside(self, name: str, body: T, other: msgspec.Struct) -> None:
+        """Raises what `check_beside` refuses. `other` is the body of the document that `beside` names."""
+        try:
+            if self.check_beside is not None:
+                self.check_beside(name, body, other)
         except ValueError as error:
             raise InvalidDocument(self.name, name, str(error)) from error
 

@@ -22,12 +22,13 @@ from typing import Final
 import msgspec
 
 from bursar.flows.payouts.checks import NAME_LENGTH_MAX
-from bursar.flows.payouts.documents import ADDRESS_LENGTH_MAX, PART_LENGTH_MAX, asset_name
+from bursar.flows.payouts.documents import ADDRESS_LENGTH_MAX, CHAIN, PART_LENGTH_MAX, ChainDocument, asset_name
 from bursar.model.accounts import check_name
 from bursar.model.actors import check_actor
 from bursar.model.document_kinds import DocumentKind
 from bursar.model.money import MINOR_MAX, PRECISION_MAX, Asset, check_asset
-from bursar.rails.chain import Codec
+from bursar.rails.chain import Codec, InvalidAddress
+from bursar.signer.codecs import codec_of
 
 AMOUNT_LENGTH_MAX = 60
 BPS: Final = 10_000  # a hundredth of a percent: 10000 is all of it
@@ -287,6 +288,27 @@ def _check_list_named(name: str, _new: AddressList) -> None:
         check_asset(asset.upper(), 0)
 
 
+def _chain_of_list(name: str) -> tuple[DocumentKind[ChainDocument], str]:
+    return CHAIN, name.rpartition(":")[2]
+
+
+def _check_list_beside(name: str, new: AddressList, chain: ChainDocument) -> None:
+    """Each entry is an address there: one that can't be read would stop every withdrawal (`joined`).
+
+    Not checked are chains whose codec is not at hand: kinds that are not shipped, or whose extra is missing here.
+    """
+    try:
+        codec = codec_of(chain.kind)
+    except (KeyError, ModuleNotFoundError):
+        return
+    for which, addresses in (("allow", new.allow), ("deny", new.deny)):
+        for address in addresses:
+            try:
+                codec.check_address(name.rpartition(":")[2], address)
+            except InvalidAddress as refused:
+                raise ValueError(f"{which}: {refused}") from refused
+
+
 def _check_approver_named(name: str, _new: Approver) -> None:
     if name != check_actor(name):
         raise ValueError(f"the name of a person is written in lower case: {check_actor(name)}")
@@ -300,7 +322,13 @@ POLICY: Final = DocumentKind(
     check_named=_check_policy_named,
 )
 ADDRESS_LIST: Final = DocumentKind(
-    name="address_list", body=AddressList, two_people=True, check=_check_list, check_named=_check_list_named
+    name="address_list",
+    body=AddressList,
+    two_people=True,
+    check=_check_list,
+    check_named=_check_list_named,
+    beside=_chain_of_list,
+    check_beside=_check_list_beside,
 )
 APPROVER: Final = DocumentKind(
     name="approver", body=Approver, two_people=True, check=_check_approver, check_named=_check_approver_named
