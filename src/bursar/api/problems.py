@@ -57,6 +57,7 @@ STATUSES: dict[str, int] = {
     "RECORD_MOVED": 409,
     "PAYOUT_EXISTS": 409,
     WithdrawalCode.FEE_CHANGED: 409,
+    WithdrawalCode.ALREADY_ORDERED: 409,
     WithdrawalCode.TOO_LATE: 409,
     AddressCode.ADDRESS_EXISTS: 409,
     DepositCode.NOT_HELD: 409,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
@@ -44,10 +45,12 @@ from bursar.model.money import Asset
 from bursar.model.outcome import Outcome
 from bursar.model.records import Priority, Record
 from bursar.rails.chain import Shape, Try
+from bursar.writer import Operation
 
 SCOPE: Final = "withdrawals"
 PREFIX: Final = "wd-"
 ALL: Final = "all"  # as an amount: everything that is available, less the fee
+ID_BYTES: Final = 12
 OPENING: Final = "external:opening"  # where balances come from that another system has kept before
 RESULTS: Final = (COMPLETED, FAILED, REJECTED, CANCELLED)
 
@@ -68,6 +71,7 @@ class WithdrawalCode(StrEnum):
     UNKNOWN_APPROVER = "UNKNOWN_APPROVER"
     OWN_REQUEST = "OWN_REQUEST"
     WRONG_SIGNATURE = "WRONG_SIGNATURE"
+    ALREADY_ORDERED = "ALREADY_ORDERED"
 
 
 @dataclass(eq=False)
@@ -177,6 +181,16 @@ class WithdrawalView(msgspec.Struct, frozen=True, kw_only=True):
     updated_us: int
     queued_us: int
     replayed: bool = False
+
+
+def withdrawal_id(operation: Operation, amount: int, fee: int) -> str:
+    """The id of a request: it follows from who asks for what, under which key. Pure.
+
+    So a request that is repeated after a restore, which has forgotten it, is the same withdrawal: the payout that the
+    signer has signed for it names it as its source, and no second one is paid for that.
+    """
+    said = "\n".join((operation.scope, operation.id, operation.fingerprint, str(amount), str(fee)))
+    return f"{PREFIX}{int.from_bytes(sha256(said.encode()).digest()[:ID_BYTES])}"
 
 
 def held(item: FlowRecord[Withdrawal]) -> Held:
@@ -350,4 +364,5 @@ __all__ = [
     "next_body",
     "on_signal",
     "view_of",
+    "withdrawal_id",
 ]

@@ -25,7 +25,7 @@ from bursar.flows.payouts.machine import CANCEL as CANCEL_PAYOUT
 from bursar.flows.payouts.machine import MACHINE as PAYOUTS
 from bursar.flows.payouts.machine import PENDING, PROCESSING
 from bursar.flows.payouts.machine import STATUS as PAYOUT_STATUS
-from bursar.flows.payouts.payout import PARENT_EVENTS, Payout
+from bursar.flows.payouts.payout import PARENT_EVENTS, SOURCE, Payout
 from bursar.flows.transfers.request import funding_account
 from bursar.flows.withdrawals.addresses import AddressBook
 from bursar.flows.withdrawals.deciding import Deciding
@@ -61,6 +61,7 @@ from bursar.flows.withdrawals.withdrawal import (
     next_body,
     on_signal,
     view_of,
+    withdrawal_id,
 )
 from bursar.ledger import Ledger
 from bursar.model.accounts import check_path
@@ -68,6 +69,7 @@ from bursar.model.actors import check_actor, check_reason, same_person
 from bursar.model.authorizations import Approval, Payment
 from bursar.model.entries import check_key
 from bursar.model.errors import IdempotencyKeyReused, LimitExceeded, RecordMoved, Refusal
+from bursar.model.flow_rows import RowState
 from bursar.model.money import Asset
 from bursar.model.records import Record
 from bursar.model.retry import Alarm, Retry
@@ -200,11 +202,20 @@ class Withdrawals:
     async def _write_down(self, wanted: WithdrawalRequest, operation: Operation, who: str) -> Record:
         asset, policy = await self._rules(wanted)
         amount, fee = await self._amounts(wanted, asset, policy)
-        id_, payout = await self.engine.new_id(MACHINE.name), await self.engine.new_id(PAYOUTS.name)
+        id_, payout = withdrawal_id(operation, amount, fee), await self.engine.new_id(PAYOUTS.name)
+        await self._require_forgotten_unpaid(id_)
         payment, native = await self._payment(wanted, asset, policy, amount, fee, id_, payout, who)
         body = Withdrawal(user=wanted.user, payment=payment, native=native, priority=PRIORITIES[policy.priority])
         await self._check(body)
         return await self._start(id_, body, operation, asset, policy)
+
+    async def _require_forgotten_unpaid(self, id_: str) -> None:
+        """A database that was restored has forgotten the request; the signer has not, and its payout is put back."""
+        row = await self.ledger.store.read.flow_rows.get(PAYOUTS.name, SOURCE.name, id_)
+        if row is not None and row.state is RowState.HELD:
+            payout = msgspec.json.decode(row.body)["payout"]
+            why = f"it was requested before the database was restored, and {payout} pays it"
+            raise WithdrawalRefused(WithdrawalCode.ALREADY_ORDERED, why)
 
     async def _check(self, body: Withdrawal) -> None:
         """What would be refused in any case is refused before it is written down."""
