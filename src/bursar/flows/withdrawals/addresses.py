@@ -29,6 +29,7 @@ from bursar.model.flow_rows import (
     Release,
     Reserve,
     RowKind,
+    RowNotOwned,
     RowState,
     RowTaken,
 )
@@ -145,8 +146,10 @@ class AddressBook:
         if record.state == ACTIVE:
             try:
                 record = await self.engine.signal(record, REMOVE, actor, {})
-            except RecordMoved:  # another request has removed it
+            except (RecordMoved, RowNotOwned) as error:  # another request has removed it
                 record = await self._of(user, id_)
+                if record.state == ACTIVE:
+                    raise Conflict(f"{id_} is being removed", 1) from error
         return _view(self._item(record))
 
     async def get(self, user: str, id_: str) -> AddressView:
