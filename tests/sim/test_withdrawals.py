@@ -36,15 +36,13 @@ def test_nothing_is_paid_that_was_not_allowed_whatever_breaks() -> None:
 
 
 @pytest.mark.timeout(900)
-# TRON has more than a thousand places; every second one is tried, and all of them if BURSAR_WITHDRAWALS_SEEDS is set.
-@pytest.mark.parametrize(("seed", "share"), [(0, 1), (1, 2), (4, 1)], ids=["evm", "tron", "expiry"])
-def test_crash_at_every_port_call_of_a_withdrawal_breaks_nothing(seed: int, share: int) -> None:
+@pytest.mark.parametrize("seed", [0, 1, 4], ids=["evm", "tron", "expiry"])
+def test_crash_at_every_port_call_of_a_withdrawal_breaks_nothing(seed: int) -> None:
     jobs = every_crash("withdrawals", seed, "any", small=True)
-    assert {job.crashes[0][0] for job in jobs if job.crashes} == {"withdrawals", "signer", "audit"}
-    jobs = jobs if "BURSAR_WITHDRAWALS_SEEDS" in os.environ else jobs[::share]
+    assert {job.crashes[0][0] for job in jobs if job.crashes} == {"withdrawals", "signer"}
     tally = run_everywhere("withdrawals", jobs, os.cpu_count() or 1, show=False)
     assert tally.failures == []
-    assert tally.crashes > len(jobs) // 4  # the rest are calls that are made only as long as it waits for nothing
+    assert tally.crashes == len(jobs)
 
 
 @pytest.mark.timeout(900)
@@ -54,7 +52,7 @@ def test_crash_at_every_port_call_of_a_deposit_breaks_nothing(seed: int) -> None
     assert scenario.play(seed, size=Size(callers=1, entries_each=1)).value.deposits == 1
     tally = run_everywhere("withdrawals", jobs, os.cpu_count() or 1, show=False)
     assert tally.failures == []
-    assert tally.crashes > len(jobs) // 6
+    assert tally.crashes == len(jobs)
 
 
 def test_seeds_do_what_they_are_for() -> None:

@@ -148,8 +148,8 @@ def _progress(show: bool) -> Iterator[Progress]:
 
 
 def every_crash(scenario: str, seed: int, mode: str, small: bool) -> list[Job]:
-    """One run for every port call of a seed, before its effect and after it."""
-    calls = Job(seed, (), mode, small).play(scenario).port_calls_by
+    """One run for every port call of a seed at which it can crash, before its effect and after it."""
+    calls = Job(seed, (), mode, small).play(scenario).crashable_by
     return [
         Job(seed, ((process, call, moment.value),), mode, small)
         for process, last in sorted(calls.items())

@@ -82,6 +82,7 @@ class Run(Generic[T]):
     callbacks: int
     port_calls: int
     port_calls_by: dict[str, int]
+    crashable_by: dict[str, int]  # those of them that were made before the time to heal, after which nothing crashes
     crashes: list[Crash]
     virtual_s: float
     # Errors of tasks that ended before their process crashed, and were not retrieved by then. Not a failure,
@@ -123,6 +124,7 @@ class Kernel:
         self._swarm = swarm
         self._budget = 0 if swarm is None else swarm.budget
         self.armed = bool(self._plan) or self._budget > 0
+        self._crashable: dict[str, int] | None = None  # port calls made before `calm`
 
     def start(self, name: str, *, disk: SimDisk | None = None) -> Process:
         """The next incarnation of `name`. A restart finds the disk of its predecessor unless it is given another."""
@@ -173,6 +175,11 @@ class Kernel:
         self._plan.clear()
         self._budget = 0
         self.armed = False
+        if self._crashable is None:
+            self._crashable = self._calls()
+
+    def _calls(self) -> dict[str, int]:
+        return {name: process.port_calls for name, process in self.processes.items()}
 
     def kill(self, process: Process, call: int, where: str, moment: Moment | None) -> None:
         """The crash itself: dead, disk rolled back, on record, and the scenario called."""
@@ -205,7 +212,8 @@ class Kernel:
             lines=self.trace.lines(),
             callbacks=self.loop.callbacks,
             port_calls=self.port_calls,
-            port_calls_by={name: process.port_calls for name, process in self.processes.items()},
+            port_calls_by=self._calls(),
+            crashable_by=self._calls() if self._crashable is None else self._crashable,
             crashes=self.crashes,
             virtual_s=self.loop.now,
             lost_errors=lost,

@@ -284,19 +284,32 @@ class Scenario(PayoutRun[Outcome]):
         if self.findings:
             raise Violation(f"audit: {'; '.join(self.findings)}")
 
+    async def over_by(self, deadline_s: float) -> bool:
+        while await super().over_by(deadline_s):
+            if self.settled():
+                return True
+        return False
+
+    def settled(self) -> bool:
+        """Whether all that strangers send has arrived, and nothing of it is open."""
+        if not self.strangers.gifts:
+            return True
+        count = f"SELECT count(*) FROM records WHERE flow = '{ARRIVALS.name}' AND state <> 'own'"
+        (known,) = self.oracle.db.execute(count).fetchone()
+        if self.strangers.waits() or known != len(self.strangers.arrived()):
+            return False
+        return not self.oracle.db.execute(OPEN_RECORDS).fetchall()
+
     async def settle_deposits(self) -> None:
         """In bounded time after nothing breaks any more."""
-        count = f"SELECT count(*) FROM records WHERE flow = '{ARRIVALS.name}' AND state <> 'own'"
         deadline = self.kernel.loop.now + DEPOSITED_S
-        while self.strangers.gifts:
-            (known,) = self.oracle.db.execute(count).fetchone()
-            settled = not self.strangers.waits() and known == len(self.strangers.arrived())
-            if settled and not self.oracle.db.execute(OPEN_RECORDS).fetchall():
-                await self.rest()
-                return
+        while not self.settled():
             if self.kernel.loop.now > deadline:
+                known = self.oracle.db.execute("SELECT count(*) FROM records WHERE flow = 'arrivals'").fetchone()[0]
                 raise Violation(f"{len(self.strangers.arrived())} transfers have arrived, and {known} are known")
             await self.rest(LOOK_S)
+        if self.strangers.gifts:
+            await self.rest()
 
     async def _audit(self, process: Process) -> None:
         store = connect(f"sqlite:///{PATH}", SharedPorts(process))
