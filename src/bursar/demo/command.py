@@ -112,6 +112,26 @@ def _run(
 
 
 @contextlib.contextmanager
+def own_folder(prefix: str) -> Iterator[tuple[Path, Guard]]:
+    """A folder that is gone in the end, with all that runs in it. A Ctrl-C while it is made waits until it is made: or
+    nothing would know of it."""
+    from bursar.testbed import Guard
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        folder = tempfile.mkdtemp(prefix=prefix)
+        guard = Guard(folder)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield Path(folder), guard
+    finally:
+        guard.close()
+
+
+@contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end it as Ctrl-C does: in good order, leaving nothing behind."""
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +19,7 @@ import click
 from bursar.cli.commands.audit import draw_findings, finding_json
 from bursar.cli.output import Output, table
 from bursar.cli.state import Command, State
-from bursar.demo.command import ended_by_signals
+from bursar.demo.command import ended_by_signals, own_folder
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -60,15 +58,9 @@ def demo_payouts(state: State, chain: str) -> int:
     opened = _opened(chain)
     out.say("Bursar pays out on a chain, and the chain and the signer misbehave.")
     from bursar.demo.payout_story import play
-    from bursar.testbed import Guard
 
-    folder = tempfile.mkdtemp(prefix="bursar-payouts-")
-    guard = Guard(folder)
-    try:
-        with ended_by_signals(), _watched(out) as watch:
-            report = asyncio.run(play(Path(folder), guard, opened, lambda *lines: _tell(out, lines), watch))
-    finally:
-        guard.close()
+    with own_folder("bursar-payouts-") as (folder, guard), ended_by_signals(), _watched(out) as watch:
+        report = asyncio.run(play(folder, guard, opened, lambda *lines: _tell(out, lines), watch))
     if out.as_json:
         out.show(_json(report), str)
     else:

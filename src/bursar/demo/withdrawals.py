@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import tempfile
 from collections.abc import Iterator
 from decimal import Decimal
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +19,7 @@ from bursar.cli.commands.audit import draw_findings, finding_json
 from bursar.cli.errors import Unusable
 from bursar.cli.output import Output, table
 from bursar.cli.state import Command, State
-from bursar.demo.command import ended_by_signals
+from bursar.demo.command import ended_by_signals, own_folder
 from bursar.demo.payouts import HASH_SHOWN, LIBRARIES
 
 if TYPE_CHECKING:
@@ -61,21 +59,15 @@ def demo_withdrawals(state: State, people_s: float | None) -> int:
         raise click.UsageError(f"{missing[0]} is missing: pip install 'bursar[api,evm,tron,signer]'")
     from bursar.demo.withdrawal_setting import Setting
     from bursar.demo.withdrawal_story import Story
-    from bursar.testbed import Guard
 
     if people_s is None:
         people_s = PEOPLE_S if not out.as_json and sys.stdin.isatty() and sys.stdout.isatty() else 0.0
     out.say("Deposits arrive on two chains; users withdraw them; people approve; and the server is killed.\n")
-    folder = tempfile.mkdtemp(prefix="bursar-demo-")
-    guard = Guard(folder)
-    try:
-        with ended_by_signals(), _watched(out) as watch:
-            watch("making keys and documents, starting bursar signer and bursar serve")
-            setting = Setting(Path(folder), guard)
-            with _started(setting):
-                report = Story(setting, people_s, lambda *lines: out.say("\n".join(lines) + "\n"), watch).play()
-    finally:
-        guard.close()
+    with own_folder("bursar-demo-") as (folder, guard), ended_by_signals(), _watched(out) as watch:
+        watch("making keys and documents, starting bursar signer and bursar serve")
+        setting = Setting(folder, guard)
+        with _started(setting):
+            report = Story(setting, people_s, lambda *lines: out.say("\n".join(lines) + "\n"), watch).play()
     if out.as_json:
         out.show(_json(report), str)
     else:
