@@ -1,4 +1,4 @@
-"""Deposits from chains: one address per user, each transfer credited once, what is doubtful held, the rest swept."""
+"""Deposits from chains: one address per user, each transfer credited once, some held for people, the rest swept."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ async def test_what_arrives_during_a_sweep_is_swept_too(place: Place) -> None:
         record = await c.arrive(60 * UNIT)
         await c.step("sweeps", record.id)
         more = await c.arrive(70 * UNIT)
-        assert await c.till.engine.get("sweeps", more.id) is None  # one is open, and is told
+        assert await c.till.engine.get("sweeps", more.id) is None  # one is open, and gets a signal
         assert (await swept(c, record.id)).state == "swept"
         assert await c.of_wallet() == 0
         again = await c.arrive(50 * UNIT)

@@ -121,7 +121,7 @@ def own_folder(prefix: str) -> Iterator[tuple[Path, Guard]]:
     try:
         folder = tempfile.mkdtemp(prefix=prefix)
         guard = Guard(folder)
-    except BaseException:
+    except BaseException:  # an interrupt, too: the signals that wait are delivered, and it is passed on
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
     try:

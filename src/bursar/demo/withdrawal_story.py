@@ -189,18 +189,18 @@ class Story:
     def _cancelled_and_rejected(self) -> None:
         setting = self._setting
         unwanted = self._request(1003, "eth", "120")
-        doubtful = self._request(1002, "eth", "450")
+        suspect = self._request(1002, "eth", "450")
         setting.ask("POST", f"withdrawals/{unwanted}/cancel", 1003, {})
         self._reach([unwanted], "cancelled")
         self._say(f"User 1003 asks for 120 on eth, and cancels: {unwanted} ends, the money is back.")
-        line = setting.line("reject", doubtful, "--actor", OPERATOR, "--reason", "the account was stolen")
+        line = setting.line("reject", suspect, "--actor", OPERATOR, "--reason", "the account was stolen")
         self._watch(f"{OPERATOR} rejects a withdrawal")
         setting.run(line)
-        self._reach([doubtful], "rejected")
+        self._reach([suspect], "rejected")
         self._say(
             f"User 1002 asks for 450 on eth. {OPERATOR}, an operator, rejects it, at the command line:",
-            f"{doubtful} ends, the money is back. Its user reads, and is not told why:",
-            f"  {self._view(doubtful)['message']}",
+            f"{suspect} ends, the money is back. Its user reads, and is not told why:",
+            f"  {self._view(suspect)['message']}",
         )
 
     def _approved_by_people(self) -> None:

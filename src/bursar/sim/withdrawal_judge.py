@@ -34,7 +34,7 @@ from bursar.sim.payout_judge import Judge
 from bursar.sim.payout_town import Town
 from bursar.sim.process import EPOCH_US
 from bursar.sim.withdrawal_deposits import SECTION, DepositJudge, Strangers
-from bursar.sim.withdrawal_plan import ALL, FUNDS, USERS, Wish, person_of
+from bursar.sim.withdrawal_plan import ALL, FUNDS, USERS, UserRequest, person_of
 from bursar.sim.withdrawal_rules import BASE, OWNERS, USDT
 from bursar.store.sqlite.calls import amount_out
 
@@ -239,17 +239,17 @@ class WithdrawalJudge(Judge):
         self,
         oracle: Oracle,
         town: Town,
-        wishes: Iterable[tuple[Wish, str]],
+        user_requests: Iterable[tuple[UserRequest, str]],
         decisions: Decisions,
         lost: list[Payment],
         strangers: Strangers,
     ) -> None:
-        """`wishes` with what their users were told; `lost`: what a database that was put back has forgotten."""
+        """`user_requests` with what their users were told; `lost`: what a database that was put back has forgotten."""
         rows = oracle.db.execute("SELECT id, state, body, created_at FROM records WHERE flow = 'withdrawals'")
         self.withdrawals = [
             Ended(id_, state, msgspec.json.decode(body, type=Withdrawal), at) for id_, state, body, at in rows
         ]
-        self.wishes = list(wishes)
+        self.user_requests = list(user_requests)
         self.decisions = decisions
         known = [one.body.payment for one in self.withdrawals]
         self.lost = [payment for payment in lost if payment.to not in {one.to for one in known}]
@@ -267,29 +267,32 @@ class WithdrawalJudge(Judge):
         self.limits()
 
     def requests(self) -> None:
-        """One withdrawal for each wish that was taken, exactly as it was wanted; none for one that was refused."""
+        """One withdrawal for each request that was taken, exactly as it was made; none for one that was refused."""
         by_address: defaultdict[str, list[Ended]] = defaultdict(list)
         for one in self.withdrawals:
             by_address[one.body.payment.to].append(one)
-        for wish, told in self.wishes:
-            found = by_address.pop(wish.to, [])
+        for user_request, told in self.user_requests:
+            found = by_address.pop(user_request.to, [])
             if len(found) > 1:
-                raise Violation(f"{wish.key} was asked for once, and is {', '.join(one.id for one in found)}")
+                raise Violation(f"{user_request.key} was asked for once, and is {', '.join(one.id for one in found)}")
             if told.startswith("refused"):
                 if found:
-                    raise Violation(f"{wish.key} was {told}, and is {found[0].id}")
+                    raise Violation(f"{user_request.key} was {told}, and is {found[0].id}")
                 continue
             if [one.id for one in found] != [told]:
-                raise Violation(f"{wish.key} is {told}, and the database has {[one.id for one in found]}")
+                raise Violation(f"{user_request.key} is {told}, and the database has {[one.id for one in found]}")
             (one,) = found
             payment = one.body.payment
-            if payment.requester != (wish.requester or str(wish.user)) or one.body.user != wish.user:
-                raise Violation(f"{one.id} is of {one.body.user} by {payment.requester}, not as {wish}")
-            if wish.amount != ALL and int(payment.amount) != _minor(wish.amount):
-                raise Violation(f"{one.id} is of {payment.amount}, not of {wish.amount}")
-            if wish.max_fee and int(payment.fee) > _minor(wish.max_fee):
-                raise Violation(f"W42: {one.id} costs {payment.fee}, above {wish.max_fee}")
-            if wish.cancelled and one.state == COMPLETED and not one.body.adopted:
+            if (
+                payment.requester != (user_request.requester or str(user_request.user))
+                or one.body.user != user_request.user
+            ):
+                raise Violation(f"{one.id} is of {one.body.user} by {payment.requester}, not as {user_request}")
+            if user_request.amount != ALL and int(payment.amount) != _minor(user_request.amount):
+                raise Violation(f"{one.id} is of {payment.amount}, not of {user_request.amount}")
+            if user_request.max_fee and int(payment.fee) > _minor(user_request.max_fee):
+                raise Violation(f"W42: {one.id} costs {payment.fee}, above {user_request.max_fee}")
+            if user_request.cancelled and one.state == COMPLETED and not one.body.adopted:
                 raise Violation(f"{one.id} was called off before it was ordered, and was paid")
         if by_address:
             raise Violation(f"no user has asked for what goes to {', '.join(by_address)}")

@@ -30,7 +30,7 @@ from bursar.sim.payout_chains import CHAIN_NAME
 from bursar.sim.payout_people import Office
 from bursar.sim.payout_town import Town
 from bursar.sim.process import Process
-from bursar.sim.withdrawal_plan import USERS, Plan, Wish, person_of
+from bursar.sim.withdrawal_plan import USERS, Plan, UserRequest, person_of
 from bursar.sim.withdrawal_rules import KEYS, Rules
 
 AGAIN_S: Final = 0.3  # until a user asks again whose request failed for a reason that passes
@@ -52,53 +52,63 @@ class User:
         self.town = town
         self.told = told
 
-    async def ask(self, wish: Wish) -> None:
-        """Ask until there is an answer; then again, if the wish says so, and call it off."""
+    async def ask(self, user_request: UserRequest) -> None:
+        """Ask until there is an answer; then again, if the request says so, and call it off."""
         if not self.town.calm:
-            await self.process.ports.sleep(wish.after_s)
-        wanted = request_of(wish)
-        first = await self._answer(wish, wanted)
-        if wish.key not in self.told:
-            self.told[wish.key] = first
-        elif wish.again and self.told[wish.key].startswith("wd-") and first != self.told[wish.key]:
-            raise Violation(f"{wish.key} was {self.told[wish.key]}, and is {first} when it is asked again")
-        if wish.again and first.startswith("wd-"):
-            await self._ask_otherwise(wish, wanted)
-        if wish.cancel_s is not None and first.startswith("wd-"):
+            await self.process.ports.sleep(user_request.after_s)
+        wanted = request_of(user_request)
+        first = await self._answer(user_request, wanted)
+        if user_request.key not in self.told:
+            self.told[user_request.key] = first
+        elif (
+            user_request.again
+            and self.told[user_request.key].startswith("wd-")
+            and first != self.told[user_request.key]
+        ):
+            raise Violation(
+                f"{user_request.key} was {self.told[user_request.key]}, and is {first} when it is asked again"
+            )
+        if user_request.again and first.startswith("wd-"):
+            await self._ask_otherwise(user_request, wanted)
+        if user_request.cancel_s is not None and first.startswith("wd-"):
             if not self.town.calm:
-                await self.process.ports.sleep(wish.cancel_s)
-            await self._cancel(wish, first)
+                await self.process.ports.sleep(user_request.cancel_s)
+            await self._cancel(user_request, first)
 
-    async def _answer(self, wish: Wish, wanted: WithdrawalRequest) -> str:
+    async def _answer(self, user_request: UserRequest, wanted: WithdrawalRequest) -> str:
         """The withdrawal's id, or why it was refused."""
         while True:
             try:
-                if wish.booked and self.town_has_book:
+                if user_request.booked and self.town_has_book:
                     with contextlib.suppress(AddressRefused):
-                        await self.withdrawals.addresses.add(str(wish.user), CHAIN_NAME, wish.to, "mine")
-                return (await self.withdrawals.request(wanted, key=wish.key, requester=wish.requester)).id
+                        await self.withdrawals.addresses.add(
+                            str(user_request.user), CHAIN_NAME, user_request.to, "mine"
+                        )
+                return (
+                    await self.withdrawals.request(wanted, key=user_request.key, requester=user_request.requester)
+                ).id
             except Refusal as refused:
                 return f"refused {getattr(refused, 'reason', refused.code)}"
             except BursarError:
                 await self.process.ports.sleep(AGAIN_S)
 
-    async def _ask_otherwise(self, wish: Wish, wanted: WithdrawalRequest) -> None:
+    async def _ask_otherwise(self, user_request: UserRequest, wanted: WithdrawalRequest) -> None:
         """The same key for another amount is refused, and is no second withdrawal."""
         other = msgspec.structs.replace(wanted, amount="3.75")
         try:
-            await self.withdrawals.request(other, key=wish.key)
+            await self.withdrawals.request(other, key=user_request.key)
         except IdempotencyKeyReused:
             return
         except BursarError:
             return
-        raise Violation(f"{wish.key} was taken a second time, for another amount")
+        raise Violation(f"{user_request.key} was taken a second time, for another amount")
 
-    async def _cancel(self, wish: Wish, id_: str) -> None:
+    async def _cancel(self, user_request: UserRequest, id_: str) -> None:
         with contextlib.suppress(BursarError):
             before = await self.withdrawals.view(id_)
-            after = await self.withdrawals.cancel(id_, actor=f"user-{wish.user}", user=wish.user)
+            after = await self.withdrawals.cancel(id_, actor=f"user-{user_request.user}", user=user_request.user)
             if before.state in UNDECIDED and after.state in (*UNDECIDED, CANCELLED):
-                wish.cancelled = True
+                user_request.cancelled = True
 
     @property
     def town_has_book(self) -> bool:
@@ -107,10 +117,15 @@ class User:
         return isinstance(plan, Plan) and plan.variant in ("cooling", "listed")
 
 
-def request_of(wish: Wish) -> WithdrawalRequest:
+def request_of(user_request: UserRequest) -> WithdrawalRequest:
     """What the user asks for."""
     return WithdrawalRequest(
-        user=wish.user, asset="USDT", chain=CHAIN_NAME, to=wish.to, amount=wish.amount, max_fee=wish.max_fee
+        user=user_request.user,
+        asset="USDT",
+        chain=CHAIN_NAME,
+        to=user_request.to,
+        amount=user_request.amount,
+        max_fee=user_request.max_fee,
     )
 
 

@@ -30,7 +30,7 @@ RUSHED_EVERY: Final = 7  # a user asks for everything, five times at once
 
 
 @dataclass
-class Wish:
+class UserRequest:
     """A withdrawal that a user wants, and what the user was told. Outlives every process."""
 
     key: str
@@ -123,20 +123,22 @@ class Requests:
     def __post_init__(self) -> None:
         self.dice = random.Random(f"{self.plan.seed} wishes")
 
-    def of(self, user: int, kind: ChainKind) -> list[Wish]:
+    def of(self, user: int, kind: ChainKind) -> list[UserRequest]:
         """What one user wants, one after the other; at once if nothing is `after_s`."""
         if self.plan.small and self.plan.deposits:
             return []
         if self.plan.small:
-            return [Wish(key="w0-0", user=user, to=kind.address(0xA000), amount="20")]
+            return [UserRequest(key="w0-0", user=user, to=kind.address(0xA000), amount="20")]
         if self.plan.rushed and user == 0:
-            return [self._wish(user, n, kind, ALL if n % 2 else str(FUNDS - 1), rushed=True) for n in range(5)]
-        return [self._wish(user, n, kind) for n in range(self.dice.choice((1, 1, 2)))]
+            return [self._user_request(user, n, kind, ALL if n % 2 else str(FUNDS - 1), rushed=True) for n in range(5)]
+        return [self._user_request(user, n, kind) for n in range(self.dice.choice((1, 1, 2)))]
 
-    def _wish(self, user: int, number: int, kind: ChainKind, amount: str = "", *, rushed: bool = False) -> Wish:
+    def _user_request(
+        self, user: int, number: int, kind: ChainKind, amount: str = "", *, rushed: bool = False
+    ) -> UserRequest:
         dice = self.dice
         sizes = (dice.randint(2, 9), dice.randint(2, 9), dice.randint(12, 30), dice.randint(12, 30))
-        wish = Wish(
+        user_request = UserRequest(
             key=f"w{user}-{number}",
             user=user,
             to=kind.address(0xA000 + 0x100 * user + number),
@@ -144,13 +146,13 @@ class Requests:
             after_s=0.0 if rushed else dice.random() * 4,
         )
         if rushed:
-            return wish
-        wish.requester = dice.choice(STAFF) if dice.random() < 0.25 else ""
-        wish.max_fee = dice.choice(("1", "0.99")) if dice.random() < 0.15 else ""
-        wish.cancel_s = dice.random() * 6 if dice.random() < 0.2 else None
-        wish.booked = dice.random() < 0.85
-        wish.again = dice.random() < 0.15
-        return wish
+            return user_request
+        user_request.requester = dice.choice(STAFF) if dice.random() < 0.25 else ""
+        user_request.max_fee = dice.choice(("1", "0.99")) if dice.random() < 0.15 else ""
+        user_request.cancel_s = dice.random() * 6 if dice.random() < 0.2 else None
+        user_request.booked = dice.random() < 0.85
+        user_request.again = dice.random() < 0.15
+        return user_request
 
 
 def person_of(name: str) -> str:
@@ -158,4 +160,4 @@ def person_of(name: str) -> str:
     return "mallory" if name in STAFF[:4] else name
 
 
-__all__ = ["ALL", "FUNDS", "KINDS", "USERS", "Plan", "Requests", "Wish", "person_of"]
+__all__ = ["ALL", "FUNDS", "KINDS", "USERS", "Plan", "Requests", "UserRequest", "person_of"]

@@ -55,7 +55,7 @@ from bursar.sim.withdrawal_deposits import Receiver, Strangers, derive, gifts_of
 from bursar.sim.withdrawal_judge import Decisions, WithdrawalJudge
 from bursar.sim.withdrawal_people import Approvers, Desk, Hook, User
 from bursar.sim.withdrawal_plan import KINDS as CHAIN_KINDS
-from bursar.sim.withdrawal_plan import USERS, Plan, Requests, Wish
+from bursar.sim.withdrawal_plan import USERS, Plan, Requests, UserRequest
 from bursar.sim.withdrawal_rules import Rules, furnish, signer_rules
 from bursar.store import connect
 
@@ -168,7 +168,7 @@ class Scenario(PayoutRun[Outcome]):
     def blacklist(self) -> None:
         """The token refuses the addresses of the first user."""
         (token,) = self.town.world.tokens.values()
-        token.blacklist.update(wish.to for wish in self.clients[0].wants.values())
+        token.blacklist.update(user_request.to for user_request in self.clients[0].wants.values())
 
     def make_oracle(self) -> WithdrawalOracle:
         oracle = WithdrawalOracle(self.host.open(PATH), self.past)
@@ -176,13 +176,15 @@ class Scenario(PayoutRun[Outcome]):
         return oracle
 
     def make_client(self, number: int, how_many: int) -> Client:
-        wishes = self.requests.of(number, CHAIN_KINDS[self.plan.kind])
-        return Client(f"user {number}", {wish.key: wish for wish in wishes})
+        user_requests = self.requests.of(number, CHAIN_KINDS[self.plan.kind])
+        return Client(f"user {number}", {user_request.key: user_request for user_request in user_requests})
 
     @property
-    def wishes(self) -> list[tuple[Wish, str]]:
+    def user_requests(self) -> list[tuple[UserRequest, str]]:
         """All, with what their users were told."""
-        return [(wish, client.told[key]) for client in self.clients for key, wish in client.wants.items()]
+        return [
+            (user_request, client.told[key]) for client in self.clients for key, user_request in client.wants.items()
+        ]
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -203,10 +205,12 @@ class Scenario(PayoutRun[Outcome]):
         self.lost += [payment for to, payment in self.before.items() if to not in there]
         gone = {payment.to for payment in self.lost}
         for client in self.clients:
-            client.wants = {key: wish for key, wish in client.wants.items() if wish.to not in gone}
+            client.wants = {
+                key: user_request for key, user_request in client.wants.items() if user_request.to not in gone
+            }
             client.told.clear()
-            for wish in client.wants.values():
-                wish.cancelled = False
+            for user_request in client.wants.values():
+                user_request.cancelled = False
 
     def payments(self) -> dict[str, Payment]:
         """What is requested, by its address."""
@@ -251,7 +255,7 @@ class Scenario(PayoutRun[Outcome]):
             group.create_task(self.ask(group, client, user), name=client.user)
         office = Office(payouts, self.town, self.rng, self.restart)
         rules = Rules(withdrawals.documents, self.plan.variant, self.rng)
-        addresses = [wish.to for client in self.clients for wish in client.wants.values()]
+        addresses = [user_request.to for client in self.clients for user_request in client.wants.values()]
         desk = Desk(withdrawals, office, rules, addresses)
         group.create_task(self.every(process, DESK_S, desk), name="desk")
 
@@ -264,12 +268,12 @@ class Scenario(PayoutRun[Outcome]):
     async def ask(self, group: asyncio.TaskGroup, client: Client, user: User) -> None:
         """Everything that a user wants; after a crash again, to get the same answer."""
         asked = []
-        for key, wish in client.wants.items():
+        for key, user_request in client.wants.items():
             told = client.told.get(key, "")
-            if told.startswith("refused") or (told and not (wish.again or wish.cancel_s is not None)):
+            if told.startswith("refused") or (told and not (user_request.again or user_request.cancel_s is not None)):
                 continue
-            asked.append(group.create_task(user.ask(wish), name=key))
-            if wish.after_s:
+            asked.append(group.create_task(user.ask(user_request), name=key))
+            if user_request.after_s:
                 await asked[-1]
 
     async def last_look(self) -> None:
@@ -326,7 +330,7 @@ class Scenario(PayoutRun[Outcome]):
         oracle.ended()
         if differing := oracle.unbalanced():
             raise Violation(f"balances are not what the movements add up to: {differing}")
-        judge = WithdrawalJudge(oracle, town, self.wishes, self.decisions, self.lost, self.strangers)
+        judge = WithdrawalJudge(oracle, town, self.user_requests, self.decisions, self.lost, self.strangers)
         judge.everything()
         read = oracle.db.execute
         states = Counter(one.state for one in judge.withdrawals)
@@ -335,7 +339,7 @@ class Scenario(PayoutRun[Outcome]):
         return Outcome(
             commits=commits,
             withdrawals=len(judge.withdrawals),
-            refused=sum(told.startswith("refused") for _, told in self.wishes),
+            refused=sum(told.startswith("refused") for _, told in self.user_requests),
             completed=states["completed"],
             failed=states["failed"],
             rejected=states["rejected"],

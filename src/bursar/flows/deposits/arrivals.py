@@ -84,7 +84,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""  # it waits, or is not the user's
     confirmed_by: tuple[str, ...] = ()
     sweeps: bool = False  # booking it starts a sweep
-    open_sweep: str = ""  # one that is open, and is told of it
+    open_sweep: str = ""  # one that is open, and gets a signal
 
 
 def rail(chain: str) -> str:

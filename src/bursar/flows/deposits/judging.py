@@ -1,4 +1,4 @@
-"""What an arrival is: a deposit that is credited, money that is no user's, a transfer of our own, or doubtful.
+"""What an arrival is: a deposit that is credited, money that is no user's, a transfer of our own, or held.
 
 `judge` decides, pure, from all that is known. `Judging` reads what it decides on, and makes the accounts that the entry
 needs: the wallet's own external account, so that what the ledger says of an address can be compared with the chain

@@ -1,6 +1,6 @@
 """What users are told about an arrival, and about an address. Pure.
 
-An operator's reason, who has confirmed it, and why it is doubtful are not among it.
+An operator's reason, who has confirmed it, and why it is held are not among it.
 """
 
 from __future__ import annotations
